@@ -2,10 +2,13 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: test smoke check format ci
+.PHONY: test test-long smoke check format docs ci
 
 test:
 	$(BIN)/pytest
+
+test-long:
+	$(BIN)/pytest -m 'not slow'
 
 smoke:
 	$(BIN)/pytest -n0 -q tests/test_layering.py tests/unit/test_errors.py tests/unit/test_target.py tests/unit/ir
@@ -18,6 +21,9 @@ check:
 format:
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
+
+docs:
+	$(BIN)/mkdocs build --strict
 
 ci:
 	.ci/run

@@ -1,11 +1,11 @@
-"""In: trials. Out: JSON lines, how fast the best program is that the search finds with one of its parts switched off.
+"""Ablation of the search: speed of the best program found with one part of the search switched off.
 
     python -m benchmarks.ablation [--only REGEX] [--threads N] [--out FILE] [--plot FILE] [--trials N] [--seeds N]
 
-`--only` picks lines by "operator: part". Every operator is tuned with all parts and then without each of them, with the
-same seeds, on the machine itself; a line holds the best speed after 64 trials, or after all, as the median over seeds,
-and `ratio`, that speed as a share of the whole search's. What may be transferred comes from a similar operator that is
-tuned first, 64 trials long. Always: one process times, so variants differ by their programs alone.
+`--only` selects lines by "operator: part". Every operator is tuned with all parts and then without each of them, with
+the same seeds, on this machine. A line holds the best speed after 64 trials, or after all, as the median over seeds,
+and `ratio`, that speed divided by the whole search's. Warm starts come from a similar operator that is tuned first, for
+64 trials. A single process does all timing, so variants differ only in their programs.
 """
 
 import math
@@ -36,7 +36,7 @@ VARIANTS = {
     "without transfer": SearchOptions(transfer_ratio=0.0),
     "without neighbours": SearchOptions(finish_ratio=0.0),
     "without failures": SearchOptions(learn_failures=False),
-    "without first principles": SearchOptions(prior_ratio=0.0, prior_trials=0),
+    "without an analytical model": SearchOptions(prior_ratio=0.0, prior_trials=0),
     "without samples": SearchOptions(sampled_ratio=0.0),
     "without crossover": SearchOptions(crossover_probability=0.0),
     "without evolution": SearchOptions(generations=0),
@@ -50,7 +50,7 @@ EARLY = 64
 
 @dataclass(slots=True)
 class Course:
-    """Best seconds after every trial of one run; infinite before a program was right."""
+    """Best seconds after every trial of one run; infinite before the first correct program."""
 
     best: list[float] = field(default_factory=list)
     failed: int = 0
@@ -125,10 +125,9 @@ def tune(
     """One run of so many trials; its records are added to `kept`."""
     tuning = begin_tuning(operator_network(name, threads), seed, options)
     tuning.replay({}, (), foreign=foreign)
-    budget, course = Budget(trials, None), Course()
-    while not budget.is_spent(tuning.trials, 0.0) and not tuning.tasks[0].state.exhausted:
-        count = min(ROUND, trials - tuning.trials)
-        records, _ = play_round(tuning, 0, count, workers, 0.0, budget)
+    course = Course()
+    for a_round in tuning.rounds_until(Budget(trials, None, rounds_each=0), ROUND):
+        records, _ = play_round(tuning, a_round, workers, 0.0)
         course.add(records)
         if kept is not None:
             kept += records

@@ -1,11 +1,11 @@
-"""In: seconds. Out: JSON lines, what a call of a compiled function from Python costs beyond its work.
+"""Overhead of calling a compiled function from Python.
 
     python -m benchmarks.calls [--only REGEX] [--seconds S] [--out FILE]
 
-The function adds 1 to one number, so a call is hardly more than passing two arrays, checking them in machine code and
-coming back. Lines: for arrays of the FFI, of NumPy and, where it is installed, of PyTorch; for the same kernel called
-as a `KernelFunction` and bound; for a Python function called through the FFI.
-Always: the time of an empty Python call is taken off; on one thread.
+The function adds 1 to one number, so a call consists of little more than passing two arrays, checking them in machine
+code and returning. Lines: for arrays of the FFI, of NumPy and, where it is installed, of PyTorch; for the same kernel
+called as a `KernelFunction` and bound; for a Python function called through the FFI. The time of an empty Python call
+is subtracted. One thread.
 """
 
 import importlib
@@ -58,7 +58,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         first, second = torch.zeros(1), torch.zeros(1)
         yield "function, tensors of PyTorch", lambda: function(first, second)
     plain = build(tensors)
-    assert isinstance(plain, KernelFunction), "it is built for this machine's processor"
+    assert isinstance(plain, KernelFunction), "it is built for this machine's CPU"
     (out,) = plain.outputs()
     (given,) = plain.prepared(np.zeros(1, np.float32))
     yield "KernelFunction", lambda: plain(given, out)

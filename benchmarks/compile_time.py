@@ -1,10 +1,10 @@
-"""In: seconds for each case. Out: JSON lines, what a program costs from state to object code, phase by phase.
+"""Compile time of a program from state to object code, phase by phase.
 
     python -m benchmarks.compile_time [--only REGEX] [--seconds S] [--out FILE] [--plot FILE] [--programs N]
 
-Two kinds of cases: the hand-written schedules of `benchmarks.kernels`, compiled again and again, and for every
-convolution of a ResNet-18 programs that an untrained search asks for. Everything runs in this process on one core;
-times are CPU milliseconds. The bar is 60 ms for a convolution.
+Two kinds of cases: the hand-written schedules of `benchmarks.kernels`, compiled repeatedly, and for every convolution
+of a ResNet-18 the programs that an untrained search proposes. Everything runs in this process on one core; times are
+CPU milliseconds. The target is 60 ms for a convolution.
 """
 
 import statistics

@@ -1,8 +1,7 @@
-"""In: figures, some with a curve of how a search went. Out: one chart as SVG text. Always: two panels a case, the best
-speed against trials on the left and against seconds on the right.
+"""SVG chart of tuning curves: for each case the best speed against trials (left) and against seconds (right).
 
-A curve is the field `curve` of a figure's details: [trials, seconds, speed] of every point. Figures without one, other
-libraries, are level lines across both panels; dots are the values of the figures themselves.
+A curve is the field `curve` of a figure's details: [trials, seconds, speed] of every point. Figures without one, such
+as other libraries, are horizontal lines across both panels; dots are the values of the figures themselves.
 """
 
 import math
@@ -19,7 +18,7 @@ Curve = Sequence[tuple[float, float, float]]
 
 
 class Searched(Shown, Protocol):
-    """What this chart needs of a figure besides."""
+    """The fields of a figure that this chart needs in addition."""
 
     @property
     def details(self) -> Mapping[str, object]: ...

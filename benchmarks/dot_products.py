@@ -1,10 +1,10 @@
-"""In: seconds for each case. Out: JSON lines, operations a second of products of narrow numbers. Always: one thread.
+"""Throughput of products of narrow types: int8 and bfloat16 against float32, on one thread.
 
     python -m benchmarks.dot_products [--only REGEX] [--seconds S] [--out FILE]
 
-Square matrix products and a 3 by 3 convolution (56 x 56, 64 to 64 channels, last) of float32, of bytes (`u8s8`: the
-first factor unsigned; `s8s8`: neither) and of bfloat16, with one schedule written by hand for all types. Bytes are
-summed in int32, the others in float32. `ratio` is the speed divided by that of float32 in the same turns. `numpy`
+Square matrix products and a 3x3 convolution (56 x 56, 64 to 64 channels, channels-last) of float32, of bytes (`u8s8`:
+the first factor unsigned; `s8s8`: neither) and of bfloat16, with one hand-written schedule for all types. Bytes are
+accumulated in int32, the others in float32. `ratio` is the speed divided by that of float32 in the same passes. `numpy`
 multiplies float32, `onnxruntime` runs MatMulInteger.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.harness import Figure, in_turn, parse
+from benchmarks.harness import Figure, interleaved, parse
 from retune.compiler import te
 from retune.compiler.codegen.dot_instructions import dot_instructions
 from retune.compiler.driver.build import build_kernel
@@ -44,7 +44,7 @@ TYPES: Mapping[str, tuple[str, str, str]] = {
 ROWS, COLUMNS = 8, 32
 """The register tile."""
 SIZE, CHANNELS, KERNEL = 56, 64, 3
-TURN_SECONDS = 0.03
+PASS_SECONDS = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def figures(name: str, case: Case, seconds: float) -> Iterator[Figure]:
-    """One case in all types, which take turns."""
+    """One case in all types, which are interleaved."""
     runs: dict[str, Run] = {}
     for kind, types in TYPES.items():
         if kind != "bf16" or ("bfloat16", "bfloat16") in dot_instructions(Target.host()):
@@ -127,7 +127,7 @@ def figures(name: str, case: Case, seconds: float) -> Iterator[Figure]:
         if is_installed():
             for kind in ("u8s8", "s8s8"):
                 runs[f"{kind} onnxruntime"] = _session(case.matrix, TYPES[kind])
-    times = in_turn(runs, turns=max(3, round(seconds / TURN_SECONDS)), turn_seconds=TURN_SECONDS)
+    times = interleaved(runs, passes=max(3, round(seconds / PASS_SECONDS)), pass_seconds=PASS_SECONDS)
     for contender, taken in times.items():
         kind, backend = contender.split()
         ratio = times["float32 retune"] / taken

@@ -1,10 +1,10 @@
-"""In: seconds. Out: JSON lines, what the graph executor adds to the kernels of a network.
+"""Overhead of the graph executor per kernel of a network.
 
     python -m benchmarks.executor [--only REGEX] [--seconds S] [--out FILE] [--nodes N]
 
-The graph is a chain of `--nodes` calls of a kernel that adds 1 to one number, so a run is hardly more than what the
-executor does between kernels. Lines: time of a run divided by its nodes; of setting the input; of fetching the output.
-Always: on one thread, the calls are those that every network makes.
+The graph is a chain of `--nodes` calls of a kernel that adds 1 to one number, so a run consists of little more than
+what the executor does between kernels. Lines: time of a run divided by its nodes; of setting the input; of fetching the
+output. One thread; the calls are those that every network makes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -39,7 +39,7 @@ _REQUEST = re.compile(r"^request: (build|time)$", re.MULTILINE)
 
 @contextmanager
 def scheduling(folder: Path, port: int = 0, settings: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A scheduler of Dask in a process of its own; the name of the fleet. Raises: MeasureError."""
+    """A scheduler of Dask in its own process; the name of the fleet. Raises: MeasureError."""
     file = folder / f"{new_id()}.json"
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
     environment = config.child_environment(dict(settings or {}))
@@ -61,7 +61,7 @@ def scheduling(folder: Path, port: int = 0, settings: Mapping[str, str] | None =
 
 @contextmanager
 def serving(worker: SimulatedWorker, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A worker in a process of its own, from the moment on at which it serves.
+    """A worker in its own process, from the moment on at which it serves.
 
     Raises: MeasureError when it does not start.
     """
@@ -96,9 +96,7 @@ def measure(count: int, run: Run, folder: Path) -> Figure:
     logs = [folder / f"{kind}{number}.txt" for kind in ("build", "time") for number in range(count)]
     with ExitStack() as workers:
         fleet, trials = workers.enter_context(scheduling(folder)), run.options["rounds"] * batch
-        job = TuneJob.of(
-            "mlp", trials=trials, threads=1, batch=batch, home=str(home), fleet=fleet, on_device=DEVICE
-        )
+        job = TuneJob.of("mlp", trials=trials, threads=1, batch=batch, home=str(home), fleet=fleet, on_device=DEVICE)
         builder = SimulatedWorker(fleet, (BUILD,), build_seconds=run.options["build"] / 1e3)
         timer = SimulatedWorker(fleet, (device_queue(DEVICE),), time_seconds=run.options["time"] / 1e3)
         for place, log in enumerate(logs):

@@ -1,7 +1,7 @@
-"""In: arguments of `tune-network` as JSON, a file name. Out: the file, with the seconds of the flow, its rounds and
-their stages.
+"""Runs `tune-network` and writes the seconds of the flow, its rounds and their stages to a file.
 
-Always: a process of its own, in an environment made for Prefect, started by `benchmarks.orchestration`.
+Its arguments are those of the flow, as JSON, and the file name. `benchmarks.orchestration` starts it as a separate
+process, in an environment prepared for Prefect.
 """
 
 import json
@@ -30,8 +30,8 @@ PARTS = ("extract_tasks", "allocate_trials", "compile_best", "publish")
 
 
 class Stopwatch:
-    """Seconds by name, of functions that were wrapped; stages count only inside a round. `first` is when the first part
-    of the flow began.
+    """Seconds by name of wrapped functions; stages count only inside a round. `first` is when the first part of
+    the flow began.
     """
 
     def __init__(self) -> None:

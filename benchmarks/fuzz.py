@@ -1,12 +1,12 @@
-"""In: the name of a loader, a number of inputs, a seed. Out: JSON lines, how many of them it loaded and refused.
+"""Fuzzes the loaders of files: how many mutated inputs each loads, rejects or fails on.
 
     python -m benchmarks.fuzz [--loader NAME] [--inputs N] [--seed S] [--limit SECONDS] [--keep FOLDER] [--out FILE]
 
-Inputs are valid files that were changed: bits turned, cut, spliced, pieces repeated, lengths without end; for JSON,
-zip, tar, Parquet and protocol messages also what they say, under the right checksums. An input is loaded, or refused
-with the loader's class of error; anything else is a failure: another error, a process that dies, or one that does not
-come back within the limit. Failures stay in the folder, named by their numbers; the same seed makes them again.
-Always: every input is loaded in a process of its own kind, in bounded memory, and a failure does not stop the others.
+Inputs are mutated valid files: flipped bits, truncation, splices, repeated pieces, endless lengths; for JSON, zip, tar,
+Parquet and protocol messages also mutated contents under correct checksums. An input is loaded, or rejected with the
+loader's class of error. Anything else is a failure: another error, a process that dies, or one that does not return
+within the limit. Failures are kept in the folder under their numbers; the same seed reproduces them. Inputs are loaded
+in worker processes with bounded memory, and a failure does not stop the others.
 """
 
 import argparse
@@ -34,8 +34,11 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of the inputs of one loader. `other` are errors of another class, `dead` processes that ended, `hung`
-    inputs that took longer than the limit. `slowest_ms` is of one input, `grown_mb` of the process's memory.
+    """The outcomes of the inputs of one loader.
+
+    `other` counts errors of another class, `dead` processes that ended, and `hung` inputs that took longer than the
+    limit. `slowest_ms` is the slowest input in milliseconds, `grown_mb` the growth of the process's memory in
+    megabytes.
     """
 
     loader: str

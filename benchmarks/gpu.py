@@ -1,16 +1,18 @@
-"""In: trials for each operator. Out: JSON lines, how fast tuned GPU programs are. Always: beside PyTorch, in one run.
+"""Speed of tuned GPU programs, next to PyTorch in the same run.
 
     python -m benchmarks.gpu [--only REGEX] [--seconds S] [--trials N] [--budget S] [--device N] [--out FILE]
                              [--plot FILE]
 
-Matrix products, batched ones, the convolutions of ResNet-50, softmax and layer normalisation, each in fp32 (strict),
+Matrix products, batched ones, the convolutions of ResNet-50, softmax and layer normalization, each in fp32 (strict),
 tf32 and f16 where that makes a difference, and ResNet-50 and BERT end to end in fp32. Ours is tuned first, for
-`--trials` programs or three fifths of `--seconds` (a network's are shared by its kernels); PyTorch eager and PyTorch
-compiled have a fifth each to get ready; then all take turns on the GPU's own clock. With `--budget` the whole run is to
-take no longer than so many seconds, which what is measured shares. `peak_ratio` is the share of the float32 peak of a
-kernel of ours that stays in registers (fp32), of PyTorch's product of 8192 (tf32, f16), or, for what memory bounds, of
-the bandwidth of a copy, all measured in the same run. Who fails has a line that says why (`failure`), and the others go
-on. Without a GPU it says what is missing and ends.
+`--trials` programs or three fifths of `--seconds` (the kernels of a network share its budget). PyTorch eager and
+PyTorch compiled have a fifth each to warm up; then all are interleaved and timed by the GPU's clock. `--budget` limits
+the whole run to so many seconds, shared by what is measured.
+
+`peak_ratio` is the fraction of a peak measured in the same run: for fp32 the float32 rate of one of our kernels that
+stays in registers, for tf32 and f16 that of PyTorch's product of 8192, for memory-bound operators the bandwidth of a
+copy. A contender that fails gets a line with the reason (`failure`), and the others continue. Without a GPU the
+benchmark says what is missing and ends.
 """
 
 import sys
@@ -23,11 +25,7 @@ from math import inf, nan
 from typing import Any
 
 from benchmarks.gpu_cases import CASES, NETWORKS, Array, GpuCase
-from benchmarks.gpu_networks import OurNetwork, torch_networks
-from benchmarks.gpu_peak import measured_bandwidth, measured_flops
-from benchmarks.gpu_torch import EAGER, TorchPeers
-from benchmarks.gpu_tuning import Tuned, tune
-from benchmarks.gpu_turns import (
+from benchmarks.gpu_interleaved import (
     Contender,
     Failed,
     Makers,
@@ -37,12 +35,15 @@ from benchmarks.gpu_turns import (
     failure_line,
     ready,
     relative_error,
-    taken_in_turn,
+    timed_interleaved,
 )
+from benchmarks.gpu_networks import OurNetwork, torch_networks
+from benchmarks.gpu_peak import measured_bandwidth, measured_flops
+from benchmarks.gpu_torch import EAGER, TorchPeers
+from benchmarks.gpu_tuning import Tuned, tune
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.driver.compile_network import KnownProgram
 from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.errors import DeviceError
@@ -62,7 +63,7 @@ from retune.compiler.target import Target
 OURS = "retune"
 
 _UNCHECKED_FLOPS = 5e10
-"""From here on a processor would take too long for the right answers, so results are compared with PyTorch's alone."""
+"""From here on a CPU would take too long for the right answers, so results are compared with PyTorch's alone."""
 
 _TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "f16": 5e-2}
 """By how much of the largest result ours may differ from PyTorch's."""
@@ -81,7 +82,7 @@ _PEAK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """An open GPU with what it can do at most: operations a second by mode, and bytes a second (nan: not known)."""
+    """An open GPU and its measured peaks: operations per second by mode, and bytes per second (NaN if unknown)."""
 
     driver: Driver
     stream: Any
@@ -101,7 +102,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one operator may take: programs, and wall seconds for everything."""
+    """The budget of one operator: programs, and wall seconds for everything."""
 
     trials: int
     seconds: float
@@ -113,12 +114,12 @@ class Limits:
 
     @property
     def peer(self) -> float:
-        """Seconds for a contender to get ready, or for all turns."""
+        """Seconds for a contender to get ready, or for all passes."""
         return max(self.seconds * _PEER, 1.0)
 
 
 class Measurers:
-    """What times programs on GPU number `gpu`, with or without comparing all results with those of a processor."""
+    """Times programs on GPU number `gpu`, with or without comparing all results with those of a CPU."""
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
@@ -140,7 +141,7 @@ class Measurers:
 
 
 class Shares:
-    """What each of the parts of a run may take of the seconds that are left of `budget` (0: as much as it likes)."""
+    """How many of the remaining seconds of `budget` each part of a run may take (0: no limit)."""
 
     def __init__(self, budget: float, each: float, parts: int) -> None:
         self._end = time.monotonic() + budget if budget else None
@@ -243,7 +244,7 @@ def figures(
         contenders[OURS] = ours
     for failed in failures:
         yield failure_line(label, failed, {**common, **(spent if failed.backend == OURS else {})})
-    for timed in taken_in_turn(contenders, EAGER, limits.peer):
+    for timed in timed_interleaved(contenders, EAGER, limits.peer):
         details = {**common, **(spent if timed.backend == OURS else {})}
         if isinstance(timed, Failed):
             yield failure_line(label, timed, details)
@@ -276,7 +277,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
         zip(network.tasks, network.weights, strict=True), key=lambda pair: pair[0].flop_count * pair[1], reverse=True
     )
     work = sum(task.flop_count * weight for task, weight in pairs)
-    best: dict[str, KnownProgram] = {}
+    best: dict[str, BestProgram] = {}
     trials = failed = 0
     began = time.monotonic()
     for task, weight in pairs:
@@ -294,7 +295,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
         OURS: lambda: OurNetwork(gpu.driver, gpu.device.number, network, best, inputs),
     }
     contenders, failures = ready(makers, max(limits.peer, min(limits.seconds, _NETWORK_READY)))
-    for found in (*failures, *taken_in_turn(contenders, EAGER, limits.peer)):
+    for found in (*failures, *timed_interleaved(contenders, EAGER, limits.peer)):
         details = {**common, **(spent if found.backend == OURS else {})}
         if isinstance(found, Failed):
             yield failure_line(name, found, details)
@@ -329,7 +330,7 @@ class Ours:
         self._arrays = (*made, workspace)
         self._call = DeviceProgram(cuda, gpu.stream, artifact).bind(made, workspace.address)
         self._watch = Stopwatch(cuda, gpu.stream)
-        self._roughly = self._watch.look(self._call)
+        self._roughly = self._watch.probe(self._call)
 
     def seconds(self) -> float:
         """How long a call takes, measured now."""

@@ -1,8 +1,7 @@
-"""In: the machine code of a kernel for GPUs. Out: what its loops are made of, and a bound of the share of the peak that
-they can reach.
+"""Upper bounds on the speed of GPU kernels, from the instruction mix of their machine code.
 
-Always: a bound from the code and from what a multiprocessor does in a cycle; nothing is measured, nobody waits for
-memory, and threads never meet in a bank of shared memory.
+A bound follows from the code and from what a multiprocessor issues per cycle. Nothing is measured; memory latency and
+bank conflicts of shared memory are ignored.
 """
 
 from collections import Counter
@@ -27,7 +26,7 @@ _CACHE_RATIO = 2.5
 """How much more a cycle the shared cache gives than memory."""
 
 _SPECIAL, _INTEGER = 4, 16
-"""Lanes of each part that do functions such as powers, and whole numbers."""
+"""Lanes of each part that do functions such as powers, and integers."""
 
 _MULTIPLY_ADDS = {"1684": 512, "1688": 1024, "16816": 2048}
 """Multiply-adds of an HMMA by its shape: rows, columns, depth."""
@@ -46,7 +45,7 @@ _INDICES = (
 
 def kind_of(one: Instruction) -> str:
     """What an instruction is counted as: its name in small letters, of what moves memory with its bits; "index" for
-    whole numbers and moves, "float" for what the float32 pipe does but ffma.
+    integers and moves, "float" for what the float32 pipe does but ffma.
     """
     if one.base in _WIDE:
         return f"{_WIDE[one.base]}{one.bits}"
@@ -70,9 +69,10 @@ def mix(instructions: Iterable[Instruction]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Cycles:
-    """Cycles that a multiprocessor takes at least for one warp in each of its parts: to start the instructions
-    (`issue`), for the arithmetic of the kernel (`math`, ffma or on tensor cores), for all that the float32 pipe does,
-    for functions, for shared memory, and for what comes from the cache of the GPU.
+    """Minimum cycles that a multiprocessor needs for one warp in each of its partitions.
+
+    `issue` is for starting the instructions, `math` for the kernel's arithmetic (FFMA or tensor cores); the others are
+    for the float32 pipe, special functions, shared memory and the cache.
     """
 
     issue: float
@@ -142,12 +142,12 @@ def _shared_cycles(one: Instruction) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CodeBound:
-    """What the machine code of a kernel says: the hottest loop's `mix` and cycles a turn, and the cycles of a whole
-    thread (`whole`), where it is known how often its loops turn.
+    """Bounds derived from a kernel's machine code: the hottest loop's `mix` and cycles per iteration, and the
+    cycles of a whole thread (`whole`), where the trip counts are known.
     """
 
     mix: dict[str, int]
-    turn: Cycles
+    iteration: Cycles
     whole: Cycles | None
     around: dict[str, int]
 
@@ -161,12 +161,12 @@ def bound_of(code: KernelCode, kernel: Kernel, facts: GpuFacts) -> CodeBound:
     inner = tuple(code.instructions[loop.first : loop.last + 1])
     outer = code.around(loop)
     around = mix(code.own(outer[-1])) if outer else {}
-    turns = _turns(code, kernel, loop)
+    iterations = _iterations(code, kernel, loop)
     whole = None
-    if turns is not None:
+    if iterations is not None:
         counted: dict[Instruction, float] = {}
         for number, one in enumerate(code.instructions):
-            times = prod(times for each, times in turns.items() if number in each)
+            times = prod(times for each, times in iterations.items() if number in each)
             counted[one] = counted.get(one, 0.0) + times
         whole = cycles_of(counted, facts)
     return CodeBound(mix(inner), cycles_of(Counter(inner), facts), whole, around)
@@ -182,9 +182,10 @@ def hottest(code: KernelCode) -> CodeLoop | None:
     return max(code.innermost(), key=work, default=None)
 
 
-def _turns(code: KernelCode, kernel: Kernel, loop: CodeLoop) -> dict[CodeLoop, float] | None:
-    """How often the loop and those around it turn, each for one turn of the one around it; None where that cannot be
-    told. The outer ones turn as often as those of the kernel, the loop itself as often as it takes for its arithmetic.
+def _iterations(code: KernelCode, kernel: Kernel, loop: CodeLoop) -> dict[CodeLoop, float] | None:
+    """How often the loop and those around it iterate, each for one iteration of the one around it; None where that
+    cannot be told. The outer ones iterate as often as those of the kernel, the loop itself as often as it takes for its
+    arithmetic.
     """
     runs, chain = max(_sums(kernel.body.body, 1, ()), default=(0, ()))
     outer = code.around(loop)
@@ -192,9 +193,9 @@ def _turns(code: KernelCode, kernel: Kernel, loop: CodeLoop) -> dict[CodeLoop, f
     done = sum(one.base in ("FFMA", "HMMA") for one in inside)
     if not runs or not done or len(outer) > len(chain):
         return None
-    turns = dict(zip(outer, map(float, chain), strict=False))
-    turns[loop] = runs / done / prod(turns.values())
-    return turns
+    iterations = dict(zip(outer, map(float, chain), strict=False))
+    iterations[loop] = runs / done / prod(iterations.values())
+    return iterations
 
 
 def _sums(stmt: Stmt, times: int, chain: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:

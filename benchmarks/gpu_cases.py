@@ -1,7 +1,7 @@
-"""In: an operator, its sizes and how exact it is to be. Out: its tensor expressions, seeded numbers, PyTorch's call.
+"""Operators of the GPU benchmarks: tensor expressions, seeded inputs and the equivalent PyTorch call.
 
-Always: "fp32" multiplies float32 as they are, "tf32" may round factors to 10 bits, "f16" has float16 factors; all add
-up in float32. Activations are channels last. The work is counted alike for all contenders.
+Modes: "fp32" multiplies exact float32, "tf32" may round factors to 10 bits, "f16" has float16 factors; all accumulate
+in float32. Activations are channels-last. Operations are counted alike for all contenders.
 """
 
 from collections.abc import Callable, Mapping
@@ -69,9 +69,7 @@ class GpuCase:
             case "batched", (count, n, m, k):
                 a, b = te.placeholder((count, n, k), dtype, "a"), te.placeholder((count, k, m), dtype, "b")
                 r = te.reduce_axis(k, "k")
-                c = te.compute(
-                    (count, n, m), lambda h, i, j: te.sum(factor(a[h, i, r]) * factor(b[h, r, j]), r), "c"
-                )
+                c = te.compute((count, n, m), lambda h, i, j: te.sum(factor(a[h, i, r]) * factor(b[h, r, j]), r), "c")
                 return ComputeDAG([a, b, *self._narrowed(c, dtype)])
             case "conv", (size, taken, made, window, stride):
                 x = te.placeholder((1, size * stride, size * stride, taken), dtype, "x")

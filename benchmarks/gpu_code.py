@@ -1,14 +1,14 @@
-"""In: operators. Out: JSON lines, what the machine code of GPU programs allows at most. Always: nothing is measured.
+"""Upper bounds on the speed of the first GPU programs of a search, from their machine code; nothing is measured.
 
     python -m benchmarks.gpu_code [--only REGEX] [--archs sm_90,sm_80] [--modes fp32] [--programs N] [--out FILE]
 
-Takes the programs that the search would measure first (those of first principles, the seed is fixed), has `ptxas` make
-machine code of them and `nvdisasm` tell what it is. `value` is the share of the peak of arithmetic that the hottest
-loop can reach at most: the longest of the cycles to start its instructions, of the float32 pipe or the tensor cores, of
-shared memory, and of the GPU's cache, for nobody waits here. `whole` is the same with all that stands around that loop.
-`limits` says what each of these alone would leave. `guess` is the share that first principles expect, waiting included,
-and `bank_words` the most words that one load wants of a bank of shared memory, by the same count. Without `ptxas` or
-`nvdisasm` it says so and ends.
+Takes the programs that the search would measure first (ranked by the analytical cost model, with a fixed seed),
+assembles them with `ptxas` and disassembles them with `nvdisasm`. `value` is the largest fraction of peak arithmetic
+that the hottest loop can reach. It follows from the longest of the cycles to issue its instructions, of the float32
+pipe or the tensor cores, of shared memory and of the L2 cache; latency is ignored. `whole` includes the code around
+that loop. `limits` gives the bound of each resource alone. `guess` is the fraction that the analytical cost model
+predicts, latency included, and `bank_words` the most words that one load takes from a bank of shared memory, by the
+same model. Without `ptxas` or `nvdisasm` the benchmark says so and ends.
 """
 
 import sys
@@ -95,7 +95,9 @@ def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> It
         details["guess"] = round(guess * _float32_in(facts_of(arch), mode) if multiplies else guess, 4)
         for kernel, resources, bound in found:
             lines = {**details, **_details(kernel, resources, bound, arch)}
-            yield Figure(f"{name}_{mode}", "retune", 1, "bound", bound.turn.share, "share of the peak", details=lines)
+            yield Figure(
+                f"{name}_{mode}", "retune", 1, "bound", bound.iteration.share, "share of the peak", details=lines
+            )
 
 
 def _float32_in(facts: GpuFacts, mode: str) -> float:
@@ -104,7 +106,7 @@ def _float32_in(facts: GpuFacts, mode: str) -> float:
 
 
 def guessed(task: SearchTask, steps: Sequence[Step]) -> tuple[float, float]:
-    """What first principles say of a program: a share of the peak of float32, and words of a bank for one load of a
+    """What an analytical model say of a program: a share of the peak of float32, and words of a bank for one load of a
     sum.
     """
     features = features_of_steps(task, steps)
@@ -141,7 +143,7 @@ def _details(kernel: Kernel, resources: KernelResources, bound: CodeBound, arch:
         "shared": shared,
         "resident": int(facts_of(arch).resident(kernel.threads, resources.registers, shared)),
         "whole": round(bound.whole.share, 4) if bound.whole else None,
-        "limits": bound.turn.limits(),
+        "limits": bound.iteration.limits(),
         "loop": bound.mix,
         "around": bound.around,
     }

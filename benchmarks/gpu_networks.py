@@ -1,6 +1,6 @@
-"""In: a network, an open GPU and programs for its kernels. Out: how long it takes there, and what it computes.
+"""Compiled networks on an open GPU: time and outputs, ours and PyTorch's.
 
-Always: only the work of the GPU is timed: inputs are there before, and outputs stay there.
+Only the GPU's work is timed: inputs are on the device before, and outputs stay there.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from benchmarks.gpu_interleaved import Makers
 from benchmarks.gpu_torch import network_makers
-from benchmarks.gpu_turns import Makers
 from benchmarks.network_peers import seeded_inputs
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.placement import FIRST_GPU
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.cuda_driver import Driver
 from retune.compiler.runtime.cuda_program import Stopwatch
 
@@ -30,7 +31,7 @@ class OurNetwork:
         driver: Driver,
         number: int,
         network: ExtractedNetwork,
-        best: Mapping[str, KnownProgram],
+        best: Mapping[str, BestProgram],
         inputs: Mapping[str, NDArray[Any]],
     ) -> None:
         store = CudaMemory(driver, number)
@@ -46,7 +47,7 @@ class OurNetwork:
 
         self._run = run
         self._watch = Stopwatch(driver, store.stream)
-        self._roughly = self._watch.look(run)
+        self._roughly = self._watch.probe(run)
 
     def seconds(self) -> float:
         """How long a run takes, measured now."""

@@ -1,6 +1,6 @@
-"""In: an open GPU. Out: how many multiply-adds of float32 it does in a second, and how many bytes it moves.
+"""Measured peaks of a GPU: float32 multiply-adds and bytes moved per second.
 
-Always: measured by kernels of our own code generator: sums that stay in registers, and a copy of more than the cache.
+The kernels come from our code generator: sums that stay in registers, and a copy larger than the cache.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ def _fastest(driver: Driver, stream: Any, device: GpuDevice, artifact: KernelArt
         arrays[0].write(np.full(arrays[0].shape, 0.5, "float32"))
         call = DeviceProgram(driver, stream, artifact).bind(arrays)
         watch = Stopwatch(driver, stream)
-        return min(watch.passes(call, _PASSES, watch.look(call)))
+        return min(watch.passes(call, _PASSES, watch.probe(call)))
     finally:
         for array in arrays:
             array.free()

@@ -1,7 +1,7 @@
-"""In: an operator or a network on a GPU. Out: PyTorch's times for it, eager and compiled.
+"""PyTorch's times for an operator or a network on a GPU, eager and compiled.
 
-Always: float32 products are strict unless tf32 is asked for; short calls run from a captured graph, as ours do, so that
-what is timed is the GPU.
+Float32 products are strict unless tf32 is requested. Short calls run from a captured CUDA graph, as ours do, so the
+time is the GPU's.
 """
 
 import math
@@ -21,7 +21,7 @@ except ImportError:  # a large package that nothing else here needs
     torch = None
 
 EAGER, COMPILED = "torch", "torch-compiled"
-_IN_GRAPH, _LEAST_SECONDS, _MOST_TURNS = 20, 3e-3, 1000
+_IN_GRAPH, _LEAST_SECONDS, _MOST_ITERATIONS = 20, 3e-3, 1000
 _PEAK_SIZE = 8192
 _WARM_UP = 3
 
@@ -110,12 +110,14 @@ class TorchCall:
     def seconds(self) -> float:
         """How long a call takes, measured now."""
         with torch.cuda.device(self._device):
-            turns = 1
+            iterations = 1
             while True:
-                taken = self._between(self._graph.replay, turns)
-                if taken >= _LEAST_SECONDS or turns >= _MOST_TURNS:
-                    return taken / (turns * self._together)
-                turns = min(_MOST_TURNS, max(turns + 1, int(turns * _LEAST_SECONDS / max(taken, 1e-6)) + 1))
+                taken = self._between(self._graph.replay, iterations)
+                if taken >= _LEAST_SECONDS or iterations >= _MOST_ITERATIONS:
+                    return taken / (iterations * self._together)
+                iterations = min(
+                    _MOST_ITERATIONS, max(iterations + 1, int(iterations * _LEAST_SECONDS / max(taken, 1e-6)) + 1)
+                )
 
     def result(self) -> Array:
         """What it computes."""
@@ -126,10 +128,10 @@ class TorchCall:
         return found
 
     @staticmethod
-    def _between(work: Callable[[], object], turns: int) -> float:
+    def _between(work: Callable[[], object], iterations: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(turns):
+        for _ in range(iterations):
             work()
         end.record()
         end.synchronize()

@@ -1,7 +1,7 @@
-"""In: a task, a budget of programs and of seconds. Out: the fastest programs that were right.
+"""Tunes a task on a GPU within a budget of programs and seconds, and returns the fastest correct programs.
 
-Always: a round is only as long as the time left is likely to allow; one that takes far longer is broken off, and what
-was found before counts.
+A round is only as long as the remaining time is likely to permit. One that takes far longer is interrupted, and earlier
+results count.
 """
 
 import time
@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
-from benchmarks.gpu_turns import OvertimeError, time_limit
+from benchmarks.gpu_interleaved import OvertimeError, time_limit
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.errors import DeviceError, MeasureError
 from retune.compiler.measure.measurer import Measurer
@@ -35,8 +35,10 @@ _KEPT = 4
 
 @dataclass(slots=True)
 class Tuned:
-    """The fastest programs of a task that were right, with their seconds, the best first; programs measured, and
-    failed, and how often for what reason, wall seconds, and why it was broken off if it was.
+    """The result of tuning a task.
+
+    It holds the fastest correct programs with their seconds, best first; the number of programs measured, and failed,
+    by reason; wall seconds; and why tuning was interrupted, if it was.
     """
 
     best: list[tuple[float, tuple[Step, ...]]] = field(default_factory=list)

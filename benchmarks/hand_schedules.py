@@ -1,9 +1,8 @@
-"""In: the naive program of an operator and tile sizes. Out: the program of a schedule that a person chose.
+"""Hand-written schedules for families of operators, parameterized by tile sizes and valid for all shapes.
 
-Always: written with the schedule functions alone, whole in the shapes: a function a family of operators.
-
-A tiled reduction keeps its results in registers: the innermost loops of the output are a tile of at most 28 vectors,
-and the reduction of that tile is computed inside them, in a local buffer that the code generator holds in registers.
+They use the schedule functions only. A tiled reduction keeps its results in registers: the innermost loops of the
+output are a tile of at most 28 vectors, and the reduction of that tile is computed inside them, in a local buffer that
+the code generator keeps in registers.
 """
 
 from collections.abc import Callable, Mapping
@@ -118,7 +117,7 @@ def product(rows: int, columns: int, *, batched: bool = False) -> Schedule:
 
 
 def padded_first(state: State, threads_over: int = 2) -> State:
-    """The padding of a convolution as a copy of its own, on all threads; nothing where there is none."""
+    """The padding of a convolution as its own copy, on all threads; nothing where there is none."""
     pads = [number for number, stage in enumerate(state.stages) if stage.op.name == "conv_pad"]
     for number in pads:
         state, _ = vectorize(state, number, len(state.stages[number].iters) - 1)

@@ -1,6 +1,7 @@
-"""In: a command line and figures. Out: one JSON object a line, on stdout and in `--out`, and a chart in `--plot`.
+"""Common command line and output of benchmarks: one JSON object per line, and a chart with `--plot`.
 
-Always: every line names the machine it was measured on, with the FMA peak measured in the same run.
+Lines go to stdout and to `--out`. Every line names the machine it was measured on, with the FMA peak measured in the
+same run.
 """
 
 import argparse
@@ -27,7 +28,7 @@ PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
 """Whose versions a line names, where they are installed."""
 
 PAUSE_SECONDS = 0.02
-"""Between turns: long enough for the idle threads of the contender before to stop spinning."""
+"""Between passes: long enough for the idle threads of the contender before to stop spinning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def parse(
     """Read the options that every program has, and its own.
 
     `seconds` is the default of `--seconds`. `threads` are the thread counts that the program measures, cut down to what
-    the machine has. `options` are further whole numbers by name: default and help; `texts` are further texts, empty by
+    the machine has. `options` are further integers by name: default and help; `texts` are further strings, empty by
     default: metavar and help. `draw` makes the chart of `--plot`.
     """
     counts = tuple(count for count in threads if count <= config.usable_cores()) or (1,)
@@ -137,7 +138,7 @@ def parse(
     chosen = (given.threads,) if given.threads else counts
     values = {name: getattr(given, name.replace("-", "_")) for name in own}
     words = {name: getattr(given, name) for name in texts or {}}
-    title = parser.prog if description is None else description.splitlines()[0].partition("Out: ")[2]
+    title = parser.prog if description is None else description.splitlines()[0].removesuffix(".")
     return Run(given.only, chosen, given.seconds, given.out, values, given.plot, title, words, draw)
 
 
@@ -167,25 +168,25 @@ def seconds_of(work: Callable[[], object], *, seconds: float, least: int = 3) ->
     return statistics.median(times)
 
 
-def in_turn(
+def interleaved(
     contenders: Mapping[str, Callable[[], object]],
     *,
-    turns: int = 15,
-    turn_seconds: float = 0.03,
+    passes: int = 15,
+    pass_seconds: float = 0.03,
     figure: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[str, float]:
-    """The median seconds, or another `figure`, of one call of every contender, each timed for a short turn after the
+    """The median seconds, or another `figure`, of one call of every contender, each timed for a short pass after the
     other, again and again.
 
-    So a noisy moment hits all alike. The first call of each turn does not count.
+    So a noisy moment hits all alike. The first call of each pass does not count.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(turns):
+    for _ in range(passes):
         for name, run in contenders.items():
             time.sleep(PAUSE_SECONDS)
             run()
             began = start = time.perf_counter()
-            while start - began < turn_seconds:
+            while start - began < pass_seconds:
                 run()
                 end = time.perf_counter()
                 samples[name].append(end - start)

@@ -1,7 +1,7 @@
-"""In: nothing. Out: the table of operators that `benchmarks.kernels` measures, each with a schedule and its tiles.
+"""The operators that `benchmarks.kernels` measures, each with a schedule and its tile sizes.
 
-Always: batch 1, float32. A convolution is named kernel, stride, output size, channels in and out; the shapes are those
-of ResNet-50, MobileNet-V2, ResNeXt-50, DeepLab, DCGAN, 3D-ResNet-18 and BERT.
+Batch 1, float32. A convolution is named by kernel, stride, output size, and input and output channels. The shapes are
+those of ResNet-50, MobileNet-V2, ResNeXt-50, DeepLab, DCGAN, 3D-ResNet-18 and BERT.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from benchmarks.problems import Convolution, LayerNorm, Problem, Product, Softma
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An operator, the schedule written for it, and whether its speed is told in bytes rather than in operations."""
+    """An operator, its schedule, and whether its speed is reported in bytes per second rather than operations."""
 
     problem: Problem
     schedule: Schedule

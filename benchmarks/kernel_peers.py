@@ -1,7 +1,7 @@
-"""In: an operator and numbers for it. Out: calls of other libraries that compute it, with what they return.
+"""Calls of other libraries that compute an operator, with their results.
 
-Always: a library that is not installed is left out; layouts are those that the library likes, changed before the
-clock runs; weights are constants where the library knows such a thing.
+A library that is not installed is skipped. Layouts are the ones each library prefers, converted before timing begins;
+weights are constants where the library supports that.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ Arrays = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class PeerCall:
-    """One library's way: `run` is what is timed, `result` what the last call gave, in the layout of ours."""
+    """One library's implementation: `run` is timed, `result` returns the last call's result in our layout."""
 
     run: Callable[[], object]
     result: Callable[[], Floats]

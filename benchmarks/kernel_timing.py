@@ -1,7 +1,6 @@
-"""In: a case of `benchmarks.kernel_cases`. Out: seconds of its hand-written schedule, of other libraries and of the
-machine's own limits.
+"""Times a case of `benchmarks.kernel_cases`: its hand-written schedule, other libraries and the machine's limits.
 
-Always: timed in turn in one process, which is meant to be a fresh one; every result is compared with the reference.
+All contenders are interleaved in one process, preferably a fresh one; every result is compared with the reference.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import in_turn
+from benchmarks.harness import interleaved
 from benchmarks.kernel_cases import CASES, Case
 from benchmarks.kernel_peers import peers
 from benchmarks.problems import Floats, moved_bytes, random_inputs
@@ -27,7 +26,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 
 OURS, PEAK, STREAM = "retune", "peak", "stream"
-TURN_SECONDS = 0.02
+PASS_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,10 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class CaseTimes:
-    """A case's contenders, ours first; its work, and what the machine did in the same turns: most GFLOP/s, and GB/s
-    through as much memory as the case moves.
+    """The timed contenders of a case, ours first.
+
+    It also holds the case's work and what the machine reached in the same passes: peak GFLOP/s, and GB/s through as
+    much memory as the case moves.
     """
 
     contenders: tuple[Timed, ...]
@@ -65,8 +66,8 @@ def time_case(name: str, threads: int, seconds: float) -> CaseTimes:
     others = peers(case.problem, arrays, threads)
     runs: dict[str, Callable[[], object]] = {PEAK: peak_run, STREAM: stream_run, OURS: ours}
     runs |= {backend: call.run for backend, call in others.items()}
-    turns = max(3, round(seconds / TURN_SECONDS))
-    times = in_turn(runs, turns=turns, turn_seconds=TURN_SECONDS, figure=min)
+    passes = max(3, round(seconds / PASS_SECONDS))
+    times = interleaved(runs, passes=passes, pass_seconds=PASS_SECONDS, figure=min)
     results = {OURS: output, **{backend: call.result() for backend, call in others.items()}}
     found = tuple(Timed(backend, times[backend], _error(result, wanted)) for backend, result in results.items())
     return CaseTimes(

@@ -1,12 +1,12 @@
-"""In: seconds for each contender. Out: JSON lines, how fast code of hand-written schedules is. Always: no search.
+"""Speed of hand-written schedules: the code generator without the search.
 
     python -m benchmarks.kernels [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE]
 
-What is measured is the code generator: every schedule is written with the schedule functions, and weights are packed as
-it says. The multiply-add peak, and a stream through as many bytes as the operator must read and write, are contenders
-themselves, timed in the same turns. Neither can be beaten: `peak_ratio` is the longer of their two times over that of
-the kernel, and `bound` says which one it was. NumPy, ONNX Runtime and PyTorch stand beside where they are installed. A
-value is that of the fastest call.
+Every schedule is written with the schedule functions, and weights are packed as it requires. The multiply-add peak, and
+a stream through as many bytes as the operator must read and write, are contenders themselves, interleaved with the
+others. Neither can be exceeded: `peak_ratio` is the longer of their two times divided by that of the kernel, and
+`bound` says which one it was. NumPy, ONNX Runtime and PyTorch take part where they are installed. A value is that of
+the fastest call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.worker_process import WorkerProcess
 
 ATTEMPTS, UNDISTURBED = 3, 0.9
-"""A case whose turns saw less than this share of the peak was disturbed by other programs: it is timed again, so often
+"""A case whose passes saw less than this share of the peak was disturbed by other programs: it is timed again, so often
 at the most.
 """
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
-    """One case in a process of its own, since libraries keep their threads."""
+    """One case in its own process, since libraries keep their threads."""
     with WorkerProcess(environment=peer_environment(threads)) as worker:
         for _ in range(ATTEMPTS):
             times: CaseTimes = worker.call("benchmarks.kernel_timing:time_case", name, threads, run.seconds)

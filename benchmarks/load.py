@@ -2,10 +2,10 @@
 
     python -m benchmarks.load [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--spins N,N]
 
-Networks of the zoo run with the default schedule, each contender in a process of its own, in turns, beside 0, 1 and 4
-processes that never sleep. Lines: the median, the 99th percentile and the largest time of a run. Contenders: `retune`;
-`retune-passive` with OMP_WAIT_POLICY=passive; `retune-spin-N` with GOMP_SPINCOUNT=N, by default libgomp's own 300,000;
-`onnxruntime`; `retune-1`, which runs on one thread.
+Networks of the zoo run with the default schedule, each contender in its own process, interleaved, beside 0, 1 and
+4 processes that never sleep. Lines: the median, the 99th percentile and the largest time of a run. Contenders:
+`retune`; `retune-passive` with OMP_WAIT_POLICY=passive; `retune-spin-N` with GOMP_SPINCOUNT=N, by default libgomp's own
+300,000; `onnxruntime`; `retune-1`, which runs on one thread.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ CASES = ("mlp", "gpt2_block", "mobilenet_v2")
 BUSY = (0, 1, 4)
 OURS, PASSIVE, ALONE = "retune", "retune-passive", "retune-1"
 LIBGOMP = "300000"
-TURNS = 5
+PASSES = 5
 
 _runs: list[Callable[[], object]] = []
 """What `prepare` made, in a worker process."""
@@ -66,9 +66,9 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
         for count in BUSY:
             times: dict[str, list[float]] = {backend: [] for backend in workers}
             with _busy_processes(count):
-                for _ in range(TURNS):
+                for _ in range(PASSES):
                     for backend, worker in workers.items():
-                        times[backend] += worker.call("benchmarks.load:run_times", run.seconds / TURNS)
+                        times[backend] += worker.call("benchmarks.load:run_times", run.seconds / PASSES)
             for backend, samples in times.items():
                 for metric, share in _SHARES.items():
                     value = percentile(samples, share) * 1e3

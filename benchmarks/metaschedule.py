@@ -1,5 +1,6 @@
-"""In: an interpreter that has TVM, an operator, threads and trials. Out: how MetaSchedule's search went, and times of
-its best program. Always: TVM lives in a process of its own (`benchmarks/tvm_peer.py`), which ends with the context.
+"""Runs TVM's MetaSchedule on an operator: its tuning curve, and times of its best program.
+
+TVM runs in a separate process (`benchmarks/tvm_peer.py`), which ends with the context.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""In: one network, compiled by us and as files for its peers. Out: how long each takes, errors, peak memory.
+"""Times a network, compiled by us and by its peers: latency, errors and peak memory.
 
-Always: all take turns in one process, on the same inputs; memory is measured in a process of its own for each.
+All are interleaved in one process, on the same inputs; memory is measured in a separate process for each.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +13,9 @@ import onnx
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.harness import in_turn
+from benchmarks.harness import interleaved
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
+from retune.compiler.driver.openvino import OpenVino
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 
@@ -25,7 +26,7 @@ try:
 except ImportError:  # a large package that nothing else here needs
     torch = None
 
-SESSION, EAGER, COMPILED = "onnxruntime", "torch", "torch-compiled"
+SESSION, OPENVINO, EAGER, COMPILED = "onnxruntime", "openvino", "torch", "torch-compiled"
 
 _RUNS = 3
 _RESET_PEAK = "5"
@@ -70,12 +71,12 @@ def export_torch(model: Path, path: Path) -> None:
 
 
 def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
-    """Time each contender on its file: `SESSION` an ONNX file, `EAGER` and `COMPILED` one of `export_torch`, all others
-    compiled networks of ours.
+    """Time each contender on its file: `SESSION` and `OPENVINO` an ONNX file, `EAGER` and `COMPILED` one of
+    `export_torch`, all others compiled networks of ours.
     """
     made = {backend: contender(backend, path, inputs, threads) for backend, path in files.items()}
     answers = {backend: answer() for backend, (_, answer) in made.items()}
-    seconds = in_turn({backend: run for backend, (run, _) in made.items()})
+    seconds = interleaved({backend: run for backend, (run, _) in made.items()})
     return [
         NetworkPeer(backend, seconds[backend], None if backend == SESSION else _error(answer, answers[SESSION]))
         for backend, answer in answers.items()
@@ -104,6 +105,9 @@ def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[R
     if backend == SESSION:
         session = OnnxRuntime(str(path), threads)
         return lambda: session.run(inputs), lambda: session.run(inputs)
+    if backend == OPENVINO:
+        peer = OpenVino(str(path), threads)
+        return lambda: peer.run(inputs), lambda: peer.run(inputs)
     if backend in (EAGER, COMPILED):
         return _torch_contender(path, inputs, threads, compiled=backend == COMPILED)
     executor = GraphExecutor(CompiledNetwork.load(path), threads)

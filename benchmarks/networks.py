@@ -1,10 +1,11 @@
-"""In: seconds for each network. Out: networks of the zoo beside ONNX Runtime and PyTorch.
+"""Latency and memory of networks of the zoo, next to ONNX Runtime, OpenVINO and PyTorch.
 
     python -m benchmarks.networks [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE] [--compiled 0]
 
-A network is tuned from nothing for `--seconds`, every winner is verified and timed again. Then it, the untuned one and
-the peers that are installed take turns in a fresh process: ONNX Runtime, PyTorch eager and, unless `--compiled` is 0,
-compiled. Always: the same weights and inputs for all; errors are against ONNX Runtime; a value is a median.
+A network is tuned from scratch for `--seconds`, and every best program is verified and timed again. Then it, the
+untuned one and the installed peers are interleaved in a fresh process: ONNX Runtime, OpenVINO (float32, latency),
+PyTorch eager and, unless `--compiled` is 0, compiled. All have the same weights and inputs, errors are against ONNX
+Runtime, and a value is a median.
 """
 
 import tempfile
@@ -17,12 +18,14 @@ from typing import Any
 import onnx
 
 from benchmarks.harness import Figure, Run, parse
-from benchmarks.network_peers import COMPILED, EAGER, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
+from benchmarks.network_peers import COMPILED, EAGER, OPENVINO, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
 from benchmarks.tuning import Tuned, open_workers, tune
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver import openvino
+from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.frontend import zoo
 from retune.compiler.measure.peak import measured_peak
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.target import Target
 
@@ -69,20 +72,20 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
 
 
 def build(
-    network: ExtractedNetwork, best: Mapping[str, KnownProgram], model: onnx.ModelProto, folder: Path, *, compiled: bool
+    network: ExtractedNetwork, best: Mapping[str, BestProgram], model: onnx.ModelProto, folder: Path, *, compiled: bool
 ) -> Built:
     """Compile the network with and without its records, and write what the peers read."""
     files: dict[str, Path] = {}
     seconds: dict[str, float] = {}
     for backend, programs in ((UNTUNED, {}), (TUNED, best)):
         began = time.perf_counter()
-        product = compile_graph(
-            network.graph, network.target, programs, threads=network.threads, cut=network.partition
-        )
+        product = compile_graph(network.graph, network.target, programs, threads=network.threads, cut=network.partition)
         files[backend] = product.save(folder / f"{backend}.retune")
         seconds[backend] = round(time.perf_counter() - began, 2)
     files[SESSION] = folder / "model.onnx"
     onnx.save_model(model, str(files[SESSION]))
+    if openvino.is_installed():
+        files[OPENVINO] = files[SESSION]
     if has_torch():
         files[EAGER] = folder / "model.pt"
         with WorkerProcess() as worker:
@@ -102,7 +105,7 @@ def time_peers(built: Built, inputs: Arrays, threads: int) -> list[NetworkPeer]:
 
 
 def peak_memories(built: Built, inputs: Arrays, threads: int) -> dict[str, int]:
-    """Bytes by contender, each in a process of its own."""
+    """Bytes by contender, each in its own process."""
     found: dict[str, int] = {}
     for backend, path in built.files.items():
         if backend != COMPILED:  # its compiler runs in the same process and takes more than the network

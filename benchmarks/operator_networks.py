@@ -1,6 +1,6 @@
-"""In: the name of an operator. Out: an ONNX model of one node with seeded weights, and its network for tuning.
+"""Single-operator ONNX models with seeded weights, and their networks for tuning.
 
-Always: float32, batch 1; shapes are those of ResNet-18, ResNet-50, MobileNet-V2 and an MLP.
+Float32, batch 1; the shapes are those of ResNet-18, ResNet-50, MobileNet-V2 and an MLP.
 """
 
 import tempfile

@@ -1,11 +1,11 @@
-"""In: seconds for each operator. Out: JSON lines, how fast its tuned kernel is. Always: next to ONNX Runtime.
+"""Speed of the tuned kernels of single operators, next to ONNX Runtime.
 
     python -m benchmarks.operators [--only REGEX] [--threads N] [--seconds S] [--out FILE]
 
-Every operator is tuned alone for `--seconds`, its winner is verified and timed again, and then all contenders take
-turns in a fresh process: `retune` is our kernel alone, `retune-network` has the changes of layout from and to NCHW
-around it; `onnxruntime` is a session of one node, which changes the layout too where it likes, `onnxruntime-node` the
-operator alone as its profiler reports it; `numpy` has the AVX-512 kernels of its OpenBLAS. Weights are constants.
+Every operator is tuned alone for `--seconds`, its best program is verified and timed again, and then all contenders are
+interleaved in a fresh process. `retune` is our kernel alone, `retune-network` includes the layout changes from and to
+NCHW around it. `onnxruntime` is a session of one node, which may change the layout too; `onnxruntime-node` is the
+operator alone as its profiler reports it. `numpy` has the AVX-512 kernels of its OpenBLAS. Weights are constants.
 """
 
 import tempfile

@@ -1,11 +1,11 @@
-"""In: seconds to tune for. Out: JSON lines, what the workflow engine costs. Always: a real run in a folder of its own.
+"""Overhead of the workflow engine in a real tuning run, in a separate folder.
 
     python -m benchmarks.orchestration [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--batch N]
 
-`tune-network` runs on embedded Prefect in a fresh process. What lies inside a round but neither in asking,
-measuring, storing nor learning is orchestration; so is what the whole command takes beyond the flow itself, which
-begins with its first part and ends with its last: Prefect's start and end, and that of the interpreter. The bar is 5%
-of the wall time of the command that tunes for ten minutes, `--seconds 600`.
+`tune-network` runs on embedded Prefect in a fresh process. Orchestration is the time inside a round that is not spent
+on proposing, measuring, storing or learning, and the time of the command outside the flow, which begins with its first
+part and ends with its last: the start and end of Prefect and of the interpreter. The target is 5% of the wall time of a
+command that tunes for ten minutes, `--seconds 600`.
 """
 
 import json
@@ -46,7 +46,7 @@ def arguments(network: str, threads: int, minutes: float, batch: int, home: Path
 
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
-    """Tune one network by the flow, in a process of its own, and account for its wall time."""
+    """Tune one network by the flow, in its own process, and account for its wall time."""
     with tempfile.TemporaryDirectory(prefix="retune-orchestration-") as folder:
         home = Path(folder) / "home"
         (home / "prefect").mkdir(parents=True)

@@ -1,11 +1,11 @@
-"""In: seconds to go on for. Out: JSON lines, what building beside the timing saves, and what it does to the times.
+"""What overlapping builds with timing saves, and how it affects the measured times.
 
     python -m benchmarks.overlap [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--batch N]
 
-The same programs are measured again and again, in turn with and without overlap, by workers that are started before.
-Lines: wall seconds of either way; then of the programs that both timed in full, the median over programs of (time with
-overlap / time without), and the same ratio between two measurements without, which is the noise of the machine.
-Always: every program starts from the same best time, so that racing treats both alike.
+The same programs are measured repeatedly, alternating with and without overlap, by workers that are started before.
+Lines: wall seconds of either way; then, over the programs that both timed in full, the median of (time with overlap /
+time without), and the same ratio between two measurements without, which is the noise of the machine. Every program
+starts from the same best time, so that early stopping treats both alike.
 """
 
 import statistics

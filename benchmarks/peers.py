@@ -1,6 +1,6 @@
-"""In: a compiled operator and its ONNX model. Out: seconds and errors of our kernel and of its peers.
+"""Times a compiled operator and its peers on the same ONNX model: seconds and errors.
 
-Always: timed in turn in one process, which is meant to be a fresh one (see `retune.compiler.measure.worker_process`).
+All are interleaved in one process, preferably a fresh one (see `retune.compiler.measure.worker_process`).
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from benchmarks.harness import in_turn
+from benchmarks.harness import interleaved
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
@@ -75,7 +75,7 @@ def time_operator(path: Path, kernel: str, model: bytes, threads: int, product: 
     errors = {backend: relative_error(answer, answers[SESSION]) for backend, answer in answers.items()}
     errors[KERNEL] = errors[EDGES]
     del errors[SESSION]
-    seconds = in_turn(runs)
+    seconds = interleaved(runs)
     found = [Peer(backend, seconds[backend], errors.get(backend)) for backend in runs]
     node = _node_seconds(model, inputs, threads)
     return [*found, Peer(NODE, node, None)]

@@ -1,6 +1,6 @@
-"""In: figures. Out: one chart of them as SVG text, which needs no plotting library. Always: a bar a figure.
+"""Bar charts of figures as SVG text, without a plotting library; one bar per figure.
 
-Where figures are shares of a peak the bars are these shares; the others are as long as their value is large next to
+Where figures are fractions of a peak the bars are these fractions; the others are as long as their value relative to
 the largest one of the same unit.
 """
 
@@ -13,7 +13,7 @@ ROW, GAP, LABELS, BARS, VALUES = 14, 10, 330, 420, 190
 
 
 class Shown(Protocol):
-    """What every chart needs of a figure."""
+    """The fields of a figure that every chart needs."""
 
     @property
     def case(self) -> str: ...
@@ -28,7 +28,7 @@ class Shown(Protocol):
 
 
 class Bar(Shown, Protocol):
-    """What this one needs besides."""
+    """The fields of a figure that a bar chart needs in addition."""
 
     @property
     def metric(self) -> str: ...

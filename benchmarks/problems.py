@@ -1,7 +1,7 @@
-"""In: sizes. Out: one operator as tensor expressions, numbers for it, and what they must give.
+"""Operators of fixed sizes: tensor expressions, seeded inputs and reference results.
 
-Always: float32, seeded numbers; activations are channels last, weights are constants that a kernel may pack. The
-reference is plain NumPy in float64.
+Float32; activations are channels-last, weights are constants that a kernel may pack. The reference is plain NumPy in
+float64.
 """
 
 import itertools

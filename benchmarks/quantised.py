@@ -1,11 +1,11 @@
-"""In: seconds of tuning. Out: JSON lines, the latency of a network in float32 and in bytes, and ONNX Runtime's of both.
+"""Latency of networks in float32 and in int8, ours and ONNX Runtime's.
 
     python -m benchmarks.quantised [--only REGEX] [--threads N] [--seconds S] [--out FILE]
 
-A network of the zoo is quantised by ONNX Runtime's tool (QDQ, unsigned activations, signed weights with a scale for
-each channel, calibrated with seeded noise); both forms are tuned from nothing, for `--seconds` each. Then the four take
-turns in one process. `times_as_fast_as` of our bytes names the three others; `unequal` is the share of the output's
-elements that are more than half a quantum from ONNX Runtime's.
+A network of the zoo is quantized by ONNX Runtime's tool (QDQ, unsigned activations, signed weights with a scale per
+channel, calibrated with seeded noise); both forms are tuned from scratch, for `--seconds` each. Then the four are
+interleaved in one process. `times_as_fast_as` of our int8 network names the three others; `unequal` is the fraction of
+the output's elements that differ by more than half a quantum from ONNX Runtime's.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ import numpy as np
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process, quantize_static
 
-from benchmarks.harness import Figure, Run, in_turn, parse
+from benchmarks.harness import Figure, Run, interleaved, parse
 from benchmarks.tuning import open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import extract_network
@@ -58,7 +58,7 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
             outputs[form], outputs[f"{form} theirs"] = ours.get_output(0).copy(), session.run({feed: image})[0]
             runs[f"retune-{form}"] = ours.run
             runs[f"onnxruntime-{form}"] = partial(session.run, {feed: image})
-        seconds = in_turn(runs)
+        seconds = interleaved(runs)
         quantum = _output_scale(paths["bytes"])
         apart = np.abs(outputs["bytes"] - outputs["bytes theirs"]) / quantum
     best = seconds["retune-bytes"]

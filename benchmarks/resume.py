@@ -1,10 +1,10 @@
-"""In: a number of programs. Out: JSON lines, how long a run takes to go on from so many records. Always: a real search
-with made-up times, whose next programs must be those that the run would have asked for without a pause.
+"""Time to resume a run from its stored records.
 
     python -m benchmarks.resume [--only REGEX] [--seconds S] [--out FILE] [--programs N] [--batch N]
 
-A ResNet-18 is searched, without the workflow engine, until `--programs` programs are stored or `--seconds` are over;
-then the store is read and the run replayed, as after a crash, and once more as the history of a new run.
+A ResNet-18 is searched, without the workflow engine and with synthetic times, until `--programs` programs are stored or
+`--seconds` are over; then the store is read and the run replayed, as after a crash, and once more as the history of a
+new run. The resumed run must propose the same next programs as the uninterrupted one.
 """
 
 import tempfile

@@ -1,11 +1,10 @@
-"""In: seconds to go on for. Out: JSON lines, the wall time of rounds of 64 programs and of their parts.
+"""Wall time of rounds of 64 programs and of their parts.
 
     python -m benchmarks.round [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--batch N]
 
 The operator is a 3x3 convolution that takes about half a millisecond on two threads. The first round, in which the
-worker processes start, is a figure of its own; the others are medians. `build` and `run` are sums over the programs,
-which overlap within `measure`. Always: at least one round after the first.
-The bar is 8 s on two cores.
+worker processes start, is a separate figure; the others, at least one, are medians. `build` and `run` are sums over the
+programs, which overlap within `measure`. The target is 8 s on two cores.
 """
 
 import statistics
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.operator_networks import operator_network
 from benchmarks.tuning import BATCH, RoundTimes, begin_tuning, open_workers, play_round
+from retune.compiler.driver.tuning_loop import Round
 
 CASES = ("conv3x3_28x28_128_128",)
 PARTS = ("ask", "measure", "tell", "build", "run", "total")
@@ -43,7 +43,7 @@ def play(name: str, threads: int, run: Run) -> tuple[list[RoundTimes], float]:
     began = time.monotonic()
     with open_workers(threads) as workers:
         while len(rounds) < 2 or time.monotonic() - began < run.seconds:
-            rounds.append(play_round(tuning, 0, run.options["batch"], workers, began)[1])
+            rounds.append(play_round(tuning, Round(0, run.options["batch"], 0.0), workers, began)[1])
             if tuning.tasks[0].state.exhausted:
                 break
     return rounds, tuning.tasks[0].state.best_seconds

@@ -1,12 +1,12 @@
-"""In: how many programs to draw. Out: JSON lines, programs sampled, scored and evolved a second and core.
+"""Throughput of the search: programs sampled, scored and evolved per second and core.
 
     python -m benchmarks.search_speed [--only REGEX] [--seconds S] [--out FILE] [--programs N]
 
-For convolutions of a ResNet-50 programs are drawn; timed are the drawing, the replay of their steps with bounds, the
-features, the prediction, and all of them; then whole rounds of the policy, a population and all of its generations with
-features and model: individuals a second; then how long the model trains on as many programs as a long run has measured,
-and on one round more. Always: real search spaces, a trained model. The bars are 20,000 for features and model, and 1 s
-of training.
+Programs are drawn for convolutions of a ResNet-50, with real search spaces and a trained model. Timed are the sampling,
+the replay of their steps with bounds inference, the features, the prediction, and all of them together; then whole
+rounds of the policy, a population and all of its generations with features and model, in individuals per second; then
+how long the model trains on as many programs as a long run has measured, and on one more round. The targets are 20,000
+programs per second for features and model, and 1 s of training.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -31,7 +31,7 @@ from retune.compiler.errors import RetuneError
 from retune.compiler.measure.fleet import BuildRequest, Request, TimeRequest
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -40,7 +40,6 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
 from retune.tasks.engines import FlowEngine
 from retune.tasks.extract import extract_tasks
-from retune.tasks.plan import FleetPlan
 from retune.tasks.store import complete_run, open_run
 from retune.tasks.workers import WHOLE_ROUND, Workers
 
@@ -86,25 +85,25 @@ class SimulatedService(WorkerService):
             return self._build(request)
         return self._time(request) if isinstance(request, TimeRequest) else super().do(request)
 
-    def _build(self, request: BuildRequest) -> list[BuildResult]:
+    def _build(self, request: BuildRequest) -> list[BuiltProgram]:
         if self._simulation.is_real:
-            builds: list[BuildResult] = super().do(request)
+            builds: list[BuiltProgram] = super().do(request)
         else:
             key = request.task.workload_key
             kernels = [cast(KernelArtifact, json.dumps([key, dump_steps(steps)])) for steps in request.candidates]
             time.sleep(self._seconds[0] * len(kernels))
-            return [BuildResult(kernel, MeasureStatus.OK, "", 0.05) for kernel in kernels]
+            return [BuiltProgram(kernel, MeasureStatus.OK, "", 0.05) for kernel in kernels]
         for build, steps in zip(builds, request.candidates, strict=True):
             self._names[id(build.artifact)] = build.artifact, dump_steps(steps)
         return builds
 
-    def _time(self, request: TimeRequest) -> list[MeasureResult]:
+    def _time(self, request: TimeRequest) -> list[Measurement]:
         self._prepare()
         time.sleep(self._seconds[1] * len(request.kernels))
-        found: list[MeasureResult] = (
+        found: list[Measurement] = (
             super()._time(request) or []
             if self._simulation.is_real
-            else [MeasureResult((1.0,), MeasureStatus.OK, "", 0.05) for _ in request.kernels]
+            else [Measurement((1.0,), MeasureStatus.OK, "", run_seconds=0.05) for _ in request.kernels]
         )
         return [self._told(request.task, kernel, each) for kernel, each in zip(request.kernels, found, strict=True)]
 
@@ -129,7 +128,7 @@ class SimulatedService(WorkerService):
             return key, steps
         return task.workload_key, self._names.pop(id(kernel))[1]
 
-    def _told(self, task: SearchTask, kernel: object, measured: MeasureResult) -> MeasureResult:
+    def _told(self, task: SearchTask, kernel: object, measured: Measurement) -> Measurement:
         if measured.status is not MeasureStatus.OK:
             return measured
         seconds = made_up_seconds(*self._text(task, kernel))
@@ -161,7 +160,7 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
     job = resolve_device(TuneJob.of(**made.job))
 
     @contextmanager
-    def open_workers(options: MeasureOptions, *_: FleetPlan | int | None) -> Iterator[Workers]:
+    def open_workers(options: MeasureOptions, *_: object) -> Iterator[Workers]:
         with SimulatedService(made) as service:
             yield Workers(FlowEngine(service), "cpu", options, WHOLE_ROUND)
 
@@ -175,7 +174,7 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
 
 
 def command(simulation: Simulation) -> list[str]:
-    """The command line that runs a simulation in a process of its own."""
+    """The command line that runs a simulation in its own process."""
     return [sys.executable, "-P", "-m", "benchmarks.simulated", json.dumps(asdict(simulation))]
 
 

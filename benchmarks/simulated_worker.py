@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.simulated import SimulatedService, Simulation, end_with_parent
 from retune.compiler.driver.worker_service import THIS_PROCESS
 from retune.compiler.measure.fleet import BuildRequest, Request
-from retune.flows.worker import _serve_dask, serve_until_told
+from retune.flows.worker import _serve_dask, serve_until_signal
 from retune.tasks.plan import fleet_of
 
 READY = "serves"
@@ -45,7 +45,7 @@ class LoggedService(SimulatedService):
 
 
 def command(worker: SimulatedWorker) -> list[str]:
-    """The command line that runs a worker in a process of its own."""
+    """The command line that runs a worker in its own process."""
     return [sys.executable, "-P", "-m", "benchmarks.simulated_worker", json.dumps(asdict(worker))]
 
 
@@ -55,7 +55,7 @@ def main(text: str) -> int:
     worker = SimulatedWorker(**json.loads(text))
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s", force=True)
     THIS_PROCESS.use(LoggedService(Simulation({}), worker.build_seconds, worker.time_seconds))
-    return serve_until_told(partial(_serve_dask, fleet_of(worker.fleet)[1], worker.queues))
+    return serve_until_signal(partial(_serve_dask, fleet_of(worker.fleet)[1], worker.queues))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""In: a number of rounds. Out: JSON lines, what a long run holds on to. Always: a real run with made-up times.
+"""Memory and file growth of a long run with synthetic times.
 
     python -m benchmarks.soak [--only REGEX] [--seconds S] [--out FILE] [--rounds N] [--batch N]
 
-`benchmarks.simulated` tunes an MLP for N rounds on embedded Prefect in a process of its own, while this one looks at
-the memory and the open files of its processes. Growth is what lies between the first fifth of the rounds and the last
-one, so what a run needs in any case does not count; `--seconds` is how long the run may take. A round's seconds are
-those of everything but measuring.
+`benchmarks.simulated` tunes an MLP for N rounds on embedded Prefect in a separate process, while this one samples the
+memory and the open files of its processes. Growth is the difference between the first fifth of the rounds and the last,
+so what a run needs in any case does not count; `--seconds` is how long the run may take. A round's seconds are those of
+everything but measuring.
 """
 
 import statistics
@@ -31,8 +31,10 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The state of a run at one moment: rounds done, seconds since its first round, and what it holds: resident bytes
-    and open files of the run's own process, resident bytes of Prefect's.
+    """A sample of a run.
+
+    It holds the rounds done, the seconds since the first round, the resident bytes and open files of the run's own
+    process, and the resident bytes of Prefect's.
     """
 
     rounds: int
@@ -44,7 +46,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """A run that was watched, at least twice in its first and in its last fifth."""
+    """The samples of a run: at least two in its first and two in its last fifth."""
 
     looks: tuple[Look, ...]
 

@@ -1,11 +1,11 @@
-"""In: a number of rows. Out: JSON lines with the cost of appends and queries.
+"""Latency of appends and queries of the record store, with synthetic records.
 
     python -m benchmarks.store [--only REGEX] [--seconds S] [--out FILE] [--rows N]
 
-The store is filled with `--rows` rows, or for `--seconds` when that ends sooner, in a temporary folder that is removed;
-then it is compacted and asked again. `--compacted ROWS` asks a second store, of so many rows of `--tasks` tasks in
-compacted files, to which rounds are appended as well: 10,000,000 rows take about a minute and 0.4 GB.
-Always: synthetic records. The bars are 50 ms for an append, 1 s for the best of every task among 10 million rows.
+The store is filled with `--rows` rows, or for `--seconds` if that ends sooner, in a temporary folder that is removed;
+then it is compacted and queried again. `--compacted ROWS` queries a second store, of so many rows of `--tasks` tasks in
+compacted files, to which rounds are appended as well: 10,000,000 rows take about a minute and 0.4 GB. The targets are
+50 ms for an append and 1 s for the best of every task among 10 million rows.
 """
 
 import json
@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 
 from benchmarks.harness import Figure, Run, parse, percentile
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.storage.blob_store import LocalBlobStore
 from retune.storage.codec import to_table
 from retune.storage.compaction import FULL_ROWS, compact
 from retune.storage.files import new_id
 from retune.storage.layout import part_folder
-from retune.storage.medium import LocalMedium
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.parts import encode_compacted, part_name
 from retune.storage.query import connect
@@ -166,7 +166,7 @@ def fill(root: Path, each: int, tasks: int, rng: np.random.Generator) -> None:
         for start in range(0, each, FULL_ROWS):
             data = encode_compacted(table.slice(start, FULL_ROWS))
             parts[f"{folder}/{part_name(data)}"] = data
-        LocalMedium(root).publish(parts)
+        LocalBlobStore(root).put(parts)
 
 
 def synthetic_table(task: int, rows: int, rng: np.random.Generator) -> Any:

@@ -1,6 +1,6 @@
-"""In: an ONNX model of the zoo. Out: a PyTorch module with the same weights that computes the same.
+"""Converts an ONNX model of the zoo into a PyTorch module with the same weights.
 
-Always: as a PyTorch user would write it: `linear` for a product and its bias, `gelu`, `layer_norm` and
+The module is written as a PyTorch user would write it: `linear` for a product and its bias, `gelu`, `layer_norm` and
 `scaled_dot_product_attention` where the model has their expanded forms. PyTorch must be installed.
 """
 
@@ -22,7 +22,7 @@ Attributes = Mapping[str, Any]
 
 
 class UnknownOperatorError(Exception):
-    """The model has an operator, or a form of one, that no network of the zoo had when this was written."""
+    """The model has an operator, or a form of one, that this conversion does not support."""
 
 
 def torch_network(model: onnx.ModelProto) -> Any:
@@ -223,9 +223,7 @@ _OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = 
         torch.reshape, write.value(node.input[0]), write.numbers(node.input[1])
     ),
     "Softmax": lambda write, node, attrs: write.call(torch.softmax, write.value(node.input[0]), attrs["axis"]),
-    "Transpose": lambda write, node, attrs: write.call(
-        torch.permute, write.value(node.input[0]), tuple(attrs["perm"])
-    ),
+    "Transpose": lambda write, node, attrs: write.call(torch.permute, write.value(node.input[0]), tuple(attrs["perm"])),
     "Unsqueeze": _unsqueeze,
 }
 

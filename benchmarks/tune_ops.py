@@ -1,30 +1,30 @@
-"""In: trials for each operator. Out: JSON lines, how fast tuned operators are, and when. Always: beside their peers.
+"""Speed of tuned operators over the course of tuning, next to their peers.
 
     python -m benchmarks.tune_ops [--only REGEX] [--threads N] [--seconds S] [--trials N] [--tvm PYTHON]
                                   [--tvm-trials N] [--out FILE] [--plot FILE]
 
-Every operator is tuned once, with a new model. After 64, 200 and 1000 trials, and at the end, the best program is built
-again and verified, as the flows do it. `seconds` of a line are the tuning's until then, without that last check;
-`curve` are [trials, seconds, GFLOP/s of the best so far], as the search saw them. The values are those of the fastest
-call, when the winners, PyTorch, ONNX Runtime, NumPy and TVM's best program take turns, each where it is installed.
-TVM has an interpreter of its own, named by `--tvm`; its MetaSchedule tunes the same operator in the same run.
+Every operator is tuned once, with a new model. After 64, 200 and 1000 trials, and at the end, the best program is
+rebuilt and verified, as the flows do it. `seconds` of a line are the tuning's until then, without that last check;
+`curve` is [trials, seconds, GFLOP/s of the best so far], as the search saw them. The values are those of the fastest
+call when the best programs, PyTorch, ONNX Runtime, NumPy and TVM's best program are interleaved, each where it is
+installed. TVM has its own interpreter, named by `--tvm`; its MetaSchedule tunes the same operator in the same run.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.curves import curve_chart
-from benchmarks.harness import Figure, Run, in_turn, parse
+from benchmarks.harness import Figure, Run, interleaved, parse
 from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_peers import peers
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.metaschedule import TVM, MetaSchedule, Point
 from benchmarks.peers import peer_environment, relative_error
 from benchmarks.problems import Convolution, LayerNorm, Problem, Softmax, random_inputs
-from benchmarks.tuning import BATCH, FINALISTS, Workers, open_workers, play_round
+from benchmarks.tuning import BATCH, SHORTLIST, Workers, open_workers, play_round
 from retune.compiler import config
 from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.hardware import hardware_of
@@ -41,8 +41,8 @@ from retune.compiler.target import Target
 
 OURS = "retune"
 MILESTONES = (64, 200, 1000)
-ROUNDS, TURN_SECONDS = 3, 0.03
-"""The contenders take turns so often before and after TVM's program, which runs in a process of its own."""
+ROUNDS, PASS_SECONDS = 3, 0.03
+"""The contenders take turns so often before and after TVM's program, which runs in its own process."""
 
 _NAMES = (
     "matmul_512x512x512",
@@ -72,8 +72,8 @@ OPERATORS: Mapping[str, Problem] = {
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Where a search stood: what then won (None: the untuned program), how many programs had failed, what was thrown
-    out at the last check, and how it came there.
+    """The state of a search after some trials: the best program (None: the default schedule), how many programs
+    had failed, which were rejected by the last check, and the curve until then.
     """
 
     winner: MeasureRecord | None
@@ -123,7 +123,7 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
     task = SearchTask(name, OPERATORS[name].graph(), target, hardware_of(target, threads))
     found = milestones(task, threads, workers, run)
     programs = [dump_steps(default_steps(task.dag)) if one.winner is None else one.winner.steps for one in found]
-    turns = max(1, round(run.seconds / TURN_SECONDS / ROUNDS))
+    passes = max(1, round(run.seconds / PASS_SECONDS / ROUNDS))
     with ExitStack() as stack:
         tvm = None
         if run.texts["tvm"]:
@@ -132,9 +132,9 @@ def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Fig
         worker = stack.enter_context(WorkerProcess(environment=peer_environment(threads)))
         seconds: dict[str, float] = {}
         for _ in range(ROUNDS):
-            times, errors = worker.call("benchmarks.tune_ops:time_contenders", name, task, programs, threads, turns)
+            times, errors = worker.call("benchmarks.tune_ops:time_contenders", name, task, programs, threads, passes)
             if tvm:
-                times[TVM] = min(tvm.times(turns * TURN_SECONDS), default=math.nan)
+                times[TVM] = min(tvm.times(passes * PASS_SECONDS), default=math.nan)
             seconds = {each: min(spent, seconds.get(each, spent)) for each, spent in times.items()}
     details: dict[str, dict[str, object]] = {f"{OURS}{place}": one.told(task) for place, one in enumerate(found)}
     if tvm:
@@ -158,13 +158,11 @@ def milestones(task: SearchTask, threads: int, workers: Workers, run: Run) -> li
     found: list[Milestone] = []
     began = time.monotonic()
     for goal in (*(each for each in MILESTONES if each < trials), trials):
-        budget = Budget(goal, None)
-        while tuning.trials < goal and not tuning.tasks[0].state.exhausted:
-            count = budget.round_size(BATCH, 1, tuning.trials)
-            records += play_round(tuning, 0, count, workers, began)[0]
+        for a_round in tuning.rounds_until(Budget(goal, None), BATCH):
+            records += play_round(tuning, replace(a_round, spent=0.0), workers, began)[0]
             curve.append((tuning.trials, time.monotonic() - began, tuning.tasks[0].state.best_seconds))
         pause = time.monotonic()
-        fastest = sorted((one for one in records if one.costs), key=lambda one: one.seconds)[:FINALISTS]
+        fastest = sorted((one for one in records if one.costs), key=lambda one: one.seconds)[:SHORTLIST]
         winner = choose_best(task, [*map(BestProgram.of, fastest)], workers.measurer.builder, workers.measurer.runner)
         failed = sum(one.status is not MeasureStatus.OK for one in records)
         served = winner.program.record_id if winner.program else ""
@@ -182,7 +180,7 @@ def speeds(curve: Sequence[Point], task: SearchTask) -> list[tuple[int, float, f
 
 
 def time_contenders(
-    name: str, task: SearchTask, programs: Sequence[str], threads: int, turns: int
+    name: str, task: SearchTask, programs: Sequence[str], threads: int, passes: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of the fastest call, and error, of every program (`retune0`, `retune1`, …) and of the other libraries."""
     problem = OPERATORS[name]
@@ -194,7 +192,7 @@ def time_contenders(
     others = peers(problem, arrays, threads)
     runs: dict[str, Callable[[], object]] = {backend: call for backend, (call, _) in ours.items()}
     runs |= {backend: call.run for backend, call in others.items()}
-    seconds = in_turn(runs, turns=turns, turn_seconds=TURN_SECONDS, figure=min)
+    seconds = interleaved(runs, passes=passes, pass_seconds=PASS_SECONDS, figure=min)
     results = {backend: output for backend, (_, output) in ours.items()}
     results |= {backend: call.result() for backend, call in others.items()}
     return seconds, {backend: relative_error(result, wanted) for backend, result in results.items()}

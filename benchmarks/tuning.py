@@ -1,6 +1,6 @@
-"""In: a network, a thread count, seconds. Out: what serves each of its tasks, and how the rounds went.
+"""Tunes a network or a task without the workflow engine and the store.
 
-Always: policy, model, workers and choice of winners are those of the flows, without the workflow engine and the store.
+Policy, model, workers and the choice of the best programs are those of the flows.
 """
 
 import time
@@ -14,6 +14,7 @@ from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.measuring import network_options
 from retune.compiler.driver.tuning import Origin, Tuning, begin
+from retune.compiler.driver.tuning_loop import EMPTY_ROUND, Round
 from retune.compiler.driver.winners import Confirmation, choose_best, resolve, shortlist
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
@@ -22,7 +23,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.storage.files import new_id
 
 BATCH = 64
-FINALISTS = 3
+SHORTLIST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Wall seconds of the parts of one round, and how many of its `programs` failed. `build` and `run` are the seconds
-    that its programs took one by one, and overlap within `measure`.
+    """Wall seconds of the parts of one round, and how many of its `programs` failed. `build` and `run` are sums
+    over the programs, which overlap within `measure`.
     """
 
     ask: float
@@ -54,7 +55,9 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The winners by task key, programs measured and failed, and wall seconds of the search without the winners."""
+    """The best programs by task key, the numbers of programs measured and failed, and the wall seconds of the
+    search without the final verification.
+    """
 
     winners: dict[str, Confirmation]
     trials: int
@@ -91,18 +94,14 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
     tuning = begin_tuning(network)
     budget = Budget(None, seconds)
     records: dict[str, list[MeasureRecord]] = {key: [] for key in network.task_keys}
-    while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds):
-        index = tuning.choose()
-        if index is None:
-            break
-        count = budget.round_size(BATCH, tuning.live, tuning.trials)
-        measured, _ = play_round(tuning, index, count, workers, began, budget)
-        records[tuning.tasks[index].task.workload_key] += measured
+    for a_round in tuning.rounds_until(budget, BATCH, clock=lambda: time.monotonic() - began):
+        measured, _ = play_round(tuning, a_round, workers, began)
+        records[tuning.tasks[a_round.index].task.workload_key] += measured
     spent = time.monotonic() - began
     winners: dict[str, Confirmation] = {}
     builder, runner = workers.measurer.builder, workers.measurer.runner
     fastest = {
-        key: sorted((one for one in found if one.costs), key=lambda one: one.seconds)[:FINALISTS]
+        key: sorted((one for one in found if one.costs), key=lambda one: one.seconds)[:SHORTLIST]
         for key, found in records.items()
     }
     for layer in network.partition.layers():
@@ -121,23 +120,22 @@ def search(task: SearchTask, workers: Workers, seconds: float) -> tuple[list[Mea
     tuning = begin([task], [1], origin)
     found: list[MeasureRecord] = []
     began, budget = time.monotonic(), Budget(None, seconds)
-    while not budget.is_spent(tuning.trials, time.monotonic() - began, tuning.round_seconds) and tuning.live:
-        count = budget.round_size(BATCH, 1, tuning.trials)
-        found += play_round(tuning, 0, count, workers, began, budget)[0]
+    for a_round in tuning.rounds_until(budget, BATCH, clock=lambda: time.monotonic() - began):
+        found += play_round(tuning, a_round, workers, began)[0]
     best = sorted((one for one in found if one.costs), key=lambda one: one.seconds)
-    return best[:FINALISTS], tuning.trials
+    return best[:SHORTLIST], tuning.trials
 
 
 def play_round(
-    tuning: Tuning, index: int, count: int, workers: Workers, began: float, budget: Budget | None = None
+    tuning: Tuning, a_round: Round, workers: Workers, began: float
 ) -> tuple[tuple[MeasureRecord, ...], RoundTimes]:
-    """One round of one task, part by part. `began` is when the run's clock stood at 0, `budget` what the run may spend,
-    if anything limits it; a task with nothing left is exhausted.
+    """One round of one task, part by part. `began` is when the run's clock stood at 0; a task with nothing left is
+    exhausted.
     """
+    index = a_round.index
     task, best = tuning.tasks[index].task, tuning.tasks[index].state.best_seconds
     marks = [time.monotonic()]
-    spent = budget.spent(tuning.trials, marks[0] - began) if budget else 0.0
-    candidates = tuning.ask(index, count, spent)
+    candidates = tuning.ask(index, a_round.count, a_round.spent)
     marks.append(time.monotonic())
     measured = workers.measurer.measure(task, [candidate.steps for candidate in candidates], best)
     marks.append(time.monotonic())
@@ -145,7 +143,7 @@ def play_round(
     if records:
         tuning.tell(index, records)
     else:
-        tuning.exhaust(index, "it has no program left that was not measured")
+        tuning.exhaust(index, EMPTY_ROUND)
     marks.append(time.monotonic())
     ask, measure, tell = (later - earlier for earlier, later in pairwise(marks))
     failed = sum(record.status is not MeasureStatus.OK for record in records)

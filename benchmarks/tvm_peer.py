@@ -1,12 +1,12 @@
-"""In: an operator, threads and trials, as JSON. Out: what TVM's MetaSchedule makes of it, as lines of JSON.
+"""Runs TVM's MetaSchedule on an operator given as JSON, and reports as lines of JSON.
 
     PYTHON benchmarks/tvm_peer.py '{"problem": {...}, "threads": N, "trials": N, "seed": N, "cores": N}'
 
 Runs in an interpreter that has TVM and nothing of Retune, with TVM_NUM_THREADS in its environment. The first line is
 {"curve": [[trials, seconds of tuning, seconds of the best program's call], ...], "seconds": of all tuning, "failed":
 programs, "version": of TVM}. Then every line read from stdin, a number of seconds, is answered by {"times": [seconds of
-a call, ...]} of the best program, timed for about as long; without one there are none. Always: search and measuring are
-MetaSchedule's own, with its defaults; weights are constants that it may pack, layouts are channels last.
+a call, ...]} of the best program, timed for about as long; the list is empty if there is none. Search and measuring are
+MetaSchedule's own, with its defaults; weights are constants that it may pack, layouts are channels-last.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 from tvm.s_tir.meta_schedule.testing.te_workload import conv2d_transpose_nhwc
 
 SAMPLES = 1000
-"""Calls timed in one turn at the most."""
+"""Calls timed in one pass at the most."""
 
 
 class Answers:
-    """Lines of JSON on what was stdout; whatever libraries print goes to stderr from then on."""
+    """Writes lines of JSON to the original stdout; whatever libraries print goes to stderr from then on."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w")
@@ -56,8 +56,8 @@ def main() -> None:
 
 def tune(function: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, object]]:
     """How to time the best program (None without one), and how the search went."""
-    processor = tvm.get_global_func("target.llvm_get_system_cpu")()
-    target = tvm.target.Target({"kind": "llvm", "mcpu": processor, "num-cores": asked["threads"]})
+    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": asked["threads"]})
     curve: list[tuple[int, float, float]] = []
     failed = 0
     began = time.monotonic()

@@ -1,10 +1,10 @@
-"""In: seconds for each case. Out: JSON lines, elements per second of math functions. Always: one thread, same numbers.
+"""Throughput of vectorized math functions on one thread, in elements per second.
 
     python -m benchmarks.vector_math [--only REGEX] [--seconds S] [--out FILE]
 
-A million float32 that lie in the caches, or a softmax of [128, 1000], each as an untuned kernel with a vector loop.
-`retune` is the kernel as it is built, `retune-libm` the same one with a call of the C library for every lane, `numpy`
-NumPy's own function where it has one. `ulp` is the largest error against float64.
+A million float32 that fit in the caches, or a softmax of [128, 1000], each as an default kernel with a vector loop. All
+contenders get the same numbers. `retune` is the kernel as it is built, `retune-libm` the same one with a C library call
+per lane, `numpy` NumPy's own function where it has one. `ulp` is the largest error against float64.
 """
 
 import math
@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Figure, in_turn, parse
+from benchmarks.harness import Figure, interleaved, parse
 from retune.compiler import te
 from retune.compiler.codegen.intrinsics import FLOAT32
 from retune.compiler.driver.build import build_kernel
@@ -33,7 +33,7 @@ Numpy = Callable[[Floats, Floats], object]
 COUNT = 1 << 20
 ROWS, COLUMNS = 128, 1000
 EXPONENT = np.float32(2.3)
-TURN_SECONDS = 0.03
+PASS_SECONDS = 0.03
 
 
 def _sigmoid(x: Floats, out: Floats) -> None:
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def figures(case: str, seconds: float) -> Iterator[Figure]:
-    """One case with all its contenders, who take turns."""
+    """One case with all its contenders, who are interleaved."""
     shape = (ROWS, COLUMNS) if case == "softmax" else (COUNT,)
     x = np.random.default_rng(0).uniform(*RANGES[case], shape).astype(np.float32)
     contenders: dict[str, Callable[[], object]] = {}
@@ -97,7 +97,7 @@ def figures(case: str, seconds: float) -> Iterator[Figure]:
     if case in IN_NUMPY:
         results["numpy"] = np.empty_like(x)
         contenders["numpy"] = lambda: IN_NUMPY[case](x, results["numpy"])
-    times = in_turn(contenders, turns=max(3, round(seconds / TURN_SECONDS)), turn_seconds=TURN_SECONDS)
+    times = interleaved(contenders, passes=max(3, round(seconds / PASS_SECONDS)), pass_seconds=PASS_SECONDS)
     for backend, taken in times.items():
         details: dict[str, object] = {"us": round(taken * 1e6, 1)}
         if case in EXACT:
@@ -106,7 +106,7 @@ def figures(case: str, seconds: float) -> Iterator[Figure]:
 
 
 def _kernel(case: str, x: Floats) -> tuple[Callable[[], object], Floats]:
-    """The call of an untuned kernel on `x`, and where it leaves its result."""
+    """The call of an default kernel on `x`, and where it leaves its result."""
     source = te.placeholder(x.shape, name="x")
     output = _softmax_of(source) if case == "softmax" else _map(case, source)
     dag = ComputeDAG([source, output])

@@ -1,18 +1,17 @@
-"""In: seconds. Out: JSON lines, the virtual machine beside the graph executor, and what a new length costs.
+"""Speed of the virtual machine next to the graph executor, and the cost of a new length.
 
     python -m benchmarks.vm [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--layers N] [--steps N]
 
-Cases: `mlp`, all of whose shapes are known when it is compiled; `bert/N`, BERT with a symbolic number of tokens that is
-given N of them; `gpt2_greedy`, a block of GPT-2 in a loop that appends a word a turn; `loop`, whose body is three
-operations on 64 numbers, for what a turn costs. Lines: time of a run in the machine, in the graph executor with kernels
-for the very shapes, and their ratio (of the loop: the time of a run, and its ratio to the time in the loop's regions
-alone); seconds of the first call at a length that was not met before, and kernels that were built for it; of the second
+Cases: `mlp`, whose shapes are all known when it is compiled; `bert/N`, BERT with a symbolic number of tokens that is
+given N of them; `gpt2_greedy`, a block of GPT-2 in a loop that appends a word per iteration; `loop`, whose body is
+three operations on 64 numbers, for the cost of an iteration. Lines: time of a run in the machine, in the graph executor
+with kernels for the exact shapes, and their ratio (of the loop: the time of a run, and its ratio to the time in the
+loop's regions alone); seconds of the first call at a new length, and kernels that were built for it; of the second
 call.
 
-Kernels are first guesses of the search: those for 64 tokens, fitted to other lengths in the machine and the executor;
-beside them the executor with guesses for the very length.
-
-Always: both give the same results up to rounding, and take turns.
+Kernels are the search's top unmeasured candidates: those for 64 tokens, fitted to other lengths in the machine and the
+executor; in addition the executor with candidates for the exact length. Both give the same results up to rounding, and
+are interleaved.
 """
 
 import statistics
@@ -24,9 +23,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.harness import Figure, Run, in_turn, parse
+from benchmarks.harness import Figure, Run, interleaved, parse
 from retune.compiler import vm
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.winners import first_guesses
 from retune.compiler.executor.graph_executor import GraphExecutor
@@ -35,6 +34,7 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import winograd_for
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import cpu
 from retune.compiler.target import Target
@@ -43,7 +43,7 @@ from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 OWN = "executor, own kernels"
 KNOWN_LENGTH = 64
 LENGTHS = (KNOWN_LENGTH, 16, 128)
-_TURN_SECONDS = 0.05
+_PASS_SECONDS = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for figure in symbolic(run, threads, lengths):
                 run.write(figure)
         if run.wants("loop"):
-            for figure in turns(run, threads):
+            for figure in iterations(run, threads):
                 run.write(figure)
         if run.wants("gpt2_greedy"):
             for figure in greedy(run, threads):
@@ -101,7 +101,7 @@ def symbolic(run: Run, threads: int, lengths: Sequence[int]) -> Iterator[Figure]
 
 
 def greedy(run: Run, threads: int) -> Iterator[Figure]:
-    """A loop: every turn has a length of its own."""
+    """A loop: every iteration has its own length."""
     steps = run.options["steps"]
     machine = vm.VirtualMachine(vm.compile(zoo.build("gpt2_greedy"), threads=threads), cpu(), threads=threads)
     inputs: dict[str, Any] = {"input_ids": np.arange(8, dtype=np.int64)[None], "steps": np.asarray(steps)}
@@ -113,12 +113,12 @@ def greedy(run: Run, threads: int) -> Iterator[Figure]:
         calls = machine.profile(**inputs).calls
         whole = sum(float(call["Duration (us)"]) for call in calls)
         shares.append(whole / sum(float(call["Duration (us)"]) for call in calls if call["Name"] in regions))
-    seconds = in_turn({"machine": lambda: machine.invoke("main")}, turns=3, turn_seconds=run.seconds / 3)
+    seconds = interleaved({"machine": lambda: machine.invoke("main")}, passes=3, pass_seconds=run.seconds / 3)
     yield Figure("gpt2_greedy", "retune", threads, "machine", seconds["machine"] * 1e3, "ms", details=details)
     yield Figure("gpt2_greedy", "retune", threads, "machine / regions", statistics.median(shares), "", details=details)
 
 
-def turns(run: Run, threads: int) -> Iterator[Figure]:
+def iterations(run: Run, threads: int) -> Iterator[Figure]:
     """A loop with next to nothing in it."""
     machine = vm.VirtualMachine(vm.compile(_loop(), threads=threads), cpu(), threads=threads)
     x = np.ones((1, 64), np.float32)
@@ -128,8 +128,10 @@ def turns(run: Run, threads: int) -> Iterator[Figure]:
         arguments = np.asarray(count), x
         return lambda: machine.run(*arguments)
 
-    seconds = in_turn({"none": called(0), "all": called(most)}, turns=max(3, round(run.seconds / 2 / _TURN_SECONDS)))
-    yield Figure("loop", "retune", threads, "call without a turn", seconds["none"] * 1e6, "µs")
+    seconds = interleaved(
+        {"none": called(0), "all": called(most)}, passes=max(3, round(run.seconds / 2 / _PASS_SECONDS))
+    )
+    yield Figure("loop", "retune", threads, "call without an iteration", seconds["none"] * 1e6, "µs")
     yield Figure("loop", "retune", threads, "turn", (seconds["all"] - seconds["none"]) / most * 1e6, "µs")
 
 
@@ -180,14 +182,14 @@ def _compared(
         error = max(error, float(np.max(np.abs(first - expected)) / np.max(np.abs(expected))))
     contenders: dict[str, Callable[[], object]] = {"machine": lambda: machine.invoke("main")}
     contenders |= {name: executor.run for name, executor in executors.items()}
-    turns = max(3, round(run.seconds / len(contenders) / _TURN_SECONDS))
-    seconds = in_turn(contenders, turns=turns, turn_seconds=_TURN_SECONDS)
+    passes = max(3, round(run.seconds / len(contenders) / _PASS_SECONDS))
+    seconds = interleaved(contenders, passes=passes, pass_seconds=_PASS_SECONDS)
     for name, each in seconds.items():
         yield Figure(case, "retune", threads, name, each * 1e3, "ms", error=error)
     yield Figure(case, "retune", threads, "machine / executor", seconds["machine"] / seconds["executor"], "")
 
 
-def _executor(model: Any, known: Mapping[str, KnownProgram], threads: int) -> GraphExecutor:
+def _executor(model: Any, known: Mapping[str, BestProgram], threads: int) -> GraphExecutor:
     """The network with programs that are known, or fitted to its shapes, as the machine takes them."""
     target = Target.host()
     graph = optimize(load_model(model))
@@ -196,7 +198,7 @@ def _executor(model: Any, known: Mapping[str, KnownProgram], threads: int) -> Gr
     return GraphExecutor(compile_graph(graph, target, best, threads=threads, cut=cut), threads)
 
 
-def _guesses(model: Any, threads: int) -> dict[str, KnownProgram]:
+def _guesses(model: Any, threads: int) -> dict[str, BestProgram]:
     """What the search would try first for every kernel of a network that is worth tuning."""
     target = Target.host()
     tasks, _ = partition(optimize(load_model(model)), target, hardware_of(target, threads)).worth_tuning()

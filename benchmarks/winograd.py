@@ -1,11 +1,11 @@
-"""In: seconds of tuning for each way to compute a layer. Out: JSON lines, how long the direct convolution takes and how
-long those in transformed space. Always: every way is tuned alone, then all take turns in one process.
+"""Latency of 3x3 convolutions computed directly and by Winograd's minimal filtering.
 
     python -m benchmarks.winograd [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE]
 
-A layer is a 3x3 convolution of stride 1 with bias, an added residual and relu, batch 1: shapes of ResNet and VGG.
-`value` is in milliseconds. `peak_ratio` counts the operations of the direct convolution against the multiply-add peak
-of the same turns, so it may exceed 1. Errors are relative to the largest result, in float64.
+Every way is tuned alone for `--seconds`, then all are interleaved in one process. A layer is a 3x3 convolution of
+stride 1 with bias, an added residual and relu, batch 1: shapes of ResNet and VGG. `value` is in milliseconds.
+`peak_ratio` counts the operations of the direct convolution against the multiply-add peak of the same passes, so it may
+exceed 1. Errors are relative to the largest result, in float64.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.harness import Figure, Run, in_turn, parse
+from benchmarks.harness import Figure, Run, interleaved, parse
 from benchmarks.kernel_timing import bound_kernel
 from benchmarks.tuning import Workers, open_workers, search
 from retune.compiler.driver.hardware import hardware_of
@@ -40,7 +40,7 @@ LAYERS = {
 """Height and width, and channels, by name."""
 
 DIRECT, PEAK = "direct", "peak"
-TURN_SECONDS = 0.02
+PASS_SECONDS = 0.02
 _ATTRS: dict[str, Attribute] = {
     "strides": (1, 1),
     "pads": (1, 1, 1, 1),
@@ -103,15 +103,11 @@ def time_ways(name: str, threads: int, programs: Mapping[str, str]) -> tuple[lis
         rewritten, chosen = with_alternatives(graph, cut, cut.alternatives[number - 1 : number] if number else ())
         (call,) = chosen.kernels
         values = {**rewritten.constants, "x": image}
-        arrays = {
-            tensor.name: values[source] for tensor, source in zip(call.task.dag.inputs, call.inputs, strict=True)
-        }
+        arrays = {tensor.name: values[source] for tensor, source in zip(call.task.dag.inputs, call.inputs, strict=True)}
         runs[way], results[way] = bound_kernel(call.task, load_steps(programs[way]), arrays, threads)
-    times = in_turn(runs, turns=25, turn_seconds=TURN_SECONDS, figure=min)
+    times = interleaved(runs, passes=25, pass_seconds=PASS_SECONDS, figure=min)
     scale = float(np.max(np.abs(wanted)))
-    ways = [
-        Way(way, times[way], float(np.max(np.abs(result - wanted))) / scale) for way, result in results.items()
-    ]
+    ways = [Way(way, times[way], float(np.max(np.abs(result - wanted))) / scale) for way, result in results.items()]
     return ways, peak_work / times[PEAK]
 
 

@@ -1,7 +1,7 @@
-"""In: names that a script imports from `compiler`. Out: what they stand for.
+"""The Retune compiler: frontends, graph passes, scheduling, search, code generation and runtime.
 
-Always: a name is looked up when it is first used, so `import compiler` loads nothing, and a program that only runs
-compiled networks never loads the compiler.
+Names are imported on first use, so `import retune.compiler` is fast, and a program that only runs compiled networks
+never loads the compiler.
 """
 
 import importlib
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from retune.compiler.driver.modules import build
     from retune.compiler.driver.network_build import build_network
     from retune.compiler.driver.pass_context import PassContext
+    from retune.compiler.loading import load_module
     from retune.compiler.runtime.device import cpu, cuda, device, opencl
-    from retune.compiler.runtime.module import load_module
     from retune.compiler.runtime.registry import (
         get_global_func,
         list_global_func_names,
@@ -29,7 +29,7 @@ _HOMES = {
     "device": "runtime.device",
     "get_global_func": "runtime.registry",
     "list_global_func_names": "runtime.registry",
-    "load_module": "runtime.module",
+    "load_module": "loading",
     "opencl": "runtime.device",
     "register_func": "runtime.registry",
     "remove_global_func": "runtime.registry",

@@ -1,9 +1,8 @@
-"""In: the process environment and its working directory. Out: settings, and environments for child processes.
+"""Settings from retune.toml, the process environment and flags, and environments for child processes.
 
-Always: nothing else in Retune reads `os.environ`.
+No other module of Retune reads `os.environ`.
 """
 
-import json
 import math
 import os
 import platform
@@ -17,11 +16,6 @@ from retune.compiler.settings import Origin, Settings, Value, resolve, unknown_v
 
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
-
-PLACES = "RETUNE_PLACES"
-"""The variable with the URLs of stores that have passwords, a JSON list. Other users of a machine see the arguments of
-a process, but not its environment.
-"""
 
 GOMP_SPIN_COUNT = "GOMP_SPINCOUNT"
 SPIN_COUNT = "1000"
@@ -47,6 +41,18 @@ def explain(
     return resolve(os.environ if environment is None else environment, Path.cwd(), flags)[1]
 
 
+@cache
+def debug_level() -> int:
+    """What the compiler prints, a level of `retune.compiler.ir.trace`; read once in a process. Raises: OptionError."""
+    return load().debug
+
+
+@cache
+def checks_ir() -> bool:
+    """Whether every kernel is verified after every pass; read once in a process. Raises: OptionError."""
+    return load().check
+
+
 def strange_variables() -> dict[str, str]:
     """Variables of this process that look like settings and are none, with what was probably meant."""
     return unknown_variables(os.environ)
@@ -57,9 +63,9 @@ def session() -> str:
     return os.environ.get(SESSION, "")
 
 
-def places() -> tuple[str, ...]:
-    """The URLs with passwords that the process which turned into this one had been given."""
-    return tuple(json.loads(os.environ.get(PLACES, "[]")))
+def set_environment(extra: Mapping[str, str]) -> None:
+    """Set variables of this process, for libraries that read them when they are imported, and for its children."""
+    os.environ.update(extra)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -102,10 +108,14 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-        # Nobody reads logs and events back here, and the processor is needed for timing.
+        # Nobody reads logs and events back here, and the CPU is needed for timing.
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+        # A transaction for each of the three states of each task run would be 22 ms of CPU a task run, not 7.
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "240",
     }
     # A client asks again after 2, 4, 8, ... s. It must not give up before the run does.
@@ -119,11 +129,11 @@ def prefect_environment(home: Path) -> dict[str, str]:
 
 def usable_cores() -> int:
     """How many cores this process may run on."""
-    return len(usable_processors())
+    return len(usable_cpus())
 
 
-def usable_processors() -> tuple[int, ...]:
-    """The numbers of the processors this process may run on."""
+def usable_cpus() -> tuple[int, ...]:
+    """The numbers of the CPUs this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -131,7 +141,7 @@ def thread_count(default: int, environment: Mapping[str, str] | None = None) -> 
     """How many threads a network runs on: what RETUNE_NUM_THREADS, OMP_NUM_THREADS or `num_threads` in retune.toml
     says, else `default`.
 
-    A variable that is not a whole number from 1 on is ignored, as OpenMP ignores it; of a list the first number counts.
+    A variable that is not an integer from 1 on is ignored, as OpenMP ignores it; of a list the first number counts.
     Raises: OptionError for a retune.toml that makes no sense.
     """
     return load(environment).num_threads or default
@@ -143,15 +153,15 @@ def host_name() -> str:
 
 
 def device_name() -> str:
-    """The identity of this machine's processor, as records carry it: the same text means that times may be compared."""
-    fields = _first_processor()
+    """The identity of this machine's CPU, as records carry it: the same text means that times may be compared."""
+    fields = _first_cpu()
     name = fields.get("model name") or platform.processor() or platform.machine()
     kind = [f"{key.removeprefix('cpu ')} {fields[key]}" for key in ("cpu family", "model", "stepping") if key in fields]
     return ", ".join([name, *([" ".join(kind)] if kind else []), f"{os.cpu_count()} cores"])
 
 
-def _first_processor() -> dict[str, str]:
-    """What Linux says of processor 0, by field; empty elsewhere."""
+def _first_cpu() -> dict[str, str]:
+    """What Linux says of CPU 0, by field; empty elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0] if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.splitlines())

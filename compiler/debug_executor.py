@@ -1,7 +1,4 @@
-"""In: a graph, a library and a device. Out: something that runs it node by node, with times and all values.
-
-Always: names only, the work is done in `retune.compiler.executor`.
-"""
+"""TVM-compatible `debug_executor`: runs a compiled network node by node, with times and all intermediate values."""
 
 from retune.compiler.executor.debug_module import GraphModuleDebug, create
 from retune.compiler.executor.debug_report import Report

@@ -1,6 +1,6 @@
-"""In: names of element types, NumPy's and "bfloat16". Out: what numbers they hold.
+"""Element types: size, precision and promotion of NumPy's types and bfloat16.
 
-Always: after this module is imported NumPy knows bfloat16 by its name too; the package `ml_dtypes` brings it.
+Importing this module makes NumPy know bfloat16 by name, through the package `ml_dtypes`.
 """
 
 from functools import lru_cache

@@ -1,6 +1,4 @@
-"""In: a mistake someone made. Out: one exception class that says whose.
-
-Always: everything a user can cause derives from `RetuneError`.
+"""Exception classes of Retune. Every error that a user can cause derives from `RetuneError`.
 
     RetuneError
     ├── DefinitionError          a tensor expression or compute graph is malformed
@@ -11,26 +9,26 @@ Always: everything a user can cause derives from `RetuneError`.
     ├── RegistryError            a function that kernels call is not registered, or its name is taken (a ValueError)
     ├── ScheduleError            a transform step does not fit the state it is applied to
     ├── LoweringError            a schedule cannot be turned into code within the target's limits
-    ├── KernelFaultError         threads of a kernel race, read what is not there, or do not meet at a barrier
-    ├── TargetError              a target text names no machine we can generate code for
-    ├── ModelError               a network cannot be imported
+    ├── KernelFaultError         threads of a kernel race, access invalid memory, or miss a barrier
+    ├── TargetError              the target names no machine Retune can compile for (also a ValueError)
+    ├── ModelError               a network cannot be imported (also a RuntimeError)
     │   ├── ModelFormatError         the file is missing, unreadable or not ONNX
     │   ├── UnsupportedOperatorError an operator or attribute has no conversion
-    │   │   └── UnknownValueError        an operand must be known beforehand, and an input decides on it
+    │   │   └── UnknownValueError        an operand must be known at compile time and depends on an input
     │   └── DynamicShapeError        a dimension is not a number
     ├── ShapeMismatchError       an array does not fit what a network says of its input (also a ValueError)
     ├── StoreError               the record store cannot be used
     │   ├── SchemaError              a file was written by a newer version
     │   └── CorruptRecordError       a file cannot be read back
-    ├── LogFormatError           a tuning log in TVM's form cannot be read or written
+    ├── LogFormatError           a tuning log in TVM's form cannot be read or written (also a RuntimeError)
     ├── NoRecordError            no record serves the workload (also a RuntimeError)
-    ├── NotYetError              it is known what this should do, but it does not do it yet (also a NotImplementedError)
+    ├── NotYetError              the feature is specified but not implemented yet (also a NotImplementedError)
     ├── ArtifactError            a compiled network, a module or an array cannot be saved, loaded or called
-    ├── MachineError             the virtual machine met what it cannot go on with (also a RuntimeError)
-    ├── MismatchError            two values are not built alike (a ValueError)
+    ├── MachineError             the virtual machine cannot continue (also a RuntimeError)
+    ├── MismatchError            two values differ in structure (also a ValueError)
     ├── ServerError              the Prefect server cannot be reached
     ├── MeasureError             the measuring infrastructure itself failed (never a candidate)
-    └── OptionError              an option has a value that makes no sense
+    └── OptionError              an option has a value that makes no sense (also a ValueError)
         └── PassOptionError          a pass context has no such option, or not of that type (also an AttributeError)
 
 A failed *candidate* is not an exception but a value: see `retune.compiler.measure.record.MeasureStatus`.
@@ -99,7 +97,7 @@ class LoweringError(RetuneError):
 
 
 class DeviceLimitError(LoweringError):
-    """A kernel asks for more than a GPU has; `limit` is what of."""
+    """A kernel exceeds a limit of the GPU; `limit` names it."""
 
     def __init__(self, message: str, limit: str) -> None:
         super().__init__(message)
@@ -110,14 +108,14 @@ class DeviceLimitError(LoweringError):
 
 
 class KernelFaultError(RetuneError):
-    """Threads of a kernel race, access what is not there or was never written, or do not all come to a barrier."""
+    """Threads of a kernel race, access invalid or uninitialized memory, or do not all reach a barrier."""
 
 
-class TargetError(RetuneError):
-    """A target text names no machine we can generate code for."""
+class TargetError(RetuneError, ValueError):
+    """A target string names no machine Retune can compile for."""
 
 
-class ModelError(RetuneError):
+class ModelError(RetuneError, RuntimeError):
     """A network cannot be imported."""
 
 
@@ -161,7 +159,7 @@ class UnknownFormError(CorruptRecordError):
     """A JSON object has other fields, or fields of other types, than this version knows."""
 
 
-class LogFormatError(RetuneError):
+class LogFormatError(RetuneError, RuntimeError):
     """A tuning log in TVM's form cannot be read or written."""
 
 
@@ -170,7 +168,7 @@ class NoRecordError(RetuneError, RuntimeError):
 
 
 class NotYetError(RetuneError, NotImplementedError):
-    """What this should do is known, and it does not do it yet."""
+    """The feature is specified but not implemented yet."""
 
 
 class ArtifactError(RetuneError):
@@ -178,13 +176,13 @@ class ArtifactError(RetuneError):
 
 
 class MachineError(RetuneError, RuntimeError):
-    """The virtual machine met what it cannot go on with: no case that fits, an instruction on a value of another kind,
-    or arguments that are none.
+    """The virtual machine cannot continue: no match case applies, an instruction got a value of the wrong kind, or the
+    arguments are invalid.
     """
 
 
 class MismatchError(RetuneError, ValueError):
-    """Two values that should be built alike are not."""
+    """Two values that must have the same structure differ."""
 
 
 class ServerError(RetuneError):
@@ -205,7 +203,7 @@ class DeviceError(RetuneError):
         self.lasting = lasting
 
 
-class OptionError(RetuneError):
+class OptionError(RetuneError, ValueError):
     """An option has a value that makes no sense."""
 
 

@@ -1,7 +1,6 @@
-"""In: the name of an NVIDIA architecture, such as sm_90, or what a driver says of a device. Out: `GpuFacts`.
+"""`GpuFacts`: hardware parameters of NVIDIA GPUs, by architecture or as the driver reports them. Immutable.
 
-Always: frozen; the numbers of an architecture are those of its best known device, for estimates where no device is
-asked.
+The numbers of an architecture are those of its best-known device, for estimates without a device.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""In: a graph, a library and a device, or the file of a compiled network. Out: something that runs it.
+"""TVM-compatible `graph_executor`: runs a compiled network from a graph, a library and a device, or from a file.
 
-Always: names only, the work is done in `retune.compiler.executor`; nothing of the compiler itself is imported.
+It loads no part of the compiler itself.
 """
 
 from retune.compiler.executor.graph_module import GraphModule, create, get_device

@@ -1,7 +1,7 @@
-"""In: numbers in any array. Out: arrays of the TVM FFI, for kernels and functions.
+"""TVM-compatible `nd` arrays for kernels and functions, on the TVM FFI.
 
-Always: memory that is made here starts at a multiple of 64 bytes, as kernels want it, and is shared with NumPy,
-PyTorch and whoever speaks DLPack, never copied behind one's back.
+Memory allocated here is aligned to 64 bytes, as kernels require. It is shared with NumPy, PyTorch and other DLPack
+users; nothing is copied implicitly.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ __all__ = ["NDArray", "array", "empty", "from_dlpack"]
 def array(values: Any, device: Device | None = None) -> NDArray:
     """A copy of the values, which are an array or nested lists.
 
-    Raises: OptionError for another device than the processor; ArtifactError for a type that NumPy cannot pass on, or
+    Raises: OptionError for another device than the CPU; ArtifactError for a type that NumPy cannot pass on, or
     lists of different lengths.
     """
     try:
@@ -37,7 +37,7 @@ def array(values: Any, device: Device | None = None) -> NDArray:
 def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
     """A new array without values.
 
-    Raises: OptionError for another device than the processor, a negative extent or a type that is none of numbers;
+    Raises: OptionError for another device than the CPU, a negative extent or a type that is none of numbers;
     ArtifactError for a type that NumPy cannot pass on, or when there is no memory.
     """
     require_cpu(_cpu() if device is None else device, "arrays are made here")
@@ -58,5 +58,3 @@ def from_dlpack(source: Any) -> NDArray:
     if not isinstance(made, NDArray):
         raise ArtifactError(f"{type(made).__module__} has taken the FFI's arrays over; load it after this one")
     return made
-
-

@@ -113,6 +113,12 @@ class SchedulerOptions:
     )
     backward_window: int = option(3, "rounds that the gradient looks back", SEARCH, least=1, most=1000)
     explore: float = option(0.0, "probability of a round for a task drawn at random", SEARCH, least=0, most=1)
+    objective: str = option(
+        "latency",
+        "what rounds make small: latency, the weighted sum of the kernels' times, or geomean, their geometric mean",
+        SEARCH,
+        choices=("latency", "geomean"),
+    )
 
     def __post_init__(self) -> None:
         """Check every field that is set. Raises: OptionError."""

@@ -1,6 +1,6 @@
-"""In: the dimensions of a constant, and how loops walk through them. Out: a `Packing`, how it lies in memory.
+"""`Packing`: the memory layout of a constant, derived from how loops traverse it.
 
-Always: frozen, plain numbers; packing moves elements and changes none.
+A packing is immutable and made of integers; it permutes elements and changes none.
 """
 
 import math

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retune.compiler.errors import OptionError
-from retune.compiler.options import TuneOptions, about, check_value, flag_of, kinds_of, option
+from retune.compiler.options import TuneOptions, about, check_value, flag_of, kinds_of, option, tune_options
 
 FILE = "retune.toml"
 """The name of the file, looked for in the working directory."""
@@ -21,7 +21,7 @@ FILE = "retune.toml"
 FILE_VARIABLE = "RETUNE_CONFIG"
 """The environment variable that names another file."""
 
-OTHER_VARIABLES = (FILE_VARIABLE, "RETUNE_SESSION", "RETUNE_PLACES", "RETUNE_ROOT", "RETUNE_API_AUTH")
+OTHER_VARIABLES = (FILE_VARIABLE, "RETUNE_SESSION", "RETUNE_ROOT", "RETUNE_API_AUTH")
 """Variables of ours that are no settings: they belong to processes that are started, not to a person's wishes."""
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -48,6 +48,13 @@ class Settings(TuneOptions):
     fleet_storage: str | None = option(
         None, "folder that a fleet on Prefect shares; fleet/ in the state folder when unset"
     )
+    debug: int = option(
+        0,
+        "what the compiler prints on stderr: 1 steps and graph passes, 2 loop IR, 3 after every pass, 4 code",
+        least=0,
+        most=4,
+    )
+    check: bool = option(False, "verify the IR of every kernel after every pass")
     prefect_api: str | None = option(
         None, "address of a Prefect server; runs use an embedded one when unset", variables=("PREFECT_API_URL",)
     )
@@ -195,8 +202,13 @@ def _check(name: str, value: Any, folder: Path, where: str) -> Value:
 
 @cache
 def _fields() -> dict[str, Field[Any]]:
-    """The field of every setting, by the setting's name."""
-    return {about(one).setting or one.name: one for one in fields(Settings)}
+    """The field of every setting, by the setting's name: the options of a run in the order in which a command lists
+    them, then the others.
+    """
+    options = list(tune_options())
+    names = {one.name for one in options}
+    others = [one for one in fields(Settings) if one.name not in names]
+    return {about(one).setting or one.name: one for one in (*options, *others)}
 
 
 @cache

@@ -3,10 +3,12 @@
 `str(target)` is stable and parses back to an equal target.
 """
 
+import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 from retune.compiler.errors import TargetError
 from retune.compiler.gpu_facts import GpuFacts, facts_of
@@ -20,8 +22,12 @@ class TargetKind:
     """The device in a sentence."""
     options: Mapping[str, str]
     """The options of a target string and the fields they set, in the order in which they are printed."""
-    is_gpu: bool = False
-    """Whether loops are bound to blocks and threads."""
+    device: str = "cpu"
+    """The kind of device that kernels run on, as in `retune.compiler.runtime.device`."""
+    uses_threads: bool = True
+    """Whether kernels run on threads of the CPU, so that a time depends on their number."""
+    uses_host_memory: bool = True
+    """Whether kernels read and write the host's arrays."""
     rewrites_layouts: bool = False
     """Whether a schedule may choose the layout of constants: kernels of a GPU read them through shared memory."""
     has_winograd: bool = False
@@ -35,9 +41,36 @@ TARGET_KINDS = {
         rewrites_layouts=True,
         has_winograd=True,
     ),
-    "cuda": TargetKind("a GPU", {"-arch": "arch", "-math": "math"}, is_gpu=True),
+    "cuda": TargetKind(
+        "a GPU", {"-arch": "arch", "-math": "math"}, device="cuda", uses_threads=False, uses_host_memory=False
+    ),
 }
 """Every kind of target, by the first word of its string."""
+
+_WITHOUT_EFFECT = frozenset(
+    f"-{name}"
+    for name in (
+        "keys", "libs", "model", "tag", "runtime", "system-lib", "link-params", "opt-level", "mfloat-abi", "mabi",
+        "max_num_threads", "max_threads_per_block", "max_shared_memory_per_block", "max_block_size_x",
+        "max_block_size_y", "max_block_size_z", "shared_memory_per_block", "registers_per_block", "thread_warp_size",
+        "from_device", "unpacked-api", "interface-api", "workspace-byte-alignment", "constants-byte-alignment",
+    )
+)  # fmt: skip
+"""Options of TVM's targets that decide no code here: a text that has them is read, and printed without them."""
+
+_NUM_CORES = "-num-cores"
+
+_TAGS = {
+    "nvidia/nvidia-v100": "cuda -arch=sm_70",
+    "nvidia/nvidia-t4": "cuda -arch=sm_75",
+    "nvidia/nvidia-a100": "cuda -arch=sm_80",
+    "nvidia/nvidia-a10": "cuda -arch=sm_86",
+    "nvidia/geforce-rtx-3090": "cuda -arch=sm_86",
+    "nvidia/geforce-rtx-4090": "cuda -arch=sm_89",
+    "nvidia/nvidia-l4": "cuda -arch=sm_89",
+    "nvidia/nvidia-h100": "cuda -arch=sm_90",
+}
+"""Names of machines that TVM's scripts use."""
 
 _VALUES = {
     "features": (re.compile(r"[+-][\w.-]+(,[+-][\w.-]+)*"), "features are written +name or -name, with commas between"),
@@ -53,9 +86,9 @@ _WORD = (re.compile(r"[^\s=]+"), "it must be one word")
 class Target:
     """A machine that code is generated for.
 
-    `kind` is llvm (processors: LLVM triple, CPU name and features; empty fields mean the host's own) or cuda (an NVIDIA
+    `kind` is llvm (CPUs: LLVM triple, CPU name and features; empty fields mean the host's own) or cuda (an NVIDIA
     GPU: `arch`, such as sm_90; `math` tf32 lets tensor cores round the factors of float32 products to 10 bits of
-    fraction, which nothing else does). `device` names a family of processors, such as arm_cpu; it changes no code.
+    fraction, which nothing else does). `device` names a family of CPUs, such as arm_cpu; it changes no code.
     """
 
     kind: str
@@ -65,10 +98,13 @@ class Target:
     device: str
     arch: str
     math: str
+    num_cores: int = dataclasses.field(default=0, compare=False)
+    host_target: "Target | None" = dataclasses.field(default=None, compare=False)
 
     def __init__(
         self,
-        kind: str = "llvm",
+        kind: "str | Mapping[str, Any] | Target" = "llvm",
+        host: "str | Mapping[str, Any] | Target | None" = None,
         *,
         triple: str = "",
         cpu: str = "",
@@ -76,16 +112,30 @@ class Target:
         device: str = "",
         arch: str = "",
         math: str = "",
+        num_cores: int = 0,
+        host_target: "Target | None" = None,
     ) -> None:
         """`Target("llvm -mcpu=znver4")` and `Target("llvm", cpu="znver4")` are the same; a field wins over the text.
 
-        Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D]` and `cuda [-arch=sm_90]
-        [-math=tf32]`.
+        Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D] [-num-cores=N]` and `cuda [-arch=sm_90]
+        [-math=tf32]`. A mapping, or its JSON, has the same words: `{"kind": "llvm", "mcpu": "znver4"}`. TVM's tags
+        such as `nvidia/nvidia-a100` are known, and its options that decide no code are left out. `-num-cores` is how
+        many threads a task of this target is tuned for; it, and `host`, make no difference between two targets.
         Raises: TargetError when the kind, an option or the form of a value is unknown. Whether LLVM knows the names is
         found when code is generated.
         """
         given = {"triple": triple, "cpu": cpu, "features": features, "device": device, "arch": arch, "math": math}
-        name, parsed = _parsed(kind)
+        if isinstance(kind, Target):
+            host = kind.host_target if host is None else host
+            kind = f"{kind} {_NUM_CORES}={kind.num_cores}" if kind.num_cores else str(kind)
+        if isinstance(kind, str) and kind.lstrip().startswith("{"):
+            kind = _json(kind)
+        if isinstance(kind, Mapping):
+            host = kind.get("host") if host is None else host
+            kind = _text_of(kind)
+        name, parsed, cores = _parsed(_TAGS.get(kind, kind) if isinstance(kind, str) else kind)
+        object.__setattr__(self, "num_cores", num_cores or cores)
+        object.__setattr__(self, "host_target", host_target if host is None else Target(host))
         values = {field: value or parsed.get(field, "") for field, value in given.items()}
         for field, value in values.items():
             if value:
@@ -102,7 +152,7 @@ class Target:
     @property
     def is_gpu(self) -> bool:
         """Whether loops are bound to blocks and threads."""
-        return self.traits.is_gpu
+        return self.traits.device != "cpu"
 
     @property
     def traits(self) -> TargetKind:
@@ -119,23 +169,52 @@ class Target:
         return " ".join([self.kind, *(f"{option}={value}" for option, value in options if value)])
 
 
-def _parsed(text: str) -> tuple[str, dict[str, str]]:
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise TargetError(f"target {text!r:.80} is no JSON object: {error}") from None
+
+
+def _text_of(options: Mapping[str, Any]) -> str:
+    """A mapping as the text of a target."""
+    words = [str(options.get("kind", ""))]
+    for name, value in options.items():
+        if name not in ("kind", "host") and value is not None:
+            values = value if isinstance(value, list | tuple) else [value]
+            words.append(f"-{name}={','.join(map(str, values))}")
+    return " ".join(words)
+
+
+def _cores(text: str, value: str) -> int:
+    if not value.isdecimal() or not 0 < int(value) <= 4096:
+        raise TargetError(f"target {text!r}: {_NUM_CORES} is an integer from 1 to 4096, not {value!r}")
+    return int(value)
+
+
+def _parsed(text: str) -> tuple[str, dict[str, str], int]:
+    """Kind, values by field, and number of cores (0: unknown)."""
     if not isinstance(text, str):
-        raise TargetError(f"a target is a text, such as 'llvm -mcpu=znver4', not {text!r:.80}")
+        raise TargetError(f"a target is a string, such as 'llvm -mcpu=znver4', not {text!r:.80}")
     words = text.split()
     if not words or words[0] not in TARGET_KINDS:
         raise TargetError(f"target {text!r}: the first word must be one of {', '.join(TARGET_KINDS)}")
     fields = TARGET_KINDS[words[0]].options
     values: dict[str, str] = {}
+    num_cores = 0
     for word in words[1:]:
-        option, _, value = word.partition("=")
+        option, _, value = (word[1:] if word.startswith("--") else word).partition("=")
+        if option == _NUM_CORES:
+            num_cores = _cores(text, value)
+        if option == _NUM_CORES or (option in _WITHOUT_EFFECT and option not in fields):
+            continue
         if option not in fields or not value:
             known = ", ".join(f"{name}=..." for name in fields)
             raise TargetError(f"target {text!r}: cannot read {word!r}; known options: {known}")
         if fields[option] in values:
             raise TargetError(f"target {text!r}: the option {option} is given twice")
         values[fields[option]] = value
-    return words[0], values
+    return words[0], values, num_cores
 
 
 def _check(text: str, kind: str, field: str, value: str) -> None:
@@ -149,7 +228,7 @@ def _check(text: str, kind: str, field: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HardwareParams:
-    """The limits that steer the search; those of a GPU are 0 on a processor.
+    """The limits that steer the search; those of a GPU are 0 on a CPU.
 
     `num_cores` is the number of threads that the tuned kernel will run on (-1 on a GPU, which has many),
     `vector_unit_bytes` the width of a vector register, `cache_line_bytes` the unit of memory traffic. Of a GPU block:
@@ -192,6 +271,12 @@ class HardwareParams:
         """What is known of the GPU, or of a usual one."""
         return self.facts or facts_of("")
 
+    def multiply_adds_per_cycle(self, units: float) -> float:
+        """How many multiply-adds of float32 all cores begin in a cycle; a CPU core has `units` vector units."""
+        if self.is_gpu:
+            return float(self.gpu.lanes * self.gpu.multiprocessors)
+        return units * self.vector_unit_bytes / 4.0 * self.num_cores
+
     def to_row(self) -> list[int]:
         """The eight numbers that a record keeps."""
         return [int(getattr(self, name)) for name in _RECORDED]
@@ -200,11 +285,11 @@ class HardwareParams:
     def from_row(cls, row: Sequence[int]) -> Self:
         """The parameters that `to_row` wrote.
 
-        Raises: TargetError when there are not eight whole numbers.
+        Raises: TargetError when there are not eight integers.
         """
         whole = all(isinstance(value, int) and not isinstance(value, bool) for value in row)
         if len(row) != len(_RECORDED) or not whole:
-            raise TargetError(f"hardware parameters are {len(_RECORDED)} whole numbers, got {list(row)!r}")
+            raise TargetError(f"hardware parameters are {len(_RECORDED)} integers, got {list(row)!r}")
         cores, vector, line, shared, local, threads, virtual, warp = row
         return cls(cores, vector, line, shared, local, threads, virtual, warp)
 

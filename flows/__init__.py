@@ -1,4 +1,4 @@
-"""In: plain parameters. Out: order and data flow of the pipeline, one `@flow` a file.
+"""Prefect flows: the order and the data flow of the pipeline, one flow a module, and the command line.
 
-Always: no arithmetic, no printing outside the command line.
+Flows compute nothing themselves; only the command line prints.
 """

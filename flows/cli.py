@@ -23,6 +23,14 @@ COMMANDS = {
     "compile": ("compile:compile_network", "Compile a network with the best records there are, measuring nothing."),
     "networks": ("networks:networks", "List the networks of the zoo."),
     "run": ("networks:run", "Time a compiled network on inputs of zeros."),
+    "explain": (
+        "explain:explain",
+        "Explain a kernel: its computation, schedule, every pass, code, hot loop, limit and search.",
+    ),
+    "serve": (
+        "serve:serve",
+        "Serve compiled networks over HTTP, with KServe's Open Inference Protocol V2 and metrics for Prometheus.",
+    ),
     "runs": ("report:runs", "List all runs, the newest last."),
     "report": ("report:report", "Write a page about a run: latencies, progress, roofline, failures, coverage."),
     "fetch": ("report:fetch", "Fetch the compiled network and the report of a run from a store at a URL."),

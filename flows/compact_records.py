@@ -1,4 +1,4 @@
-"""In: a state folder. Out: its record files joined. Always: runs may go on meanwhile."""
+"""The flow that joins the small record files of a store. Runs may go on meanwhile."""
 
 from prefect import flow, get_run_logger
 

@@ -1,12 +1,12 @@
 """Flows that compile a network with its best records, and check that it is right and faster.
 
-Every program is built, checked and timed once more before it is used. A first guess, of a kernel without a record, has
+Every program is checked and timed once more before it is used. A first guess, of a kernel without a record, has
 one after that.
 
     best records → confirm each in a fresh process → compile tuned and untuned → verify both against ONNX Runtime
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Comparison, Report
 from retune.compiler.driver.winners import Confirmation, record_guesses, resolve, shortlist
+from retune.compiler.measure.built_programs import SHORTLIST, BuiltPrograms
 from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
 from retune.flows.device import resolve_device, with_task_runner
@@ -33,9 +34,6 @@ from retune.tasks.store import best_of_every_task, best_records, complete_run, o
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, verify
 from retune.tasks.workers import open_workers
-
-FINALISTS = 5
-"""How many of a task's fastest records are timed again before one may serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ def run_name() -> str:
 def compile_network(
     network: str, *, shapes: list[str] | None = None, home: str | None = None, **options: Any
 ) -> Report:
-    """Compile `network` anew with the best records on this machine, measuring nothing else: after an upgrade, or when
+    """Compile `network` again with the best records on this machine, measuring nothing else: after an upgrade, or when
     other runs have found better programs for its kernels. `shapes` and `home` are as for `tune_network`.
 
     Raises: OptionError, ModelError, TargetError, StoreError.
@@ -89,24 +87,30 @@ def compile_network(
 
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
 def compile_best(
-    job: TuneJob, extracted: ExtractedNetwork, run_id: str, rounds: int = 0, elapsed: float = 0.0
+    job: TuneJob,
+    extracted: ExtractedNetwork,
+    run_id: str,
+    rounds: int = 0,
+    elapsed: float = 0.0,
+    kept: BuiltPrograms | None = None,
 ) -> Compiled:
     """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
-    rounds and seconds of tuning.
+    rounds and seconds of tuning. Programs that are `kept` are not built again.
     """
     announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
-    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
+    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
     layers = [shortlist(layer.tasks, best, known) for layer in extracted.partition.layers()]
     announce(PhaseStarted(f"confirming the best programs of {count(sum(map(len, layers)), 'task')}"))
     measuring = job.measuring(extracted.constant_bytes)
-    with open_workers(measuring, job.plan, job.gpu) as workers:
+    with open_workers(measuring, job.plan, job.gpu, kept) as workers:
         chosen: list[Confirmation] = []
         for layer in layers:
             chosen += resolve([confirm(task.name, workers, opaque(task), opaque(programs)) for task, programs in layer])
             announce(PhaseAdvanced(len(chosen), sum(map(len, layers))))
-    winners, guesses = record_guesses(chosen, job.origin(run_id, measuring), rounds, elapsed, new_id)
+    origin = replace(job.origin(run_id, measuring), round=rounds, elapsed=elapsed)
+    winners, guesses = record_guesses(chosen, origin, new_id)
     if guesses:
         store("first-guesses", job.place, opaque(guesses))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}

@@ -3,8 +3,9 @@
 A job for the CPU of this machine passes through unchanged.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from prefect import Flow, flow
 
@@ -15,11 +16,12 @@ from retune.compiler.measure.cuda_runner import gpu_here
 from retune.compiler.measure.fleet import BUILD, device_queue
 from retune.compiler.target import Target
 from retune.flows.parameters import TuneJob
-from retune.tasks.engines import task_runner_of
+from retune.tasks.engines import engine_errors, task_runner_of
 from retune.tasks.plan import FleetPlan
 from retune.tasks.verify import describe_device
 
-AnyFlow = TypeVar("AnyFlow", bound=Flow[Any, Any])
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 def resolve_device(job: TuneJob) -> TuneJob:
@@ -57,12 +59,21 @@ def _target_on(asked: str, has: str, device: str) -> str:
     return str(Target(wanted.kind, arch=there.arch, math=wanted.math))
 
 
-def with_task_runner(plain: AnyFlow, job: TuneJob) -> AnyFlow:
-    """The flow with the task runner that reaches the job's fleet, if it has one. Raises: OptionError."""
-    if job.plan is None:
+def with_task_runner(plain: Flow[Given, Result], job: TuneJob) -> Callable[Given, Result]:
+    """The flow with the task runner that reaches the job's fleet, if it has one. Raises: OptionError; when called,
+    MeasureError where the fleet fails.
+    """
+    plan = job.plan
+    if plan is None:
         return plain
-    runner = task_runner_of(job.plan.kind, (BUILD, device_queue(job.plan.device)))
-    return plain.with_options(task_runner=runner)  # type: ignore[return-value]
+    runner = task_runner_of(plan.kind, (BUILD, device_queue(plan.device)))
+    reaching = plain.with_options(task_runner=runner)
+
+    def call(*args: Given.args, **named: Given.kwargs) -> Result:
+        with engine_errors(plan.kind):
+            return reaching(*args, **named)
+
+    return call
 
 
 @flow(name="describe-device", flow_run_name="describe-{device}")

@@ -1,4 +1,4 @@
-"""The exit codes of all commands, as docs/cli.md documents them."""
+"""The exit codes of all commands, as docs/reference/cli.md documents them."""
 
 import signal
 

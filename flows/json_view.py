@@ -1,6 +1,6 @@
 """The events and the report of a run as JSON lines, for programs that start `retune tune --json`.
 
-The fields are those that docs/cli.md lists; times are in seconds, and null where there is none.
+The fields are those that docs/reference/cli.md lists; times are in seconds, and null where there is none.
 """
 
 import json

@@ -18,10 +18,11 @@ from retune.compiler.driver.measuring import network_options
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.tuning import Origin
 from retune.compiler.errors import OptionError
+from retune.compiler.measure.cuda_runner import gpu_of_key
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.options import BUDGET, FLEET, TuneOptions, about, kinds_of, tune_options
 from retune.compiler.target import Target
-from retune.storage.place import Place, is_remote, local_folder, veiled
+from retune.storage.store_url import Place, is_remote, local_folder, redacted
 from retune.tasks.plan import FleetPlan, require_fleet
 
 DEFAULT_TRIALS = 1000
@@ -80,8 +81,8 @@ class TuneJob:
 
     `network` is a name of the zoo or the path of an ONNX file, `shapes` what dynamic inputs are fixed to, see
     `parse_shape`. `home` is the absolute path of the state folder, `store` the URL, without a password, where records
-    and what was learned are kept instead of there (see docs/storage.md). The run ends when a limit of the options is
-    reached; one of them is set.
+    and what was learned are kept instead of there (see docs/reference/storage.md). The run ends when a limit of the
+    options is reached; one of them is set.
 
     With a fleet programs are built by its workers and timed on its device of the key `on_device`; `storage` is the
     place that it shares. `machine` and `cache_bytes` are then those of the device, see `retune.flows.device`.
@@ -97,9 +98,7 @@ class TuneJob:
     cache_bytes: int = 0
 
     @classmethod
-    def of(
-        cls, network: str, *, shapes: Sequence[str] | None = None, home: str | None = None, **given: Any
-    ) -> Self:
+    def of(cls, network: str, *, shapes: Sequence[str] | None = None, home: str | None = None, **given: Any) -> Self:
         """Make a job of the options given; those that are None come from the settings. `home` may be a URL: then it is
         what `store` is, and the state folder is that of the settings.
 
@@ -114,8 +113,8 @@ class TuneJob:
             options=_complete(TuneOptions.of(settings, **given), given.get("on_device")),
             home=str(folder),
             shapes=tuple(shapes or ()),
-            store=veiled(home) if home and is_remote(home) else "",
-            storage=veiled(settings.fleet_storage or f"{folder}/fleet"),
+            store=redacted(home) if home and is_remote(home) else "",
+            storage=redacted(settings.fleet_storage or f"{folder}/fleet"),
         )
 
     @property
@@ -143,7 +142,7 @@ class TuneJob:
         """The number, in CUDA, of the GPU of this machine that the job tunes for; None when it is not for one. Which
         GPU has number 0 is for `CUDA_VISIBLE_DEVICES` to say.
         """
-        return 0 if self.target and Target(self.target).is_gpu and not self.options.fleet else None
+        return gpu_of_key(Target(self.target).traits.device) if self.target and not self.options.fleet else None
 
     @property
     def plan(self) -> FleetPlan | None:

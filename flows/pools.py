@@ -1,9 +1,6 @@
-"""In: a Prefect server. Out: the work pools, queues, limits and the automation that the deployments need.
+"""The command `retune pools`: creates the work pools, queues, limits and automation that the deployments need.
 
-Always: what is there already is left as it is, so a second call changes nothing, and no setting made by a person is
-lost.
-
-Run as `retune pools`, see `retune.flows.cli`.
+What exists stays as it is, so a second call changes nothing, and settings made by a person are kept.
 """
 
 import asyncio
@@ -46,7 +43,7 @@ class Pool:
 POOLS = (
     Pool(
         "cpu-pool", 1,
-        "Runs that time programs on the processor of the worker's machine: one at a time, for undisturbed timings.",
+        "Runs that time programs on the CPU of the worker's machine: one at a time, for undisturbed timings.",
     ),
     Pool(
         "fleet-pool", 8,

@@ -11,7 +11,6 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.operators import Operator, is_operator
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.stale import most_promising
@@ -37,7 +36,7 @@ def retune_stale(
     *,
     home: str | None = None,
     **options: Any,
-) -> list[Report | OperatorReport]:
+) -> list[Report]:
     """Tune those of `networks` again that are expected to gain most, for `window_minutes` in all. They are names of the
     zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see
     `retune.compiler.driver.operators`.
@@ -55,14 +54,14 @@ def retune_stale(
     job = resolve_device(TuneJob.of(networks[0], home=home, minutes=slice_minutes, **options))
     jobs = {name: replace(job, network=name) for name in networks}
     end = time.monotonic() + window_minutes * 60
-    reports: list[Report | OperatorReport] = []
+    reports: list[Report] = []
     failures: dict[str, str] = {}
     while (left := (end - time.monotonic()) / 60) >= SHORTEST_SLICE:
         estimates = []
         for name, job in jobs.items():
             if name not in failures:
                 try:
-                    estimates.append(judge(name, job.place, job.target, job.device, job.threads))
+                    estimates.append(judge(name, job.place, job.target, job.device, job.threads, job.options))
                     logger.info("%s", estimates[-1])
                 except RetuneError as error:
                     failures[name] = str(error)
@@ -79,16 +78,14 @@ def retune_stale(
     return reports
 
 
-def tune_again(job: TuneJob, minutes: float) -> Report | OperatorReport:
+def tune_again(job: TuneJob, minutes: float) -> Report:
     """Tune the job's network or operator for some minutes."""
     job = replace(job, options=replace(job.options, minutes=minutes))
     if is_operator(job.network):
         operator = Operator.parsed(job.network)
         workload = operator.name if operator.module else operator.name.removeprefix("retune.")
         options = {one.name: getattr(job.options, one.name) for one in tune_options(*OF_OPERATORS)}
-        tuned: OperatorReport = tune_operator(
-            workload, list(operator.args), operator.module, home=str(job.place), **options
-        )
+        tuned: Report = tune_operator(workload, list(operator.args), operator.module, home=str(job.place), **options)
         return tuned
     report: Report = tune_network(**job.parameters())
     return report

@@ -1,16 +1,14 @@
-"""The Prefect server of a run: an embedded one is started, watched and restarted once; one at a URL is waited for.
+"""The Prefect server of a run: an embedded one is watched and restarted once; one at a URL is waited for.
 
 Prefect's own clients bridge an outage by asking again, for a minute and more, and say nothing. So a thread watches the
 server meanwhile, and ends the run where the server does not come back.
 """
 
-import atexit
 import contextlib
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 from prefect import get_client
@@ -27,10 +25,8 @@ from retune.compiler import config
 from retune.compiler.errors import RetuneError, ServerError
 from retune.flows import exits
 from retune.flows.commands.output import complain
-from retune.flows.launch import end
-
-if TYPE_CHECKING:
-    from prefect.server.api.server import SubprocessASGIServer
+from retune.flows.embedded_server import EmbeddedServer
+from retune.flows.launch import KEPT, end
 
 CHECK_SECONDS = 3.0
 """How often a server at a URL is asked. An embedded one is a child process, whose end is noticed at once."""
@@ -38,21 +34,22 @@ TIMEOUT_SECONDS = 2.5
 """How long one answer may take. A client connects up to four times, so silence is noticed within 15 s."""
 STARTS = 2
 
-_KEPT = "what was measured is kept, and the same command goes on from there"
-
 
 @contextmanager
-def watched_server() -> Iterator[None]:
-    """Wait until the Prefect server answers, and watch it during the block. Raises: ServerError."""
-    over, url = threading.Event(), PREFECT_API_URL.value()
+def watched_server(embedded: EmbeddedServer | None = None) -> Iterator[None]:
+    """Wait until the Prefect server answers, the embedded one or that at PREFECT_API_URL, and watch it during the
+    block. Raises: ServerError.
+    """
+    over = threading.Event()
     with server_errors():
-        if url:
-            wait = config.load().prefect_wait
+        if embedded is not None:
+            _await_start(embedded)
+            watch = threading.Thread(target=_watch_process, args=(embedded, over), daemon=True)
+        else:
+            url, wait = str(PREFECT_API_URL.value()), config.load().prefect_wait
             with _impatient_client(url) as client:
                 _await_answer(client, url, wait)
             watch = threading.Thread(target=_watch_url, args=(url, wait, over), daemon=True)
-        else:
-            watch = threading.Thread(target=_watch_process, args=(_start_embedded(), over), daemon=True)
         watch.start()
         try:
             yield
@@ -75,7 +72,7 @@ def server_errors() -> Iterator[None]:
             ):
                 where = PREFECT_API_URL.value() or "of this run"
                 reason = str(cause) or type(cause).__name__
-                raise ServerError(f"the Prefect server {where} failed ({reason}); {_KEPT}") from error
+                raise ServerError(f"the Prefect server {where} failed ({reason}); {KEPT}") from error
             is_theirs = type(cause).__module__.partition(".")[0] in ("prefect", "httpx")
             cause = cause.__cause__ or (cause.__context__ if is_theirs else None)
         raise
@@ -103,7 +100,7 @@ def _await_answer(client: SyncPrefectClient, url: str, wait_s: float) -> None:
     limit = time.monotonic() + wait_s
     while client.api_healthcheck() is not None:
         if time.monotonic() >= limit:
-            raise ServerError(f"{what} did not answer for {wait_s:g} s: start it, or unset PREFECT_API_URL; {_KEPT}")
+            raise ServerError(f"{what} did not answer for {wait_s:g} s: start it, or unset PREFECT_API_URL; {KEPT}")
         time.sleep(min(1.0, wait_s))
     complain(f"{what} answers again")
 
@@ -117,48 +114,44 @@ def _watch_url(url: str, wait_s: float, over: threading.Event) -> None:
                 end(str(error), exits.UNAVAILABLE)
 
 
-def _start_embedded() -> "SubprocessASGIServer":
-    """Start the embedded server, with a second try on a loaded machine. Raises: ServerError."""
-    from prefect.server.api.server import SubprocessASGIServer  # takes seconds, for this alone
-
-    server = SubprocessASGIServer()  # the one that every client of this process finds
-    atexit.register(server.stop)
+def _await_start(server: EmbeddedServer) -> None:
+    """Wait until an embedded server answers, with a second try on a loaded machine. Raises: ServerError."""
     for left in reversed(range(STARTS)):
-        server.port = server.find_available_port()
-        if _start(server):
-            server.running = True
-            return server
+        if _answers(server):
+            return
         if left:
             complain("warning: the embedded Prefect server did not start; trying once more")
+            server.restart()
     raise ServerError(
         "the embedded Prefect server did not start: try again when the machine is less busy, "
         "or set PREFECT_API_URL to the address of a server"
     )
 
 
-def _start(server: "SubprocessASGIServer") -> bool:
-    """Start a process that serves at the server's port, and wait until it answers."""
-    process = server.server_process = server._run_uvicorn_command()
+def _answers(server: EmbeddedServer) -> bool:
+    """Whether a server that was begun answers in time; else its process is gone."""
+    process = server.process
     limit = time.monotonic() + PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
     with httpx.Client(timeout=limit - time.monotonic()) as client:
         while process.poll() is None and time.monotonic() < limit:
             with contextlib.suppress(httpx.HTTPError):
-                if client.get(f"{server.api_url}/health").is_success:
+                if client.get(f"{server.url}/health").is_success:
                     return True
             time.sleep(0.1)
     process.kill()
+    process.wait()
     return False
 
 
-def _watch_process(server: "SubprocessASGIServer", over: threading.Event) -> None:
+def _watch_process(server: EmbeddedServer, over: threading.Event) -> None:
     for is_first in (True, False):
-        assert server.server_process is not None
-        code = server.server_process.wait()
+        code = server.process.wait()
         if over.is_set():
             return
         if is_first:
             complain(f"warning: the embedded Prefect server ended with code {code}; starting it again")
-            if _start(server):  # at the same port, so that clients find it, and on the same database
+            server.restart()
+            if _answers(server):
                 complain("warning: the embedded Prefect server answers again")
                 continue
-        end(f"the embedded Prefect server ended with code {code} and stays away; {_KEPT}", exits.UNAVAILABLE)
+        end(f"the embedded Prefect server ended with code {code} and stays away; {KEPT}", exits.UNAVAILABLE)

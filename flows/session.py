@@ -1,67 +1,16 @@
-"""The second half of `retune tune`, in an environment made for Prefect: runs the flow, shows its progress and report.
+"""The second half of `retune tune`, with settings made for Prefect: starts what the run needs beside it, the process
+that cleans up and Prefect's server, then goes on as `retune.flows.foreground`.
 
-Its arguments are the output mode and the parameters of the flow as JSON, see `retune.flows.commands.tune`.
+Nothing here imports Prefect, so the server starts while the next module does. The arguments are for that one.
 """
 
-import json
-import logging
-import os
-import signal
 import sys
-from functools import partial
-
-import typer
-from prefect.settings import PREFECT_API_URL
 
 from retune.compiler import config
-from retune.flows import exits, launch
-from retune.flows.commands.arguments import state_folder_of
-from retune.flows.commands.output import Mode, warn_in_one_line
-from retune.flows.guardian import start_guardian
-from retune.flows.json_view import report_line
-from retune.flows.live import shown_on
-from retune.flows.server import watched_server
-from retune.flows.state_folder import blaming_the_disk
-from retune.flows.summary import show_report
-from retune.flows.toplevel import guarded
-from retune.flows.tune_network import tune_network
-from retune.storage.place import veiled
-
-GRACE_SECONDS = 8.0
-"""How long a run may take to tell a server at an address that it was stopped."""
-
-
-def main(mode: Mode, text: str) -> int:
-    """Run the flow with the parameters in `text` and print its report. Returns the exit code."""
-    parameters = json.loads(text)
-    for url in config.places():
-        veiled(url)
-    with watched_server(), blaming_the_disk(state_folder_of(parameters["home"])), shown_on(sys.stdout, mode):
-        report = tune_network(**parameters)
-    if mode is Mode.JSON:
-        typer.echo(report_line(report))
-    elif mode is Mode.PEOPLE:
-        show_report(report, sys.stdout)
-    return exits.OK if report.is_right else exits.WRONG
-
-
-def end_on_signals() -> None:
-    """Take both signals back from Prefect. A server at an address outlives them and is to hear of the run's end, so the
-    flow is interrupted the ordinary way and has some time for it; the embedded server may be gone already.
-    """
-    has_address = bool(PREFECT_API_URL.value())
-    launch.end_on_signals_within(GRACE_SECONDS if has_address else 0.0, "retune.flows.session")
-    if has_address:
-        launch.set_handler(signal.SIGINT, signal.default_int_handler)
-
+from retune.flows import embedded_server, launch
+from retune.flows.reaper import start_reaper
 
 if __name__ == "__main__":
-    logging.getLogger().handlers.clear()  # Prefect's, which writes warnings in another form
-    warn_in_one_line()
-    GUARDIAN = start_guardian(config.session())
-    end_on_signals()
-    CODE = guarded(partial(main, Mode(sys.argv[1]), sys.argv[2]), launch.SENTENCES["retune.flows.session"])
-    if CODE == exits.UNAVAILABLE:  # Prefect would wait for its server once more
-        sys.stdout.flush()
-        os._exit(CODE)
-    sys.exit(CODE)
+    REAPER = start_reaper(config.session())
+    ADDRESS = config.load().prefect_api or embedded_server.start()
+    launch.become("retune.flows.foreground", sys.argv[1:], {"PREFECT_API_URL": ADDRESS})

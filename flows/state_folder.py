@@ -77,7 +77,7 @@ def _temporary_folder(home: Path) -> Iterator[Path]:
 @contextmanager
 def blaming_the_disk(home: Path) -> Iterator[None]:
     """Turn an error that is not ours into a StoreError where the state folder cannot be used any more: Prefect's server
-    answers with an error of its own when its database cannot grow.
+    answers with its own error when its database cannot grow.
     """
     try:
         yield

@@ -14,7 +14,7 @@ from retune.compiler.errors import OptionError
 from retune.compiler.options import MACHINE
 from retune.flows.parameters import TuneJob, takes_options
 from retune.storage.files import new_id
-from retune.tasks.train import learn_records, save_lessons
+from retune.tasks.train import learn_records, save_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def train_cost_model(
     tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
     origin = job.origin(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))
     trained = learn_records(tasks, job.place, origin, holdout)
-    save_lessons(job.place, trained.tuning)
+    save_checkpoint(job.place, trained.tuning)
     report = TrainingReport(
         len(tasks), trained.programs, trained.judged, trained.pair_accuracy, trained.top_recall,
         round(time.monotonic() - began, 3),

@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Report
+from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.compile_network import compile_best
 from retune.flows.device import resolve_device, with_task_runner
@@ -34,22 +35,20 @@ def run_name() -> str:
 
 @flow(name="tune-network", flow_run_name=run_name)
 @takes_options()
-def tune_network(
-    network: str, *, shapes: list[str] | None = None, home: str | None = None, **options: Any
-) -> Report:
+def tune_network(network: str, *, shapes: list[str] | None = None, home: str | None = None, **options: Any) -> Report:
     """Tune `network`, a name of the zoo or the path of an ONNX file, for this machine.
 
     What is None is taken from the settings of the machine that the flow runs on (see `retune.compiler.settings`).
-    `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`; `home` is the state folder (./.retune).
+    `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`; `home` is the state folder (./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, **options))
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        bar = ProgressBar.begun(run.run_id, job.network)
-        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar)
-        compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, spent.rounds, spent.elapsed)
+        bar, kept = ProgressBar.begun(run.run_id, job.network), BuiltPrograms()
+        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar, kept)
+        compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, spent.rounds, spent.elapsed, kept)
         announce(PhaseStarted("writing the report"))
         report = publish(
             run.run_id,

@@ -14,9 +14,10 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from retune.compiler.driver.extract import Extracted
-from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.operators import Operator
+from retune.compiler.driver.report import Report
 from retune.compiler.driver.winners import Confirmation, shortlist
+from retune.compiler.measure.built_programs import SHORTLIST, BuiltPrograms
 from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
@@ -31,9 +32,6 @@ from retune.tasks.workers import open_workers
 
 OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
 """The options that an operator can be tuned with."""
-
-FINALISTS = 5
-"""How many of the fastest records are timed again before one may serve."""
 
 
 def run_name() -> str:
@@ -50,7 +48,7 @@ def tune_operator(
     *,
     home: str | None = None,
     **options: Any,
-) -> OperatorReport:
+) -> Report:
     """Tune one operator for this machine.
 
     `workload` is an operator of `retune.compiler.driver.operators` (matmul, batch_matmul, conv2d, depthwise_conv2d,
@@ -63,22 +61,22 @@ def tune_operator(
     job = resolve_device(TuneJob.of(subject, home=home, **options))
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        bar = ProgressBar.begun(run.run_id, job.network)
-        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar)
+        bar, kept = ProgressBar.begun(run.run_id, job.network), BuiltPrograms()
+        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar, kept)
         announce(PhaseStarted("confirming the best programs"))
-        winner = with_task_runner(confirm_operator, job)(job, extracted)
-        folder = job.run_folder(run.run_id)
-        report = publish_operator(run.run_id, job.describe(), spent, winner, folder)
-        files = (folder / "report.json", folder / "report.md")
-        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), files))
+        winner = with_task_runner(confirm_operator, job)(job, extracted, kept)
+        report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
+        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
     return report
 
 
 @flow(name="confirm-operator", flow_run_name="confirm-operator")
-def confirm_operator(job: TuneJob, extracted: Extracted) -> Confirmation:
-    """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
+def confirm_operator(job: TuneJob, extracted: Extracted, kept: BuiltPrograms | None = None) -> Confirmation:
+    """Time the best programs of the job's operator in turn, those that are `kept` as they were built; the winner must
+    be right in a fresh process.
+    """
     (task,) = extracted.tasks
-    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, FINALISTS)
-    with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
+    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu, kept) as workers:
         ((_, programs),) = shortlist([task], best)
         return confirm(task.name, workers, task, programs)

@@ -1,7 +1,7 @@
-"""A worker of a fleet: builds programs and times them for runs on other machines until it is told to end.
+"""A worker of a fleet: builds programs and times them for runs on other machines until a signal ends it.
 
-It joins the scheduler of Dask, or serves background tasks of a Prefect server. It ends within seconds when told to,
-with the exit code of the signal, and what it was doing goes to another worker. Run as `retune worker`, see
+It joins the scheduler of Dask, or serves background tasks of a Prefect server. It ends within seconds, with the exit
+code of the signal, and another worker repeats what it was doing. Run as `retune worker`, see
 `retune.flows.cli`.
 """
 
@@ -31,22 +31,21 @@ from retune.flows.commands.output import Mode, complain, json_line
 from retune.flows.launch import SIGNALS, set_handler
 from retune.flows.server import server_errors
 from retune.flows.toplevel import guarded
-from retune.storage.place import veiled
 from retune.tasks.device_limit import ensure_limit
 from retune.tasks.engines import background_task, shared_storage
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.plan import PREFECT, RAY, fleet_of, require_fleet
 
-LOOK_SECONDS = 0.2
-"""How often a worker looks whether it was told to end."""
+POLL_SECONDS = 0.2
+"""How often a worker checks for a signal."""
 LEAVE_SECONDS = 10.0
-"""How long a worker that is told to end tells its engine so."""
+"""How long a worker takes at most to leave its engine."""
 RECONNECT_SECONDS = 5.0
 
 _LOG = logging.getLogger(__name__)
 
-Told = Callable[[], bool]
-"""Whether the worker was told to end."""
+IsStopping = Callable[[], bool]
+"""Whether a signal has asked the worker to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,8 @@ def show_log(mode: Mode) -> None:
 
 
 def main(mode: Mode, text: str) -> int:
-    """Work until told to end. `text` is a `WorkerJob` as JSON. Returns the exit code."""
+    """Work until a signal comes. `text` is a `WorkerJob` as JSON. Returns the exit code."""
     job = WorkerJob(**json.loads(text))
-    for url in config.places():
-        veiled(url)
     show_log(mode)
     THIS_PROCESS.parallel = job.parallel
     with server_errors():
@@ -115,14 +112,14 @@ def main(mode: Mode, text: str) -> int:
             if job.device:
                 ensure_limit(lock_name(job.device))
             with shared_storage(job.storage):
-                return serve_until_told(partial(_serve_prefect, job.queues, job.storage))
+                return serve_until_signal(partial(_serve_prefect, job.queues, job.storage))
         if not address:
             raise OptionError("say which scheduler the worker joins: --fleet dask://HOST:8786")
         require_fleet(job.fleet)
-        return serve_until_told(partial(_serve_dask, address, job.queues))
+        return serve_until_signal(partial(_serve_dask, address, job.queues))
 
 
-def serve_until_told(serve: Callable[[Told], Coroutine[Any, Any, None]]) -> int:
+def serve_until_signal(serve: Callable[[IsStopping], Coroutine[Any, Any, None]]) -> int:
     """Call `serve` until a signal comes; the exit code of the first one. Nothing of the worker is left then."""
     signals: list[int] = []
 
@@ -132,7 +129,7 @@ def serve_until_told(serve: Callable[[Told], Coroutine[Any, Any, None]]) -> int:
     for number in SIGNALS:
         set_handler(number, end)
     asyncio.run(serve(lambda: bool(signals)))
-    _LOG.info("%s was told to end", worker_name())
+    _LOG.info("%s ends", worker_name())
     THIS_PROCESS.close()
     return exits.stopped_by(signals[0])
 
@@ -142,20 +139,20 @@ def worker_name() -> str:
     return f"{config.host_name()}, process {os.getpid()}"
 
 
-async def _serve_dask(address: str, queues: Sequence[str], is_told: Told) -> None:
+async def _serve_dask(address: str, queues: Sequence[str], is_stopping: IsStopping) -> None:
     """Join a scheduler of Dask; one that went away is asked again until it is back."""
     distributed: Any = import_module("distributed")
     offered = dict.fromkeys(queues, 1.0)
     threads = (BUILD in queues) + any(queue != BUILD for queue in queues)
-    while not is_told():
+    while not is_stopping():
         worker = distributed.Worker(
             address, name=worker_name(), nthreads=threads, resources=offered, memory_limit=0, dashboard=False
         )
         try:
             await worker
             _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
-            while not is_told() and worker.status.name == "running":
-                await asyncio.sleep(LOOK_SECONDS)
+            while not is_stopping() and worker.status.name == "running":
+                await asyncio.sleep(POLL_SECONDS)
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
             _LOG.warning("no scheduler of Dask at %s (%s); trying again", address, error or type(error).__name__)
             await asyncio.sleep(RECONNECT_SECONDS)
@@ -163,15 +160,15 @@ async def _serve_dask(address: str, queues: Sequence[str], is_told: Told) -> Non
             await worker.close(timeout=LEAVE_SECONDS, executor_wait=False)
 
 
-async def _serve_prefect(queues: Sequence[str], place: str, is_told: Told) -> None:
+async def _serve_prefect(queues: Sequence[str], place: str, is_stopping: IsStopping) -> None:
     """Serve background tasks; a server that went away is asked again until it is back."""
     tasks = [background_task(task, queue, place) for queue in queues for task in (build, measure, ask_device)]
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    while not is_told():
+    while not is_stopping():
         worker = asyncio.create_task(TaskWorker(*tasks, limit=2).astart())
         _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
-        while not is_told() and not worker.done():
-            await asyncio.sleep(LOOK_SECONDS)
+        while not is_stopping() and not worker.done():
+            await asyncio.sleep(POLL_SECONDS)
             for number, handler in handlers.items():  # Prefect's worker sets its own when it begins
                 signal.signal(number, handler)
         worker.cancel()

@@ -1,9 +1,57 @@
 """Retune tunes the tensor programs of neural networks for the machine they run on.
 
+    import retune
+
+    fast = retune.compile(model, x)          # the best known programs; measures nothing
+    fast = retune.tune(model, x, minutes=2)  # searches for better ones; the records stay in ./.retune
+    y = fast(x)
+    fast.save("model.retune")
+    fast = retune.load("model.retune")
+    print(fast.report())
+    print(retune.explain(fast, "conv2d_3x3"))  # its schedule, code and limit
+
 The parts are packages of their own: `retune.compiler`, `retune.storage`, `retune.tasks` and `retune.flows`, whose
 folders are at the top of the repository. Importing this module loads none of them.
 """
 
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retune.api import compile, explain, load, profile, tune
+    from retune.compiler.driver.explain import Explanation
+    from retune.compiler.errors import RetuneError
+    from retune.network import Network, NetworkReport
 
 __version__ = metadata.version("retune")
+
+_HOMES = {
+    "compile": "retune.api",
+    "explain": "retune.api",
+    "load": "retune.api",
+    "profile": "retune.api",
+    "tune": "retune.api",
+    "Explanation": "retune.compiler.driver.explain",
+    "Network": "retune.network",
+    "NetworkReport": "retune.network",
+    "RetuneError": "retune.compiler.errors",
+}
+"""Where each public name is defined."""
+
+__all__ = [
+    "Explanation", "Network", "NetworkReport", "RetuneError", "__version__",
+    "compile", "explain", "load", "profile", "tune",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'retune' has no attribute {name!r}; it has {', '.join(__all__)}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

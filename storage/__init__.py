@@ -1,1 +1,1 @@
-"""In: measured trials. Out: files anyone can query. Always: what is acknowledged is on disk."""
+"""Stores of measured trials and artifacts, as files that any tool can query. What is acknowledged is on disk."""

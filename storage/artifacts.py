@@ -1,9 +1,9 @@
-"""In: a key and named files. Out: the same files, whole. Always: complete or absent, and never replaced.
+"""Artifact store: named files under a key. A key is complete or absent, and its contents are never replaced.
 
     root/artifacts/<key>/<name>      the files
-    root/artifacts/<key>.json        their names, sizes and checksums; written last: without it there is nothing
+    root/artifacts/<key>.json        their names, sizes and checksums; written last, it commits the key
 
-So a folder and an object store do alike, and a reader never sees some of the files.
+Folders and object stores behave alike, and a reader never sees only some of the files.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.storage.documents import read_document
-from retune.storage.place import open_medium
+from retune.storage.store_url import open_blob_store
 
 ARTIFACTS = "artifacts"
 
@@ -58,7 +58,7 @@ class ArtifactStore:
     """Files by key below a folder or a URL: compiled networks, model snapshots. Nothing is unpickled."""
 
     def __init__(self, root: Path | str) -> None:
-        self._medium = open_medium(root)
+        self._blobs = open_blob_store(root)
 
     def put(self, key: str, files: Mapping[str, bytes]) -> None:
         """Store `files` (relative name to content) under `key`.
@@ -67,23 +67,23 @@ class ArtifactStore:
         one key at once the first to finish counts; keys of content (`content_key`) have no such conflict.
 
         Raises:
-            StoreError: the key or a name is unsafe, there is no file, or the medium refused.
+            StoreError: the key or a name is unsafe, there is no file, or the store refused.
         """
         folder, listed = _place(key)
         named = {_relative(name): data for name, data in files.items()}
         if not files:
             raise StoreError(f"artifact {key} has no files")
-        if self._medium.exists(listed):
+        if self._blobs.exists(listed):
             return
         contents = {name: {"size": len(data), "sha256": _digest(data)} for name, data in named.items()}
-        self._medium.publish({f"{folder}/{name}": data for name, data in named.items()})
-        self._medium.create(listed, json.dumps(contents, sort_keys=True).encode())
+        self._blobs.put({f"{folder}/{name}": data for name, data in named.items()})
+        self._blobs.create(listed, json.dumps(contents, sort_keys=True).encode())
 
     def get(self, key: str) -> dict[str, bytes] | None:
         """The files stored under `key`, or None.
 
         Raises:
-            StoreError: the key is unsafe, or the medium refused.
+            StoreError: the key is unsafe, or the store refused.
             CorruptRecordError: a file is missing or is not what was stored.
         """
         sums = self._sums(key)
@@ -101,16 +101,16 @@ class ArtifactStore:
         """The checksums of the files of a key, by name; None when there is no such key."""
         _, listed = _place(key)
         try:
-            contents = read_document(self._medium, listed, _CONTENTS)
+            contents = read_document(self._blobs, listed, _CONTENTS)
         except FileNotFoundError:
             return None
         return {_relative(name): each["sha256"] for name, each in contents.items()}
 
     def _checked(self, key: str, name: str, digest: str) -> bytes:
         folder, listed = _place(key)
-        where = self._medium.where(f"{folder}/{name}")
+        where = self._blobs.where(f"{folder}/{name}")
         try:
-            data = self._medium.read(f"{folder}/{name}")
+            data = self._blobs.read(f"{folder}/{name}")
         except FileNotFoundError:
             raise CorruptRecordError(f"{where} is missing, though {listed} lists it") from None
         if _digest(data) != digest:
@@ -119,7 +119,7 @@ class ArtifactStore:
 
     def keys(self) -> tuple[str, ...]:
         """Every key, sorted."""
-        names = (PurePosixPath(name) for name in self._medium.files(ARTIFACTS))
+        names = (PurePosixPath(name) for name in self._blobs.files(ARTIFACTS))
         listed = (name for name in names if len(name.parts) == 2 and name.suffix == _LISTED)
         return tuple(sorted(name.name.removesuffix(_LISTED) for name in listed if _KEY.fullmatch(name.name)))
 

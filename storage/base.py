@@ -1,4 +1,4 @@
-"""In: records. Out: what was measured, by task and device. Always: `RecordStore`'s promises."""
+"""`RecordStore`: the interface of record stores and its guarantees, and the queries by task and device."""
 
 import math
 from abc import ABC, abstractmethod
@@ -51,7 +51,12 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One trial in the course of a task, numbered from 1; seconds are None for a failure."""
+    """One trial in the history of a task.
+
+    `trial` counts from 1 and `round` is its round. `elapsed` is in seconds since the run began, `timestamp` since 1970.
+    `seconds` is the time of a call, None for a failure, and `best_seconds` the fastest one so far, None before the
+    first success.
+    """
 
     trial: int
     round: int
@@ -82,7 +87,7 @@ class RecordStore(ABC):
         """Store records, in one atomic file per task.
 
         Raises:
-            StoreError: a record is not storable (then none is stored), or the medium refused.
+            StoreError: a record is not storable (then none is stored), or the store refused.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""In: records or an Arrow table. Out: the other. Always: a canonical record comes back equal.
+"""Conversion between records and Arrow tables; a canonical record survives the round trip unchanged.
 
-What a store keeps is the *canonical* record: times to the microsecond, text that is valid UTF-8,
-a missing score where the model gave none that is finite. Costs are finite and positive or the
-record is refused: a failure is a status, never a magic cost.
+A store keeps the *canonical* record: times to the microsecond, text that is valid UTF-8, and a missing score where the
+model's was not finite. Costs must be finite and positive, otherwise the record is rejected: a failure is a status,
+never a magic cost.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""In: a store of many small files. Out: the same records in few large ones, without those that nobody needs any more if
-that is asked for. Always: no reader ever misses a record that stays.
+"""Compaction: merges the small files of a store into few large ones, and deletes expired records on request.
 
-The large file is published, durable, before the small ones are removed. In between, and after a crash in between, both
-are there: readers show a record once, whatever file it is in, and the next compaction removes what is left over. A
-reader that finds a small file gone lists the folder again and comes upon the large one.
+No reader ever misses a record that stays. The large file is written atomically and durably before the small ones are
+removed. In between, and after a crash in between, both exist: readers deduplicate records, and the next compaction
+removes the leftovers. A reader that finds a small file gone lists the folder again and finds the large one.
 """
 
 import contextlib
@@ -19,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.storage.blob_store import BlobStore
 from retune.storage.layout import part_names
-from retune.storage.medium import Medium
 from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_columns, read_outline, read_part
-from retune.storage.place import open_medium
 from retune.storage.runs import RunLedger
+from retune.storage.store_url import open_blob_store
 
 LEAST_PARTS = 8
 """Fewer files of a task than this are not worth a rewrite."""
@@ -38,8 +37,8 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which records stay: of every task, target, device and thread count the `best` fastest, at least one; all that are
-    younger than `days`; and all of runs that are not finished, which are resumed from them.
+    """Which records a compaction keeps: the `best` fastest of every task, target, device and thread count, at
+    least one; all that are younger than `days`; and all of unfinished runs, which are resumed from them.
     """
 
     best: int = 1
@@ -76,7 +75,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What was done: how many files became how many, the rows in these, and the rows that went."""
+    """The result of a compaction: how many files were merged into how many, the rows in these, and the rows deleted."""
 
     files_before: int
     files_after: int
@@ -93,15 +92,15 @@ def compact(
     """Join the files of every task, target, device and thread count that has at least `least_parts` of them.
 
     Any number of processes may read, append and compact meanwhile. Files that cannot be read, or whose rows are of
-    several devices, are left alone. With a `retention`, files of any number and size are written anew where records
+    several devices, are left alone. With a `retention`, files of any number and size are written again where records
     need not stay at the moment `now`, in seconds since 1970 (default: this one).
-    Raises: StoreError when the medium refuses; what was joined until then stays joined.
+    Raises: StoreError when the store refuses; what was joined until then stays joined.
     """
-    medium = open_medium(root)
+    blobs = open_blob_store(root)
     groups: dict[tuple[str, Key], list[str]] = {}
-    for name in part_names(medium):
+    for name in part_names(blobs):
         with contextlib.suppress(CorruptRecordError, FileNotFoundError):
-            key, rows = _kind(medium, name)
+            key, rows = _kind(blobs, name)
             if key is not None and (rows < FULL_ROWS or retention):
                 groups.setdefault((name.rpartition("/")[0], key), []).append(name)
     done = Compaction(0, 0, 0)
@@ -109,20 +108,20 @@ def compact(
     moment = time.time() if now is None else now
     for (folder, _), names in groups.items():
         if len(names) >= least_parts or retention:
-            joined = _Joined.read(medium, folder, names)
+            joined = _Joined.read(blobs, folder, names)
             if retention is not None:
                 joined.drop(retention, unfinished, moment)
             if len(names) >= least_parts or joined.dropped:
-                done = joined.publish(medium, done)
+                done = joined.put(blobs, done)
     return done
 
 
-def _kind(medium: Medium, name: str) -> tuple[Key | None, int]:
+def _kind(blobs: BlobStore, name: str) -> tuple[Key | None, int]:
     """The task and place of all rows of a file, None where they differ, and how many rows there are."""
-    outline = read_outline(medium, name)
+    outline = read_outline(blobs, name)
     if outline is not None:
         return outline.key, outline.rows
-    rows = read_columns(medium, name, BEST_KEY)  # an older version's footer does not tell
+    rows = read_columns(blobs, name, BEST_KEY)  # an older version's footer does not tell
     keys = rows.group_by(list(BEST_KEY)).aggregate([]).to_pylist()
     if len(keys) != 1:
         return None, rows.num_rows
@@ -138,12 +137,12 @@ class _Joined:
         self.dropped = 0
 
     @classmethod
-    def read(cls, medium: Medium, folder: str, names: Sequence[str]) -> "_Joined":
+    def read(cls, blobs: BlobStore, folder: str, names: Sequence[str]) -> "_Joined":
         """Every record once, the fastest first; files that are gone or damaged are left out."""
         tables, read = [], []
         for name in names:
             with contextlib.suppress(CorruptRecordError, FileNotFoundError):
-                tables.append(read_part(medium, name))
+                tables.append(read_part(blobs, name))
                 read.append(name)
         if not tables:
             return cls(folder, (), None)
@@ -156,7 +155,7 @@ class _Joined:
             self.dropped = int(np.count_nonzero(~stays))
             self._table = self._table.filter(pa.array(stays))
 
-    def publish(self, medium: Medium, done: Compaction) -> Compaction:
+    def put(self, blobs: BlobStore, done: Compaction) -> Compaction:
         """Put the rows into as few files as possible and remove the others; `done` with that added."""
         if self._table is None:
             return done
@@ -164,8 +163,8 @@ class _Joined:
         for start in range(0, self._table.num_rows, FULL_ROWS):
             data = encode_compacted(self._table.slice(start, FULL_ROWS))
             files[f"{self._folder}/{part_name(data)}"] = data
-        medium.publish(files)
-        medium.remove(self._names)
+        blobs.put(files)
+        blobs.remove(self._names)
         return Compaction(
             done.files_before + len(self._names),
             done.files_after + len(files),

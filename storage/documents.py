@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from retune.compiler.errors import CorruptRecordError, UnknownFormError
 from retune.compiler.measure.record import MOMENTS
-from retune.storage.medium import Medium
+from retune.storage.blob_store import BlobStore
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ ROUND = TypeAdapter(dict[str, str | Integer | Number | None])
 """A line of `rounds.jsonl`."""
 
 
-def read_document(medium: Medium, name: str, kind: TypeAdapter[Document]) -> Document:
+def read_document(blobs: BlobStore, name: str, kind: TypeAdapter[Document]) -> Document:
     """A document of a store. Raises: FileNotFoundError, StoreError; CorruptRecordError for one of another form."""
-    return parse_document(medium.read(name), kind, medium.where(name))
+    return parse_document(blobs.read(name), kind, blobs.where(name))
 
 
 def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Document:
@@ -139,9 +139,9 @@ def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Docu
         raise kind_of_error(f"{where} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from error
 
 
-def set_aside(medium: Medium, name: str, error: CorruptRecordError) -> None:
+def set_aside(blobs: BlobStore, name: str, error: CorruptRecordError) -> None:
     """Quarantine a file that is no JSON object. Others stay, with a warning: newer versions may read them."""
     if isinstance(error, UnknownFormError):
         logger.warning("ignored, and left as it is: %s", error)
     else:
-        medium.quarantine(name, error)
+        blobs.quarantine(name, error)

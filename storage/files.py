@@ -8,7 +8,7 @@ from pathlib import Path
 from ulid import ULID
 
 from retune.compiler.errors import StoreError
-from retune.compiler.runtime.published import sync_folder
+from retune.compiler.runtime.atomic_write import sync_folder
 from retune.compiler.runtime.temporaries import temporary_in
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -23,7 +23,7 @@ def new_id() -> str:
     return str(ULID())
 
 
-def publish(files: Mapping[Path, bytes]) -> None:
+def put(files: Mapping[Path, bytes]) -> None:
     """Write every file under a temporary name, then rename them all.
 
     A failure while writing (disk full) leaves nothing visible. Each file is atomic; the group is as

@@ -1,23 +1,23 @@
-"""In: a target, a task. Out: where its files are in a medium. Always: paths hold safe letters only.
+"""Layout of a state folder: the paths of the files of a target and a task. Path names consist of safe characters.
 
     root/store.json                        newest schema version that wrote here
     root/records/target_slug=<slug>/workload=<hash>/<ulid>-<checksums>.parquet
                                            one file per append and task
     root/quarantine/records/...            files that could not be read back
     root/runs/<ulid>.json                  the run ledger
-    root/runs/<ulid>/rounds.jsonl          how every round of a run went
+    root/runs/<ulid>/rounds.jsonl          one line per round of a run
     root/lessons/<place>/<version>/<ulid>.npz
-                                           what cost models learned, for later runs
-    root/artifacts/<key>/...               compiled networks and whatever else has a key
+                                           training data of cost models, for later runs
+    root/artifacts/<key>/...               compiled networks and other artifacts
 
-The folder key is `target_slug`, not `target`: the full text is a column, and a key of the same name
-would replace it in DuckDB and clash with it in pandas and Polars.
+The partition key is `target_slug`, not `target`: the full string is a column, and a key of the same name would replace
+it in DuckDB and clash with it in pandas and Polars.
 """
 
 import hashlib
 import re
 
-from retune.storage.medium import Medium
+from retune.storage.blob_store import BlobStore
 
 RECORDS = "records"
 SUFFIX = ".parquet"
@@ -26,7 +26,7 @@ _WORKLOAD = "workload="
 
 
 def target_slug(target: str) -> str:
-    """A readable folder name for a target, distinct for distinct texts."""
+    """A readable folder name for a target, distinct for distinct strings."""
     words = re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-")[:48]
     return f"{words}-{_digest(target, 8)}"
 
@@ -45,20 +45,20 @@ def part_folder(target: str, task_key: str) -> str:
     return f"{RECORDS}/{_SLUG}{target_slug(target)}/{_WORKLOAD}{workload_hash(task_key)}"
 
 
-def part_names(medium: Medium, target: str | None = None, task_key: str | None = None) -> list[str]:
+def part_names(blobs: BlobStore, target: str | None = None, task_key: str | None = None) -> list[str]:
     """The record files that may hold rows of `target` and `task_key` (None: any), oldest first."""
     workload = _WORKLOAD if task_key is None else f"{_WORKLOAD}{workload_hash(task_key)}"
     folder = RECORDS
     if target is not None:
         folder += f"/{_SLUG}{target_slug(target)}" + (f"/{workload}" if task_key is not None else "")
-    found = parts_below(medium, folder)
+    found = parts_below(blobs, folder)
     return found if task_key is None else [name for name in found if name.split("/")[-2] == workload]
 
 
-def parts_below(medium: Medium, folder: str) -> list[str]:
+def parts_below(blobs: BlobStore, folder: str) -> list[str]:
     """The record files below `RECORDS`, or in one of its folders, oldest first."""
     found = []
-    for name in medium.files(folder):
+    for name in blobs.files(folder):
         _, *folders, base = name.split("/")
         is_part = base.endswith(SUFFIX) and not base.startswith(".") and len(folders) == 2
         if is_part and folders[0].startswith(_SLUG) and folders[1].startswith(_WORKLOAD):

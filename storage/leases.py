@@ -1,11 +1,11 @@
-"""In: an object store and a name. Out: its only owner. Always: of two that believe they own it, one finds out soon.
+"""Leases on folders of an object store: of two processes that both believe to own one, one soon finds out.
 
 An object store has no locks that the kernel drops when a process dies. So an owner puts a numbered object, its claim,
-and renews it every few seconds. Who wants the lease looks at the highest claim: one that was given up, whose process is
-known to be gone, or that is not renewed while one watches, is succeeded by a claim with the next number, put only if
-there is none, so of many successors one wins. Nobody's clock is compared with anybody else's.
+and renews it every few seconds. A claim is void when its owner gave it up, when its process is known to be gone, or
+when it is not renewed while another process watches. The successor puts the next number, if it does not exist, so of
+several successors one wins. No clock of one machine is compared with that of another.
 
-An owner that slept so long that it was succeeded ends itself as soon as it wakes.
+An owner that was suspended for so long that it was succeeded ends its process when it resumes.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ _CLAIM = TypeAdapter(Claim)
 
 
 class Objects(Protocol):
-    """The part of a medium that leases need."""
+    """The part of a blob store that leases need."""
 
     def create(self, name: str, data: bytes) -> bool: ...
-    def publish(self, files: Mapping[str, bytes]) -> None: ...
+    def put(self, files: Mapping[str, bytes]) -> None: ...
     def read(self, name: str) -> bytes: ...
     def files(self, folder: str) -> list[str]: ...
     def remove(self, names: list[str]) -> None: ...
@@ -101,7 +101,7 @@ class Lease:
                     return
 
     def _put(self, claim: dict[str, Any]) -> None:
-        self._objects.publish({_name(self._folder, self._number): json.dumps(claim).encode()})
+        self._objects.put({_name(self._folder, self._number): json.dumps(claim).encode()})
 
     def _end(self, reason: str) -> None:
         logger.error("stopped: %s", reason)
@@ -142,7 +142,7 @@ def _withdraw(objects: Objects, name: str, claim: Mapping[str, Any]) -> None:
     """Give up a claim that became no lease, if it was put at all: nobody renews it, and others would wait for it."""
     with contextlib.suppress(StoreError):
         if _is_owned(objects, name, claim):
-            objects.publish({name: json.dumps({**claim, "is_free": True}).encode()})
+            objects.put({name: json.dumps({**claim, "is_free": True}).encode()})
 
 
 def _await_end(objects: Objects, folder: str, number: int) -> None:

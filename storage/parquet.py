@@ -1,4 +1,4 @@
-"""In: records. Out: Parquet files any tool can query. Always: `RecordStore`'s promises hold."""
+"""Record store of append-only Parquet files that any tool can query."""
 
 import json
 import logging
@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
+from retune.storage.blob_store import QUARANTINE
 from retune.storage.codec import canonical, from_table
 from retune.storage.documents import MARKER_KIND, read_document
 from retune.storage.files import TEMPORARY_SUFFIX
 from retune.storage.layout import RECORDS, part_folder, part_names, parts_below
 from retune.storage.parts import Key, Outline, PartCache, encode, part_name, read_columns, read_part
-from retune.storage.place import open_medium
 from retune.storage.schema import SCHEMA, refuse_newer
+from retune.storage.store_url import open_blob_store
 
 MARKER = "store.json"
 
@@ -42,14 +43,17 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """What a full check found: readable files, the records in them, temporaries left by killed writers. `repeats` are
-    rows of a record that another row holds already; readers leave them out.
+    """The result of a full check: readable `files`, the `rows` in them, and `temporaries` left by killed writers.
+
+    `repeats` counts duplicate rows of a record; readers skip them. `quarantined` are files of any kind that could
+    not be read and were set aside.
     """
 
     files: int
     rows: int
     temporaries: tuple[str, ...]
     repeats: int = 0
+    quarantined: tuple[str, ...] = ()
 
 
 class ParquetRecordStore(RecordStore):
@@ -64,13 +68,13 @@ class ParquetRecordStore(RecordStore):
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.medium = open_medium(root)
-        self._cache = PartCache(self.medium)
+        self.blobs = open_blob_store(root)
+        self._cache = PartCache(self.blobs)
         self._unreadable: set[str] = set()
         self._marked = self._check_marker()
 
     def __reduce__(self) -> tuple[type["ParquetRecordStore"], tuple[str]]:
-        return type(self), (self.medium.url,)
+        return type(self), (self.blobs.url,)
 
     def append(self, records: Sequence[MeasureRecord]) -> None:
         """See `RecordStore.append`: one file per target and task."""
@@ -87,7 +91,7 @@ class ParquetRecordStore(RecordStore):
             name = f"{folder}/{part_name(data)}"
             files[name], parts[name] = data, tuple(rows)
         self._write_marker()
-        self.medium.publish(files)
+        self.blobs.put(files)
         for name, kept in parts.items():
             self._cache.keep(name, kept)
 
@@ -128,7 +132,7 @@ class ParquetRecordStore(RecordStore):
         """
         limits = {name: value for name, value in asdict(selection).items() if value is not None}
         wanted = list(dict.fromkeys((*columns, *_ORDER, *limits)))
-        load = partial(read_columns, self.medium, columns=wanted)
+        load = partial(read_columns, self.blobs, columns=wanted)
         found = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
         whole = pa.concat_tables(found).combine_chunks() if found else SCHEMA.empty_table().select(wanted)
         for name, value in limits.items():
@@ -201,22 +205,24 @@ class ParquetRecordStore(RecordStore):
         self._check_marker()
         files = rows = found = 0
         folders: dict[str, list[str]] = {}
-        for name in part_names(self.medium):
+        for name in part_names(self.blobs):
             folders.setdefault(name.rpartition("/")[0], []).append(name)
         for folder, names in sorted(folders.items()):
             counts = self._check_folder(folder, names)
             files, rows, found = files + counts[0], rows + counts[1], found + counts[2]
-        temporaries = sorted(name for name in self.medium.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
-        return StoreCheck(files, rows, tuple(map(self.medium.where, temporaries)), found - rows)
+        temporaries = sorted(name for name in self.blobs.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
+        unreadable = sorted(self.blobs.files(QUARANTINE))
+        where = self.blobs.where
+        return StoreCheck(files, rows, tuple(map(where, temporaries)), found - rows, tuple(map(where, unreadable)))
 
     def _check_folder(self, folder: str, names: Sequence[str]) -> tuple[int, int, int]:
         """How many files, records and rows a folder has, listed again when files are gone. Raises: as `check`."""
         for _ in range(_LISTINGS):
             with suppress(FileNotFoundError):  # a compaction has replaced files
                 return self._check_files(folder, names)
-            names = parts_below(self.medium, folder)
+            names = parts_below(self.blobs, folder)
         raise StoreError(
-            f"{self.medium.where(folder)} cannot be checked: its files are replaced all the time; "
+            f"{self.blobs.where(folder)} cannot be checked: its files are replaced all the time; "
             "check again when no other process works on the store"
         )
 
@@ -224,8 +230,8 @@ class ParquetRecordStore(RecordStore):
         ids: set[str] = set()
         files = rows = 0
         for name in names:
-            where = self.medium.where(name)
-            records = from_table(read_part(self.medium, name), where)
+            where = self.blobs.where(name)
+            records = from_table(read_part(self.blobs, name), where)
             if any(part_folder(r.target, r.task_key) != folder for r in records):
                 raise CorruptRecordError(f"{where} holds records of another task than its folder's")
             ids.update(record.record_id for record in records)
@@ -245,7 +251,7 @@ class ParquetRecordStore(RecordStore):
         return len(fresh)
 
     def _names(self, selection: Selection) -> list[str]:
-        return part_names(self.medium, selection.target, selection.task_key)
+        return part_names(self.blobs, selection.target, selection.task_key)
 
     def _names_until_settled(self, selection: Selection) -> Iterator[str]:
         """The files to read, and those that have taken the place of files which went while they were read."""
@@ -267,27 +273,27 @@ class ParquetRecordStore(RecordStore):
         try:
             loaded = load(name)
         except FileNotFoundError:
-            logger.info("%s was moved by another process", self.medium.where(name))
+            logger.info("%s was moved by another process", self.blobs.where(name))
         except CorruptRecordError as error:
             self._unreadable.add(name)
-            self.medium.quarantine(name, error)
+            self.blobs.quarantine(name, error)
         else:
             yield loaded
 
     def _check_marker(self) -> bool:
         """Refuse a store that a newer Retune wrote to; True if it is marked with our version."""
         try:
-            version = read_document(self.medium, MARKER, MARKER_KIND)["schema_version"]
+            version = read_document(self.blobs, MARKER, MARKER_KIND)["schema_version"]
         except FileNotFoundError:
             return False
         except CorruptRecordError as error:  # the next writer rewrites it; every record file has its own version
-            self.medium.quarantine(MARKER, error)
+            self.blobs.quarantine(MARKER, error)
             return False
-        return refuse_newer(version, self.medium.url) == SCHEMA_VERSION
+        return refuse_newer(version, self.blobs.url) == SCHEMA_VERSION
 
     def _write_marker(self) -> None:
         if not self._marked:
             self._marked = self._check_marker()
         if not self._marked:
-            self.medium.publish({MARKER: json.dumps({"schema_version": SCHEMA_VERSION}).encode()})
+            self.blobs.put({MARKER: json.dumps({"schema_version": SCHEMA_VERSION}).encode()})
             self._marked = True

@@ -1,7 +1,7 @@
-"""In: records or the path of a file. Out: the other. Always: what is cached stays true for ever.
+"""Reads and writes the Parquet files of a record store, with a cache that stays valid because files never change.
 
-A file of one append has one group of rows. One made by compaction has many, the fastest rows first, and a checksum on
-every page, so that its best rows are read without the others.
+A file of one append has one row group. A compacted file has many, the fastest rows first, and a checksum on every page,
+so its best rows are read without the others.
 """
 
 import math
@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 
 from retune.compiler.errors import CorruptRecordError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord
+from retune.storage.blob_store import BlobStore
 from retune.storage.codec import from_table, to_table
 from retune.storage.files import new_id
 from retune.storage.layout import SUFFIX
-from retune.storage.medium import Medium
 from retune.storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
 
 BEST_KEY = ("task_key", "target", "device", "threads")
@@ -77,8 +77,10 @@ def part_name(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a file's footer says: the task and place of all its rows, the fewest seconds among them, how many they are,
-    and which groups of them hold the fastest.
+    """The contents of a file's footer.
+
+    `key` is the task and device of all its rows, `seconds` the fewest seconds among them, `rows` how many there are,
+    `groups` the number of row groups, and `fastest` the groups that hold the fastest rows.
     """
 
     key: Key
@@ -88,17 +90,17 @@ class Outline:
     fastest: tuple[int, ...]
 
 
-def read_part(medium: Medium, name: str) -> Any:
+def read_part(blobs: BlobStore, name: str) -> Any:
     """One file as an Arrow table of the current schema.
 
     Raises:
         FileNotFoundError: another process has moved it.
         SchemaError: it was written by a newer Retune.
         CorruptRecordError: it cannot be read back.
-        StoreError: the medium failed.
+        StoreError: the store failed.
     """
-    where = medium.where(name)
-    data = medium.read(name)
+    where = blobs.where(name)
+    data = blobs.read(name)
     body, footer = _split(data)
     _check(where, footer, body)
     with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
@@ -106,29 +108,29 @@ def read_part(medium: Medium, name: str) -> Any:
         return upgrade(file.read(use_threads=False), version, where)
 
 
-def read_columns(medium: Medium, name: str, columns: Sequence[str]) -> Any:
+def read_columns(blobs: BlobStore, name: str, columns: Sequence[str]) -> Any:
     """Some columns of one file, as an Arrow table. Raises as `read_part`."""
-    where = medium.where(name)
-    data = medium.read(name)
+    where = blobs.where(name)
+    data = blobs.read(name)
     body, footer = _split(data)
     _check(where, footer, body)
     with _blame(where), pq.ParquetFile(pa.BufferReader(data)) as file:
         schema = file.schema_arrow
         if version_of(schema.metadata, where) == SCHEMA_VERSION and schema.equals(SCHEMA):
             return file.read(columns=list(columns), use_threads=False).select(columns)
-    return read_part(medium, name).select(columns)
+    return read_part(blobs, name).select(columns)
 
 
-def read_outline(medium: Medium, name: str) -> Outline | None:
+def read_outline(blobs: BlobStore, name: str) -> Outline | None:
     """What the footer alone tells, ten times faster than reading rows. Raises as `read_part`.
 
     None if it does not tell: the rows differ in `BEST_KEY`, or the file is of an older version.
     `seconds` is infinite if no row succeeded.
     """
-    where = medium.where(name)
-    data = medium.read_end(name, _USUAL_FOOTER)
+    where = blobs.where(name)
+    data = blobs.read_end(name, _USUAL_FOOTER)
     if len(data) < (length := _footer_length(data[-_TAIL:])):
-        data = medium.read_end(name, length)
+        data = blobs.read_end(name, length)
     _, footer = _split(data)
     _check(where, footer)
     with _blame(where):
@@ -157,13 +159,13 @@ def _group_outline(group: Any) -> tuple[Key | None, float]:
     return (task_key, target, device, threads), seconds.min if seconds.has_min_max else math.inf
 
 
-def read_fastest(medium: Medium, name: str, outline: Outline) -> Any:
+def read_fastest(blobs: BlobStore, name: str, outline: Outline) -> Any:
     """The fastest rows, read without most others, as an Arrow table of the current schema. Raises as `read_part`."""
     try:
-        with medium.open(name) as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
+        with blobs.open(name) as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
             rows = file.read_row_groups(list(outline.fastest), use_threads=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        rows = read_part(medium, name)  # it tells whether the file is damaged, gone, or the medium failed
+        rows = read_part(blobs, name)  # it tells whether the file is damaged, gone, or the store failed
     return rows.filter(pc.equal(rows.column("seconds"), outline.seconds))
 
 
@@ -201,14 +203,14 @@ def _blame(where: str) -> Iterator[None]:
 
 
 class PartCache:
-    """What the files of a medium say, kept in memory; valid for ever, because a file never changes.
+    """What the files of a blob store say, kept in memory; valid for ever, because a file never changes.
 
     Outlines and the fastest rows of large files stay; rows are kept up to `max_rows` records, the longest unused leave
     first. Safe to use from many threads.
     """
 
-    def __init__(self, medium: Medium, max_rows: int = 200_000) -> None:
-        self._medium = medium
+    def __init__(self, blobs: BlobStore, max_rows: int = 200_000) -> None:
+        self._blobs = blobs
         self._max_rows = max_rows
         self._rows: OrderedDict[str, tuple[MeasureRecord, ...]] = OrderedDict()
         self._held = 0
@@ -222,7 +224,7 @@ class PartCache:
             if name in self._rows:
                 self._rows.move_to_end(name)
                 return self._rows[name]
-        records = tuple(from_table(read_part(self._medium, name), self._medium.where(name)))
+        records = tuple(from_table(read_part(self._blobs, name), self._blobs.where(name)))
         self.keep(name, records)
         return records
 
@@ -232,14 +234,14 @@ class PartCache:
         if outline is None or len(outline.fastest) == outline.groups or name in self._rows:
             return self.records(name)
         if name not in self._fastest:
-            rows = read_fastest(self._medium, name, outline)
-            self._fastest[name] = tuple(from_table(rows, self._medium.where(name)))
+            rows = read_fastest(self._blobs, name, outline)
+            self._fastest[name] = tuple(from_table(rows, self._blobs.where(name)))
         return self._fastest[name]
 
     def outline(self, name: str) -> Outline | None:
         """What a file's footer says. Raises as `read_part`."""
         if name not in self._outlines:
-            self._outlines[name] = read_outline(self._medium, name)
+            self._outlines[name] = read_outline(self._blobs, name)
         return self._outlines[name]
 
     def keep(self, name: str, records: tuple[MeasureRecord, ...]) -> None:

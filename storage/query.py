@@ -1,6 +1,6 @@
-"""In: a store's root. Out: a DuckDB connection with views over its files. Always: copies nothing.
+"""SQL queries over a store: a DuckDB connection with views over its files, without copying them.
 
-`retune.storage.views` has the views' definitions, docs/analytics.md what to do with them.
+`retune.storage.views` defines the views, docs/how-to/analytics.md shows how to use them.
 
 Without Retune, the DuckDB command line reads the same files:
 
@@ -21,14 +21,14 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from retune.compiler.errors import CorruptRecordError, StoreError, install_hint
+from retune.storage.blob_store import BlobStore, LocalBlobStore
 from retune.storage.documents import REPORT, read_document
 from retune.storage.layout import RECORDS, part_names
-from retune.storage.medium import LocalMedium, Medium
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import open_medium
 from retune.storage.rounds import ROUNDS, all_rounds
 from retune.storage.runs import RUN, RunLedger
 from retune.storage.schema import SCHEMA
+from retune.storage.store_url import open_blob_store
 from retune.storage.views import VIEWS
 
 try:
@@ -106,11 +106,11 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
     """
     if duckdb is None:
         raise StoreError(_MISSING)
-    medium = open_medium(root)
-    return _while_files_move(medium, lambda careful: _connected(medium, careful=careful))
+    blobs = open_blob_store(root)
+    return _while_files_move(blobs, lambda careful: _connected(blobs, careful=careful))
 
 
-def _while_files_move(medium: Medium, work: Callable[[bool], Result]) -> Result:
+def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Result:
     """The result of `work`, which is done again when a compaction has removed files that it had listed, and once more,
     with care, when there are files that cannot be read.
     """
@@ -120,23 +120,24 @@ def _while_files_move(medium: Medium, work: Callable[[bool], Result]) -> Result:
             return work(careful)
         except duckdb.IOException:
             time.sleep(attempt * _PAUSE_SECONDS)
-        except duckdb.InvalidInputException as error:
-            if careful or f"{medium.url}/" not in str(error):
+        except (duckdb.InvalidInputException, duckdb.ConversionException) as error:
+            # a value beyond what DuckDB's types hold is an error that does not name the file
+            if careful or not (isinstance(error, duckdb.ConversionException) or f"{blobs.url}/" in str(error)):
                 raise
             careful = True
-            ParquetRecordStore(medium.url).table(columns=("record_id",))  # which sets aside what is damaged
-            RunLedger(medium.url).list()
+            ParquetRecordStore(blobs.url).table(columns=("record_id",))  # which sets aside what is damaged
+            RunLedger(blobs.url).list()
     return work(careful)
 
 
-def _connected(medium: Medium, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
+def _connected(blobs: BlobStore, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
     """A connection with all views; `careful` looks at every JSON file before DuckDB does."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
-    if isinstance(medium, LocalMedium):
-        _view_folder(connection, medium, careful=careful)
+    if isinstance(blobs, LocalBlobStore):
+        _view_folder(connection, blobs, careful=careful)
     else:
-        _register_objects(connection, medium)
+        _register_objects(connection, blobs)
     for view in VIEWS:
         connection.execute(f"CREATE VIEW {view.name} AS {view.sql}")
     return connection
@@ -153,19 +154,19 @@ def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ..
     """
     if duckdb is None:
         raise StoreError(_MISSING)
-    medium = open_medium(root)
+    blobs = open_blob_store(root)
     try:
-        return _while_files_move(medium, lambda careful: _run_alone(medium, sql, careful=careful))
+        return _while_files_move(blobs, lambda careful: _run_alone(blobs, sql, careful=careful))
     except duckdb.Error as error:
         raise StoreError(f"the query failed: {error}") from error
 
 
-def _run_alone(medium: Medium, sql: str, *, careful: bool) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run a query on a connection of its own that reads nothing but the store."""
-    with _connected(medium, careful=careful) as connection:
+def _run_alone(blobs: BlobStore, sql: str, *, careful: bool) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run a query on its own connection that reads nothing but the store."""
+    with _connected(blobs, careful=careful) as connection:
         _refuse_changes(connection, sql)
-        if isinstance(medium, LocalMedium):
-            connection.execute(f"SET allowed_directories = [{_quoted(f'{medium.root}/')}]")
+        if isinstance(blobs, LocalBlobStore):
+            connection.execute(f"SET allowed_directories = [{_quoted(f'{blobs.root}/')}]")
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
         result = connection.execute(sql)
         return _distinct([column[0] for column in result.description or []]), result.fetchall()
@@ -194,12 +195,12 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium, *, careful: bool) -> None:
+def _view_folder(connection: "duckdb.DuckDBPyConnection", blobs: LocalBlobStore, *, careful: bool) -> None:
     """`files`, `rounds`, `ledger` and `reports` over the files of a folder."""
-    root = medium.root
+    root = blobs.root
     connection.register("no_files", SCHEMA.empty_table())
     files = "SELECT *, '' AS target_slug, '' AS workload FROM no_files"
-    if parts := _files(root, f"{RECORDS}/*/*/*.parquet", part_names(medium)):
+    if parts := _files(root, f"{RECORDS}/*/*/*.parquet", part_names(blobs)):
         # files of older versions lack columns, which are NULL then
         files += (
             f" UNION ALL BY NAME SELECT * FROM read_parquet({parts}, union_by_name = true, hive_partitioning = true, "
@@ -213,12 +214,12 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", medium: LocalMedium, *
     )
 
 
-def _register_objects(connection: "duckdb.DuckDBPyConnection", medium: Medium) -> None:
+def _register_objects(connection: "duckdb.DuckDBPyConnection", blobs: BlobStore) -> None:
     """The same four of a store whose files DuckDB cannot open itself, read into memory; reports are no part of it."""
-    connection.register("rows", ParquetRecordStore(medium.url).table())
+    connection.register("rows", ParquetRecordStore(blobs.url).table())
     connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM rows")
-    connection.register("rounds", _table(all_rounds(medium), ROUND_COLUMNS))
-    runs = [asdict(run) for run in RunLedger(medium.url).list()]
+    connection.register("rounds", _table(all_rounds(blobs), ROUND_COLUMNS))
+    runs = [asdict(run) for run in RunLedger(blobs.url).list()]
     told = [{**run, "describe": json.dumps(run["describe"]), "summary": json.dumps(run["summary"])} for run in runs]
     connection.register("ledger", _table(told, LEDGER_COLUMNS))
     connection.register("reports", _table([], REPORT_COLUMNS))
@@ -250,7 +251,7 @@ def _json_view(
     """A view of the JSON files that match a pattern; lines that cannot be read are left out, and if `careful` files."""
     names = [str(path.relative_to(root)) for path in root.glob(pattern)]
     if careful and kind is not None:
-        names = [each for each in names if _is_sound(LocalMedium(root), each, kind)]
+        names = [each for each in names if _is_sound(LocalBlobStore(root), each, kind)]
     files = _files(root, pattern, names, listed=careful)
     if not files:
         empty = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in columns.items())
@@ -262,9 +263,9 @@ def _json_view(
     return f"CREATE VIEW {name} AS SELECT * FROM {source}"
 
 
-def _is_sound(medium: Medium, name: str, kind: TypeAdapter[Any]) -> bool:
+def _is_sound(blobs: BlobStore, name: str, kind: TypeAdapter[Any]) -> bool:
     try:
-        read_document(medium, name, kind)
+        read_document(blobs, name, kind)
     except (FileNotFoundError, CorruptRecordError):
         return False
     return True

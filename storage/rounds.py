@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retune.compiler.errors import CorruptRecordError
+from retune.storage.blob_store import BlobStore
 from retune.storage.documents import ROUND, parse_document
-from retune.storage.medium import Medium
-from retune.storage.place import open_medium
+from retune.storage.store_url import open_blob_store
 
 ROUNDS = "rounds.jsonl"
 
@@ -24,30 +24,30 @@ def append_round(root: Path | str, run_id: str, row: Mapping[str, Field]) -> Non
 
     Raises: StoreError when it cannot be written.
     """
-    open_medium(root).add_line(_name(run_id), json.dumps({"run_id": run_id, **row}).encode())
+    open_blob_store(root).add_line(_name(run_id), json.dumps({"run_id": run_id, **row}).encode())
 
 
 def rounds_of(root: Path | str, run_id: str) -> list[dict[str, Field]]:
     """The rounds of a run, by number; a line that was cut off is left out."""
-    return _rounds(open_medium(root), _name(run_id))
+    return _rounds(open_blob_store(root), _name(run_id))
 
 
-def all_rounds(medium: Medium) -> list[dict[str, Field]]:
+def all_rounds(blobs: BlobStore) -> list[dict[str, Field]]:
     """The rounds of all runs, by run and number."""
-    names = {name[: name.index(ROUNDS) + len(ROUNDS)] for name in medium.files("runs") if f"/{ROUNDS}" in name}
-    return [row for name in sorted(names) for row in _rounds(medium, name)]
+    names = {name[: name.index(ROUNDS) + len(ROUNDS)] for name in blobs.files("runs") if f"/{ROUNDS}" in name}
+    return [row for name in sorted(names) for row in _rounds(blobs, name)]
 
 
-def _rounds(medium: Medium, name: str) -> list[dict[str, Field]]:
+def _rounds(blobs: BlobStore, name: str) -> list[dict[str, Field]]:
     found: dict[int, dict[str, Field]] = {}
     try:
-        lines = medium.lines(name)
+        lines = blobs.lines(name)
     except CorruptRecordError as error:
-        medium.quarantine(name, error)
+        blobs.quarantine(name, error)
         return []
     for line in lines:
         try:
-            row = parse_document(line, ROUND, medium.where(name))
+            row = parse_document(line, ROUND, blobs.where(name))
         except CorruptRecordError:
             continue
         if isinstance(number := row.get("round"), int):

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, TypeAdapter
 
 from retune.compiler.errors import CorruptRecordError, StoreError, UnknownFormError
+from retune.storage.blob_store import Lock
 from retune.storage.documents import Moment, Summary, read_document, set_aside
 from retune.storage.files import ID, new_id
-from retune.storage.medium import Lock
-from retune.storage.place import open_medium
+from retune.storage.store_url import open_blob_store
 
 RUNS = "runs"
 
@@ -80,11 +80,11 @@ class Run:
 class RunLedger:
     """One small JSON file per run in `root/runs/`, each replaced atomically and durably; `root` is a folder or a URL.
 
-    A fingerprint has at most one owner at a time, see `retune.storage.medium.Medium.lock`.
+    A fingerprint has at most one owner at a time, see `retune.storage.blob_store.BlobStore.lock`.
     """
 
     def __init__(self, root: Path | str) -> None:
-        self._medium = open_medium(root)
+        self._blobs = open_blob_store(root)
 
     def open_or_resume(self, fingerprint: str, describe: Mapping[str, Any]) -> Run:
         """Own the newest unfinished run with this fingerprint, or a new one.
@@ -94,7 +94,7 @@ class RunLedger:
         Raises:
             StoreError: another process owns it now, or the ledger cannot be written.
         """
-        lock = self._medium.lock(f"{RUNS}/.{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.lock")
+        lock = self._blobs.lock(f"{RUNS}/.{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.lock")
         try:
             unfinished = [run for run in self.list() if run.fingerprint == fingerprint and not run.is_complete]
             if unfinished:
@@ -139,11 +139,11 @@ class RunLedger:
         """
         name = f"{RUNS}/{run_id}.json"
         if name not in self._names():
-            raise StoreError(f"no run {run_id} in {self._medium.where(RUNS)}")
+            raise StoreError(f"no run {run_id} in {self._blobs.where(RUNS)}")
         try:
             return self._read(name)
         except FileNotFoundError as error:
-            raise StoreError(f"cannot read {self._medium.where(name)}: it is gone") from error
+            raise StoreError(f"cannot read {self._blobs.where(name)}: it is gone") from error
 
     def list(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first; one that cannot be read is left out with a warning, see `set_aside`."""
@@ -153,11 +153,11 @@ class RunLedger:
                 try:
                     runs.append(self._read(name))
                 except CorruptRecordError as error:
-                    set_aside(self._medium, name, error)
+                    set_aside(self._blobs, name, error)
         return tuple(runs)
 
     def _names(self) -> Sequence[str]:
-        found = (name.split("/") for name in self._medium.files(RUNS))
+        found = (name.split("/") for name in self._blobs.files(RUNS))
         return sorted("/".join(p) for p in found if len(p) == 2 and p[1].endswith(".json") and not p[1].startswith("."))
 
     def _write(self, info: RunInfo) -> None:
@@ -165,12 +165,12 @@ class RunLedger:
             text = json.dumps(asdict(info), indent=2, sort_keys=True)
         except TypeError as error:
             raise StoreError(f"run {info.run_id} cannot be described in JSON: {error}") from error
-        self._medium.publish({f"{RUNS}/{info.run_id}.json": text.encode()})
+        self._blobs.put({f"{RUNS}/{info.run_id}.json": text.encode()})
 
     def _read(self, name: str) -> RunInfo:
-        info = read_document(self._medium, name, RUN)
+        info = read_document(self._blobs, name, RUN)
         if f"{RUNS}/{info.run_id}.json" != name:
-            raise UnknownFormError(f"{self._medium.where(name)} says that it is the run {info.run_id}")
+            raise UnknownFormError(f"{self._blobs.where(name)} says that it is the run {info.run_id}")
         return info
 
 

@@ -1,8 +1,7 @@
-"""In: a table of any version. Out: one of this version. Always: a file says which one wrote it.
+"""The schema of record files, its version, and upgrades from older versions.
 
-The version sits in the footer of every file. A file of an older version is upgraded as it is read,
-one version at a time; a file of a newer one is refused, because columns we do not know may change
-the meaning of those we do.
+The version is in the footer of every file. A file of an older version is upgraded as it is read, one version at a time.
+A file of a newer version is rejected, because unknown columns may change the meaning of known ones.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
-"""In: nothing. Out: the SQL of what an analyst asks of records. Always: a view reads only the views before it.
+"""SQL views over the records, for analysts. A view reads only views defined before it.
 
-All of them stand on `files`, every row of every record file, `rounds`, what was noted of every round, `ledger`, the run
-ledger, and `reports`, what runs reported at their end; `retune.storage.query` makes these four from a state folder.
+The base views, which `retune.storage.query` makes from a state folder, are `files` (every row of every record file),
+`rounds` (one row per round), `ledger` (the run ledger) and `reports` (the final report of each run).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PLACE = "task_key, target, device, threads"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: its name, what a row of it is, and the query."""
+    """A view: its name, a description of its rows, and its SQL query."""
 
     name: str
     doc: str
@@ -48,16 +48,16 @@ RUNS = View(
       "describe" ->> 'network' AS network,
       "describe" ->> 'target' AS target,
       "describe" ->> 'device' AS device,
-      ("describe" ->> 'threads')::BIGINT AS threads,
-      ("describe" ->> 'seed')::BIGINT AS seed,
+      try_cast("describe" ->> 'threads' AS BIGINT) AS threads,
+      try_cast("describe" ->> 'seed' AS BIGINT) AS seed,
       to_timestamp(started) AS started,
       to_timestamp(completed) AS completed,
       len(resumed) AS resumed,
-      (summary ->> 'trials')::BIGINT AS trials,
-      (summary ->> 'elapsed')::DOUBLE AS elapsed,
-      (summary ->> 'untuned_seconds')::DOUBLE AS untuned_seconds,
-      (summary ->> 'tuned_seconds')::DOUBLE AS tuned_seconds,
-      (summary ->> 'is_right')::BOOLEAN AS is_right
+      try_cast(summary ->> 'trials' AS BIGINT) AS trials,
+      try_cast(summary ->> 'elapsed' AS DOUBLE) AS elapsed,
+      try_cast(summary ->> 'untuned_seconds' AS DOUBLE) AS untuned_seconds,
+      try_cast(summary ->> 'tuned_seconds' AS DOUBLE) AS tuned_seconds,
+      try_cast(summary ->> 'is_right' AS BOOLEAN) AS is_right
     FROM ledger
     """,
 )
@@ -76,7 +76,7 @@ PROGRESS = View(
 
 CALIBRATION = View(
     "calibration",
-    "a trial that the cost model had scored: its score beside the speed that was measured, and its ranks in its round",
+    "a trial that the cost model scored: predicted and measured speed, and both ranks within its round",
     f"""
     SELECT run_id, network, task_name, {PLACE}, record_id, round, timestamp, status_name, predicted, seconds,
       coalesce(min(seconds) OVER (PARTITION BY run_id, {PLACE}) / seconds, 0) AS speed,
@@ -106,7 +106,7 @@ FAILURES = View(
 
 DRIFT = View(
     "drift",
-    "a day of a device: how busy it was, and how long programs took that had been timed before, to their first time",
+    "a day of a device: how busy it was, and how programs timed again compare with their first time",
     f"""
     WITH timed AS (
       SELECT *, first_value(seconds) OVER again AS first_seconds, row_number() OVER again AS occasion
@@ -136,7 +136,7 @@ DRIFT = View(
 
 GAIN = View(
     "gain",
-    "a round of a run: the share of the network's estimated latency that it took away, and that share per minute",
+    "a round of a run: by which share it cut the network's estimated latency, in all and per minute",
     """
     WITH steps AS (
       SELECT run_id, round, task_name, trials, elapsed, latency,

@@ -1,4 +1,4 @@
-"""In: plain values and handles. Out: one `@task` per verb of the pipeline.
+"""Prefect tasks, one for each verb of the pipeline.
 
-Always: a task adds a name, retries and limits to one call below it.
+A task adds a name, retries and limits to a call of the compiler or the store.
 """

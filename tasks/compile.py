@@ -10,10 +10,11 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph, reuse_kernels
+from retune.compiler.driver.compile_network import compile_graph, reuse_kernels
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 
 
@@ -29,7 +30,7 @@ class SavedNetwork:
 def compile_to(
     label: str,
     extracted: ExtractedNetwork,
-    best: Mapping[str, KnownProgram],
+    best: Mapping[str, BestProgram],
     path: Path,
     kernels: Mapping[tuple[str, str], KernelArtifact],
 ) -> SavedNetwork:

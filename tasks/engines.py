@@ -11,7 +11,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,28 +19,31 @@ from typing import Any
 
 from prefect import Task, get_client
 from prefect.cache_policies import CacheKeyFnPolicy
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.task_runners import PrefectTaskRunner, TaskRunner
 
+from retune.compiler import config
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import MeasureError, OptionError, RetuneError
 from retune.compiler.measure.fleet import BuildRequest, Patience, Pending, Request, TimeRequest
 from retune.compiler.measure.wire import from_bytes, to_bytes
-from retune.storage.place import is_remote
+from retune.storage.store_url import is_remote
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
 from retune.tasks.plan import DASK, PACKAGES, PREFECT, RAY, FleetPlan, fleet_of, require_fleet
 
-LOOK_SECONDS = 2.0
-"""How often a run that waits for a fleet looks whether anybody serves it."""
+POLL_SECONDS = 2.0
+"""How often a run that waits for a fleet checks whether a worker serves it."""
 PATIENCE_SECONDS = 1800.0
-"""The run fails when nobody has served a queue for so long."""
+"""The run fails when no worker has served a queue for so long."""
 ATTEMPTS = 5
 """So many workers may be lost with one request."""
 SLACK_SECONDS = 120.0
-"""What a request may take besides the time limits of its programs: starting processes, preparing buffers."""
+"""What a request may take in addition to the time limits of its programs: starting processes, preparing buffers."""
 
 _ENGINES = ("distributed", "dask", "ray", "asyncio", "concurrent")
 """The packages of errors that say that an engine cannot go on."""
@@ -55,6 +58,8 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
     Raises: OptionError when a package is not installed.
     """
     kind, address = require_fleet(text)
+    if kind == RAY:  # which would start its own cluster when it is asked about one that is gone
+        config.set_environment({"RAY_ENABLE_AUTO_CONNECT": "0"})
     if kind == PREFECT:
         return PrefectTaskRunner()  # type: ignore[no-untyped-call]
     module, resources = import_module(PACKAGES[kind]), dict.fromkeys(queues, 1)
@@ -62,10 +67,30 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
         local = {"n_workers": 2, "threads_per_worker": 2, "resources": resources, "dashboard_address": None}
         runner = module.DaskTaskRunner(address=address) if address else module.DaskTaskRunner(cluster_kwargs=local)
     else:
-        start = {"resources": resources, "include_dashboard": False}
-        runner = module.RayTaskRunner(address=address) if address else module.RayTaskRunner(init_kwargs=start)
+        quiet = {"log_to_driver": False, "logging_level": logging.WARNING}  # a run's output is its own
+        local = {"address": "local", "resources": resources, "include_dashboard": False}  # whatever else runs here
+        runner = module.RayTaskRunner(address, quiet if address else {**local, **quiet})
     made: TaskRunner[Any] = runner
     return made
+
+
+@contextmanager
+def engine_errors(text: str) -> Iterator[None]:
+    """Tell errors of a fleet's engine, or on the way to it, from faults of ours. Raises: MeasureError."""
+    try:
+        yield
+    except RetuneError:
+        raise
+    except BaseException as error:  # some are no `Exception`
+        is_of_engine = type(error).__module__.partition(".")[0] in _ENGINES
+        is_of_connection = isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno is None)
+        if is_of_engine or is_of_connection:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]  # Ray adds a traceback
+            raise MeasureError(
+                f"the fleet {text} failed ({reason}): see whether its scheduler runs; the same "
+                "command goes on from there"
+            ) from error
+        raise
 
 
 class FlowEngine:
@@ -125,8 +150,9 @@ class _LocalRun:
 
 
 class _FleetRun:
-    """A task run on a worker of a fleet, which `submit` begins. Dask and Ray find lost workers; Prefect does not, so a
-    background task that runs for more than `longest` seconds is begun again.
+    """A task run on a worker of a fleet, which `submit` begins. Dask finds workers that died or hang, Ray those that
+    died, Prefect neither: so a task run of the last two whose state has not changed for longer than its work can take,
+    `longest` seconds, is submitted again. Ray ends its process first, which would keep its resources.
     """
 
     def __init__(
@@ -136,51 +162,55 @@ class _FleetRun:
         self._kind, self._queue, self._submit, self._longest = kind, queue, submit, longest
         self._future = submit()
         self._attempts = 1
-        self._running_since: float | None = None
+        self._state: str | None = None
+        self._since = time.monotonic()
 
     def result(self) -> Any:
-        """See `Pending`. Raises: MeasureError when nobody serves the queue for long, or the engine gave up."""
+        """See `Pending`. Raises: MeasureError when no worker serves the queue for long, or one after the other is lost;
+        errors of the engine, see `engine_errors`.
+        """
         patience = Patience(self._queue, PATIENCE_SECONDS)
         while True:
             try:
                 with shared_storage(self._storage) if self._storage else nullcontext():
-                    answer = self._future.result(timeout=LOOK_SECONDS)
+                    answer = self._future.result(timeout=POLL_SECONDS)
                 return from_bytes(base64.b85decode(answer) if isinstance(answer, str) else answer)
             except TimeoutError:
-                patience.look(is_served=self._is_served())
-                if self._kind == PREFECT and self._is_lost(time.monotonic()):
-                    self._begin_again()
-            except RetuneError:
-                raise
-            except BaseException as error:  # the engines' own errors; some are no `Exception`
-                if type(error).__module__.partition(".")[0] in _ENGINES:
-                    raise MeasureError(
-                        f"{self._kind} gave a request for {self._queue} up ({type(error).__name__}: {error}): see "
-                        "whether its scheduler runs; the same command goes on from there"
-                    ) from error
-                raise
+                patience.check(is_served=self._is_served())
+                if self._kind != DASK and self._is_late(time.monotonic()):
+                    self._give_up_worker()
 
-    def _is_lost(self, now: float) -> bool:
-        """Whether a background task has been running for longer than its work can take."""
-        with get_client(sync_client=True) as client:
+    def _is_late(self, now: float) -> bool:
+        """Whether the task run has been in one state for longer than its work can take; each attempt doubles that.
+
+        A worker tells the server of states by events, which it sends after a while. So a task that it had begun when it
+        was killed may stay scheduled, just as one that waits for its turn.
+        """
+        state: State[Any] | None = None
+        with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # a worker of Ray creates the task run
             state = client.read_task_run(self._future.task_run_id).state
-        if state is None or not state.is_running():
-            self._running_since = None
-        elif self._running_since is None:
-            self._running_since = now
-        return self._running_since is not None and now - self._running_since > self._longest
+        name = state.name or "" if state else ""
+        if name != self._state:
+            self._state, self._since = name, now
+        return now - self._since > self._longest * float(2 ** (self._attempts - 1))
 
-    def _begin_again(self) -> None:
-        if self._attempts >= ATTEMPTS:
+    def _give_up_worker(self) -> None:
+        self._attempts, self._since = self._attempts + 1, time.monotonic()
+        if self._attempts > ATTEMPTS:
             raise MeasureError(f"{ATTEMPTS} workers of {self._queue} were lost one after the other with one request")
         _LOG.warning("a worker of %s has fallen silent; another one gets what it was doing", self._queue)
-        self._future, self._attempts, self._running_since = self._submit(), self._attempts + 1, None
+        if self._kind == RAY:
+            self.cancel()
+        self._future = self._submit()
 
     def cancel(self) -> None:
-        """Let Dask forget the run; the others finish it."""
+        """Let Dask forget the run and Ray end the process that does it; a background task is finished."""
         wrapped = getattr(self._future, "wrapped_future", None)
-        if self._kind == DASK and wrapped is not None:
-            wrapped.cancel()
+        with suppress(Exception):  # the engine may be why the run is given up
+            if self._kind == DASK and wrapped is not None:
+                wrapped.cancel()
+            elif self._kind == RAY:
+                import_module("ray").cancel(wrapped, force=True)
 
     def _is_served(self) -> bool:
         """Whether the engine has a worker that serves the queue."""
@@ -210,7 +240,7 @@ def _longest(request: Request) -> float:
 
 class _Background:
     """The function of a background task. Prefect knows a task by its function's name and code, of an object by its
-    class; so every queue has a class of its own.
+    class; so every queue has its own class.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -12,9 +12,9 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.driver.worker_service import WorkerService, serve
 from retune.compiler.errors import MeasureError
-from retune.compiler.measure.fleet import BUILD, BuildRequest, Engine, Pending, TimeRequest, chunks, in_order
+from retune.compiler.measure.fleet import BUILD, BuildRequest, Engine, Pending, TimeRequest, chunks
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuildResult, Measurement, join
+from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate
 from retune.storage.files import new_id
@@ -62,7 +62,7 @@ def measure_round(
     best_seconds: float,
     options: MeasureOptions,
     at_once: int,
-) -> list[Measurement]:
+) -> tuple[list[BuiltProgram], list[Measurement]]:
     """Build a round's programs, `at_once` in a chunk, and time each chunk on the device of a queue once it is built.
 
     Raises: MeasureError when nothing could be measured for reasons that lie outside the programs.
@@ -77,20 +77,18 @@ def measure_round(
     token = new_id()
     try:
         building = [submit(place, BUILD, BuildRequest(search_task, part, options)) for place, part in enumerate(parts)]
-        timing: list[tuple[list[BuildResult], Pending | None]] = []
+        timing: list[tuple[list[BuiltProgram], Pending | None]] = []
         for place, each in enumerate(building):
-            builds: list[BuildResult] = each.result()
+            builds: list[BuiltProgram] = each.result()
             request = TimeRequest.of(search_task, builds, options, best=best_seconds, round=token)
             timing.append((builds, submit(place, queue, request) if request.kernels else None))
-        measured: list[Measurement] = []
-        for builds, times in timing:
-            runs = in_order(builds, [] if times is None else times.result())
-            measured += [join(made, run) for made, run in zip(builds, runs, strict=True)]
+        built = [one for builds, _ in timing for one in builds]
+        found = [time for _, times in timing if times is not None for time in times.result()]
     except BaseException:
         for each in pending:
             each.cancel()
         raise
-    return measured
+    return built, in_order(built, found)
 
 
 def _answer(worker: Worker, request: Any) -> Any:

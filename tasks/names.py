@@ -1,4 +1,4 @@
-"""In: a verb. Out: what Prefect's UI calls a task run. Always: short, whatever folder a network is in."""
+"""Names of task runs in Prefect's UI, short even where a network is named by a long path."""
 
 from collections.abc import Callable
 

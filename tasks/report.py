@@ -1,6 +1,6 @@
-"""In: what a run spent and found. Out: its report, as files, and what the ledger says of it.
+"""Prefect tasks that write the report of a run: its files, its page, and what the ledger keeps.
 
-Always: complete; what fell back to a default schedule is named.
+A kernel that fell back to a default schedule is named in the report.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,13 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.operator_report import OperatorReport
 from retune.compiler.driver.report import Comparison, Report
 from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.winners import Confirmation
-from retune.compiler.runtime.published import publish_text
+from retune.compiler.runtime.atomic_write import write_text_atomically
 from retune.storage.artifacts import ArtifactStore, content_key
-from retune.storage.place import Place, is_remote
 from retune.storage.runs import RunLedger
+from retune.storage.store_url import Place, is_remote
 from retune.tasks.pages.facts import RunFacts, facts_of
 from retune.tasks.pages.page import page
 
@@ -47,18 +46,17 @@ def publish(
 def write_page(run_id: str, home: Place, folder: Path) -> RunFacts:
     """Write the page about a finished run into its folder."""
     facts = facts_of(home, RunLedger(home).get(run_id), folder)
-    publish_text(folder / "report.html", page(facts))
+    write_text_atomically(folder / "report.html", page(facts))
     return facts
 
 
 @task(name="report", task_run_name="report-{run_id}", cache_policy=NO_CACHE)
 def publish_operator(
     run_id: str, request: dict[str, str | int | float | None], spent: TuningSummary, winner: Confirmation, folder: Path
-) -> OperatorReport:
+) -> Report:
     """Write an operator's report into the run's folder and show it in Prefect."""
-    report = OperatorReport.of(run_id, request, spent, winner)
-    publish_text(folder / "report.md", report.markdown())
-    publish_text(folder / "report.json", report.to_json())
+    report = Report.of_operator(run_id, request, spent, winner, folder)
+    report.write()
     create_markdown_artifact(report.markdown(), key=f"report-{run_id.lower()}", description="Tuning report")
     return report
 

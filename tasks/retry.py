@@ -1,6 +1,6 @@
-"""In: exception types. Out: a condition for Prefect.
+"""Conditions under which Prefect retries a task.
 
-Always: only failures of the machinery are tried again, never those of a program or a user.
+Only failures of the machinery are retried, not those of a program or mistakes of a user.
 """
 
 from collections.abc import Callable

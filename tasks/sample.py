@@ -1,6 +1,6 @@
-"""In: a run in progress and the task whose turn it is. Out: programs that nobody has measured.
+"""The Prefect task that asks the search policy for programs to measure.
 
-Always: seeded; the same state gives the same programs.
+It is seeded: the same state gives the same programs.
 """
 
 from prefect import task

@@ -1,7 +1,6 @@
-"""In: a run in progress, or its report. Out: what Prefect's UI shows of it. Always: a few calls a run, at most one a
-round.
+"""Artifacts of a run for Prefect's UI: its progress, the report, its kernels as a table, its charts as images.
 
-In the UI these are artifacts of the flow run: how far it is, the report, its kernels as a table, its charts as images.
+Each is a request to the API, so a run makes few of them, at most one a round.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""In: the state folder. Out: runs opened, rounds stored, records found.
+"""Prefect tasks that open runs, store rounds and find records.
 
-Always: `store` returns when the round is durable.
+When `store` returns, the round is durable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord
+from retune.storage.checkpoints import CheckpointStore
 from retune.storage.compaction import Compaction, Retention, compact
-from retune.storage.lessons import LessonStore
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import Place
 from retune.storage.rounds import Field, append_round
 from retune.storage.runs import Run, RunInfo, RunLedger
+from retune.storage.store_url import Place
 
 _MOMENT = 1e-3
-"""More than the times of records and lessons are rounded by, in seconds."""
+"""More than the times of records and training data are rounded by, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: s
     mine = (record for each in found.values() for record in each if record.run_id == run_id)
     own = tuple(record for record in mine if not record.is_guess)
     others = [*best, *(record for each in found.values() for record in each if record.run_id != run_id)]
-    lessons = LessonStore(home, target, device, threads, FEATURE_VERSION).latest
-    horizon = _horizon(home, run_id, [lessons, *(record.timestamp for record in others)])
+    checkpoints = CheckpointStore(home, target, device, threads, FEATURE_VERSION).latest
+    horizon = _horizon(home, run_id, [checkpoints, *(record.timestamp for record in others)])
     history = {
         key: tuple(record for record in each if record.run_id != run_id and record.timestamp < horizon)
         for key, each in found.items()

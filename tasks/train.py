@@ -1,4 +1,7 @@
-"""In: a run and what was stored. Out: the run, wiser. Always: only records that are durable are learned."""
+"""Prefect tasks that train the cost model of a run.
+
+It learns only from records that are durable, so a run that is resumed learns the same.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,7 +10,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.cost_model import TrainingBatch
-from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
+from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.train import TrainedModel, train_model
 from retune.compiler.driver.tuning import Origin, Tuning, begin
@@ -16,16 +19,14 @@ from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.task import SearchTask
-from retune.storage.lessons import LessonStore
+from retune.storage.checkpoints import CheckpointStore
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import Place
 from retune.storage.runs import RunLedger
+from retune.storage.store_url import Place
 
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
-def begin_tuning(
-    extracted: Extracted, origin: Origin, scheduler: SchedulerOptions | None = None
-) -> Tuning:
+def begin_tuning(extracted: Extracted, origin: Origin, scheduler: SchedulerOptions | None = None) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
     return begin(extracted.tasks, extracted.weights, origin, layers=extracted.layers, scheduler=scheduler)
 
@@ -42,42 +43,44 @@ def replay(
     tuning: Tuning,
     history: Mapping[str, Sequence[MeasureRecord]],
     own: Sequence[MeasureRecord],
-    lessons: Sequence[TrainingBatch],
+    training_data: Sequence[TrainingBatch],
     foreign: Sequence[MeasureRecord] = (),
 ) -> None:
     """Bring a run to where its stored records end, with what the models of earlier runs knew of other networks;
     `foreign` are the best programs of other tasks.
     """
-    tuning.replay(history, own, lessons, foreign)
+    tuning.replay(history, own, training_data, foreign)
 
 
-@task(name="keep-lessons", task_run_name="keep-lessons", cache_policy=NO_CACHE)
-def keep_lessons(run_id: str, home: Place, tuning: Tuning) -> None:
+@task(name="keep-checkpoint", task_run_name="keep-checkpoint", cache_policy=NO_CACHE)
+def keep_checkpoint(run_id: str, home: Place, tuning: Tuning) -> None:
     """Keep what the model knows now for later runs on this device."""
     if tuning.trials:
         _save(home, tuning)
 
 
-@task(name="recall-lessons", task_run_name="recall-lessons", cache_policy=NO_CACHE)
-def recall_lessons(run_id: str, home: Place, origin: Origin) -> list[TrainingBatch]:
+@task(name="recall-checkpoint", task_run_name="recall-checkpoint", cache_policy=NO_CACHE)
+def recall_checkpoint(run_id: str, home: Place, origin: Origin) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
     run = RunLedger(home).get(run_id)
-    return _lessons(home, origin, run.horizon or run.started)
+    return _checkpoint(home, origin, run.horizon or run.started)
 
 
 @task(name="learn-records", task_run_name="learn-records", cache_policy=NO_CACHE)
 def learn_records(tasks: Sequence[SearchTask], home: Place, origin: Origin, holdout: float) -> TrainedModel:
-    """A cost model trained on all records of the tasks on the origin's device, after the lessons of earlier runs."""
+    """A cost model trained on all records of the tasks on the origin's device, after the training
+    data of earlier runs.
+    """
     store = ParquetRecordStore(home)
     records = {
         task.workload_key: store.records(task.workload_key, origin.target, origin.device, threads=origin.threads)
         for task in tasks
     }
-    return train_model(tasks, records, _lessons(home, origin, time.time()), origin, holdout)
+    return train_model(tasks, records, _checkpoint(home, origin, time.time()), origin, holdout)
 
 
-@task(name="save-lessons", task_run_name="save-lessons", cache_policy=NO_CACHE)
-def save_lessons(home: Place, tuning: Tuning) -> None:
+@task(name="save-checkpoint", task_run_name="save-checkpoint", cache_policy=NO_CACHE)
+def save_checkpoint(home: Place, tuning: Tuning) -> None:
     """Keep what a trained model knows for later runs on its device."""
     _save(home, tuning)
 
@@ -85,15 +88,15 @@ def save_lessons(home: Place, tuning: Tuning) -> None:
 def _save(home: Place, tuning: Tuning) -> None:
     if tuning.model is not None:
         origin = tuning.origin
-        data = lessons_to_bytes(tuning.model.lessons())
-        LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
+        data = batches_to_bytes(tuning.model.training_data())
+        CheckpointStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION).save(data)
 
 
-def _lessons(home: Place, origin: Origin, before: float) -> list[TrainingBatch]:
+def _checkpoint(home: Place, origin: Origin, before: float) -> list[TrainingBatch]:
     try:
-        lessons = LessonStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION)
-        data = lessons.newest(before=before)
-        return [] if data is None else lessons_from_bytes(data)
+        checkpoints = CheckpointStore(home, origin.target, origin.device, origin.threads, FEATURE_VERSION)
+        data = checkpoints.newest(before=before)
+        return [] if data is None else batches_from_bytes(data)
     except StoreError as error:
-        get_run_logger().info("a cost model without lessons: %s", error)
+        get_run_logger().info("a cost model without training data: %s", error)
         return []

@@ -6,7 +6,9 @@ They are opened once a run; processes that were started for it are gone when the
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from retune.compiler.driver.tuning import DEFAULT_SCHEDULE
 from retune.compiler.driver.worker_service import WorkerService
+from retune.compiler.measure.built_programs import BuiltPrograms, ReusingBuilder
 from retune.compiler.measure.fleet import CHUNK, Engine, FleetBuilder, FleetRunner, device_queue
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import Measurement
@@ -17,15 +19,22 @@ from retune.tasks.measure import measure_round
 from retune.tasks.plan import FleetPlan
 
 LOCAL_CHUNK = 16
-"""Programs in a chunk on this machine, where chunks only let builds go on beside the timing."""
+"""Programs in a chunk on this machine, where chunks only let builds go on beside the timing: the first chunk is built
+before anything is timed, and the last one timed after all is built. The two task runs of a chunk cost some 30 ms of
+CPU, less than to build one program, so larger chunks would lose more than they save.
+"""
 WHOLE_ROUND = 1 << 20
+"""Where builds and timing need the same cores, a round is one chunk, and five task runs in all."""
 
 
 class Workers:
     """What builds and times the programs of a run. A plain class, so that Prefect hands it on as it is."""
 
-    def __init__(self, engine: Engine, device: str, options: MeasureOptions, at_once: int) -> None:
-        self.builder = FleetBuilder(engine, options, at_once)
+    def __init__(
+        self, engine: Engine, device: str, options: MeasureOptions, at_once: int, kept: BuiltPrograms | None = None
+    ) -> None:
+        self.kept = kept or BuiltPrograms()
+        self.builder = ReusingBuilder(FleetBuilder(engine, options, at_once), self.kept)
         self.runner = FleetRunner(engine, device, options, at_once)
 
     def measure(
@@ -34,17 +43,22 @@ class Workers:
         """Build and time a round's programs. Raises: MeasureError."""
         runner = self.runner
         queue, options, at_once = device_queue(runner.key), runner.options, runner.at_once
-        return measure_round(name, runner.engine, queue, task, candidates, best_seconds, options, at_once)
+        built, found = measure_round(name, runner.engine, queue, task, candidates, best_seconds, options, at_once)
+        default = next((one.steps_text for one in candidates if one.mutation == DEFAULT_SCHEDULE), "")
+        self.kept.keep(task, [one.steps_text for one in candidates], built, found, default)
+        return found
 
 
 @contextmanager
-def open_workers(options: MeasureOptions, plan: FleetPlan | None, gpu: int | None) -> Iterator[Workers]:
+def open_workers(
+    options: MeasureOptions, plan: FleetPlan | None, gpu: int | None, kept: BuiltPrograms | None = None
+) -> Iterator[Workers]:
     """Without a plan, build processes on all cores of this machine and one process that times programs, on
     `options.threads` threads or on the GPU of a number; else the workers of a fleet.
     """
     if plan is not None:
-        yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK)
+        yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK, kept)
         return
     with WorkerService(gpu=gpu) as service:
-        at_once = LOCAL_CHUNK if service.overlaps(options, gpu=gpu is not None) else WHOLE_ROUND
-        yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once)
+        at_once = LOCAL_CHUNK if service.overlaps(options) else WHOLE_ROUND
+        yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once, kept)

@@ -1,6 +1,6 @@
-"""In: nothing. Out: an environment in which tests call nobody and leave nothing behind.
+"""Fixtures and options of all tests: an environment without network access that leaves nothing behind.
 
-Always: set before Prefect is imported.
+It is set before Prefect is imported.
 """
 
 import os
@@ -18,6 +18,7 @@ os.environ.update(
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "RETUNE_HOME": f"{_STATE.name}/retune",
+        "RETUNE_CHECK": "1",  # every kernel that a test builds is verified after every pass
     }
 )
 
@@ -27,16 +28,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
-from tests.s3_server import s3_endpoint, s3_place  # noqa: E402, F401 - fixtures
+from tests.support.s3_server import s3_endpoint, s3_place  # noqa: E402, F401 - fixtures
 
 _PROPERTY_SEED = "--property-seed"
 _UPDATE_GOLDEN = "--update-golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The seed of the random programs, the same everywhere unless asked otherwise; whether golden texts are written."""
+    """The seed of the random programs, the same everywhere unless asked otherwise; whether the cases are written."""
     parser.addoption(_PROPERTY_SEED, type=int, default=0, help="seed of the random programs in tests/property")
-    parser.addoption(_UPDATE_GOLDEN, action="store_true", help="write the texts in tests/golden anew")
+    parser.addoption(_UPDATE_GOLDEN, action="store_true", help="rewrite the files in tests/cases")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -53,7 +54,7 @@ def property_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def update_golden(request: pytest.FixtureRequest) -> bool:
-    """Whether golden texts are written anew."""
+    """Whether the cases are rewritten instead of compared."""
     return bool(request.config.getoption(_UPDATE_GOLDEN))
 
 

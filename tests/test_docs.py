@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 OURS = ("benchmarks", "compiler", "deployments", "docs", "flows", "storage", "tasks", "tests")
 
 _CODE = re.compile(r"^```.*?^```|`[^`]+`", re.M | re.S)
@@ -22,11 +22,19 @@ _STRANGER = re.compile(r"pip install\s+(-\S+\s+)*['\"]?retune\b(?!-)")
 `retune.compiler.errors.install_hint`.
 """
 _MADE_BY_USERS = {"benchmarks.NAME", "deployments/containers/.env"}
+_MADE_BY_RECIPES = re.compile(r"^New file `([\w/]+)\.py`", re.MULTILINE)
 
 
 def _links(page: Path) -> set[str]:
     found = set(_LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))))
     return {link for link in found if "://" not in link}
+
+
+def _made(text: str) -> set[str]:
+    """What users and the recipes of a page make: paths, and names of modules."""
+    paths = _MADE_BY_RECIPES.findall(text)
+    modules = {f"retune.{path.replace('/', '.')}" for path in paths}
+    return _MADE_BY_USERS | {f"{path}.py" for path in paths} | modules
 
 
 @cache
@@ -63,15 +71,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_paths_exist(page: Path) -> None:
-    mentioned = set(_PATH.findall(page.read_text(encoding="utf-8")))
-    assert {path for path in mentioned - _MADE_BY_USERS if not (ROOT / path).exists()} == set()
+def test_paths_in_the_documents_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert {path for path in set(_PATH.findall(text)) - _made(text) if not (ROOT / path).exists()} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_names_exist(page: Path) -> None:
-    mentioned = set(_NAME.findall(page.read_text(encoding="utf-8")))
-    names = {name for name in mentioned - _MADE_BY_USERS if not name.endswith(".md")}
+def test_names_in_the_documents_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = {name for name in set(_NAME.findall(text)) - _made(text) if not name.endswith(".md")}
     assert {name for name in names if not _exists(name)} == set()
 
 
@@ -81,8 +89,8 @@ def test_nothing_says_to_install_from_pypi_what_is_another_project_there() -> No
     assert told == set()
 
 
-def test_the_map_in_the_readme_is_whole() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_folders_is_complete() -> None:
+    text = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     folders = {*OURS, *(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("compiler/*/__init__.py"))}
     assert {folder for folder in folders - {"tests", "compiler"} if f"`{folder}/`" not in text} == set()
 
@@ -94,3 +102,10 @@ def test_contributing_names_every_file_with_slow_tests() -> None:
     folders = ("tests/property/", "tests/backend/")
     missing = {path.name for path in files if not path.relative_to(ROOT).as_posix().startswith(folders)}
     assert {name for name in missing if f"{name}`" not in text} == set()
+
+
+def test_no_module_docstring_uses_the_formula_of_in_out_and_always() -> None:
+    sources = [path for folder in OURS for path in (ROOT / folder).rglob("*.py")]
+    docstrings = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in sources}
+    formula = re.compile(r"\AIn: |^Always: ", re.MULTILINE)
+    assert {path.relative_to(ROOT).as_posix() for path, text in docstrings.items() if formula.search(text)} == set()

@@ -1,18 +1,22 @@
-"""Every example of README and docs runs: programs in the order of their page, SQL on a small store, command lines.
+"""Every example of README and docs runs: programs and commands in the order of their page, SQL on a small store.
 
-A fence of ```python gpu or ```python torch needs a GPU or PyTorch; without, only what it imports of ours is looked for.
+The word behind the language of a fence says what a block needs: `python gpu` and `python torch` run where there is a
+GPU or PyTorch, elsewhere only what they import of ours is looked for; the words in `ELSEWHERE` mark commands for other
+machines, whose options are still checked. A `console` block has commands behind `$` and what they print; its lines must
+appear in the output in their order, numbers, run ids and the state folder aside.
 """
 
 import ast
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import typer
@@ -22,22 +26,37 @@ from retune.compiler.runtime.cuda import why_not
 from retune.compiler.schedule import workload_registry
 from retune.flows import cli
 from retune.storage.query import run_query
-from tests.flows.command_line import run
-from tests.test_docs import OURS, PAGES
-from tests.unit.storage.samples import write_store
+from tests.support.flows.command_line import run
+from tests.support.record_samples import write_store
+from tests.test_docs import OURS, PAGES, ROOT
 
-SLOW = {"README.md", "scripts.md", "vm.md"}
-"""Pages whose programs take more than 2 s: they tune, or compile networks."""
+SLOW = {
+    "README.md",
+    "first-network.md",
+    "fuzzing.md",
+    "operator.md",
+    "python.md",
+    "pytorch.md",
+    "scripts.md",
+    "slow-kernel.md",
+    "vm.md",
+}
+"""Pages whose examples take more than some seconds: they tune, or compile networks."""
 
-FIRST = {"README.md": "retune compile resnet18 -o resnet18.so"}
-"""A command of the page that makes what its programs load."""
+ELSEWHERE = {
+    "install": "makes an environment or tunes for minutes",
+    "server": "needs a Prefect server that stays",
+    "hosts": "is for several machines",
+    "docker": "needs Docker",
+}
+"""What a block of commands needs that a test has not, and why it is only parsed."""
 
 RUNS = re.compile(r"retune (networks|runs|config|records (best|check|compact\b.*|query .*(best|runs).*))$")
 """Commands that are run as they stand, on a small store; the others are only parsed."""
 
 _FENCE = re.compile(r"^```(\w+) ?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`(retune [^`]+)`")
-_COMMAND = re.compile(r"^(?:    )?(retune .*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^(?:    |\$ )?(?:\.venv/bin/)?(retune (?!\d).*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -58,8 +77,47 @@ def blocks(page: Path, language: str) -> list[Block]:
     return [block for block in found if block.language == language]
 
 
+def examples(page: Path) -> list[Block]:
+    """The blocks of a page that can be run, in their order; those of recipes are for a copy of the sources, see
+    `tests.test_recipes`.
+    """
+    if page.name == "CONTRIBUTING.md":
+        return []
+    found = [block for language in ("python", "sh", "console") for block in blocks(page, language)]
+    return sorted((block for block in found if block.needs not in ELSEWHERE), key=lambda block: block.line)
+
+
 def can_run(block: Block) -> bool:
     return {"": True, "torch": find_spec("torch") is not None, "gpu": not why_not()}[block.needs]
+
+
+def in_shell(script: str) -> str:
+    """What a script prints, run as a person would: with our commands on the path, until the first that fails."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "110", "PYTHONPATH": str(ROOT)}  # for benchmarks
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{script}: exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+def plain(line: str) -> str:
+    """A line of output without what differs from run to run."""
+    line = re.sub(r"\S*/\.retune", ".retune", line)
+    line = re.sub(r"\b01[0-9A-HJKMNP-TV-Z]{24}\b", "RUN", line)
+    line = re.sub(r"\d[\d.,:e+-]*", "#", line)
+    return " ".join(re.sub(r"[─━]+", "─", line).split())
+
+
+def run_console(block: Block, page: Path) -> None:
+    """Run the commands of a console block, each with the lines below it."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        printed = iter([plain(line) for line in in_shell(command).splitlines()])
+        for line in shown.splitlines():
+            if line.strip() not in ("", "..."):
+                assert plain(line) in printed, f"{page.name}:{block.line}: `{command}` does not print {line!r}"
 
 
 def imports_of_ours(tree: ast.Module) -> ast.Module:
@@ -87,26 +145,41 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         compiler.remove_global_func(name)
 
 
-def pages_with(language: str) -> list[Any]:
-    return [
-        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
-        for page in PAGES
-        if blocks(page, language)
-    ]
-
-
 @pytest.mark.usefixtures("store", "registries")
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # DuckDB's way of making a pandas frame
-@pytest.mark.parametrize("page", pages_with("python"))
-def test_the_programs_of_a_page_run_one_after_the_other(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.name in FIRST:
-        assert FIRST[page.name] in page.read_text(encoding="utf-8")
-        assert run(monkeypatch, *shlex.split(FIRST[page.name])[1:]) == 0
+@pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning", "ignore::DeprecationWarning:torch")  # of its exporter
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
+        for page in PAGES
+        if examples(page)
+    ],
+)
+def test_the_examples_of_a_page_run_one_after_the_other(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = ModuleType("example")
     monkeypatch.setitem(sys.modules, "example", example)  # where pickle looks for the functions of the page
-    for block in blocks(page, "python"):
-        tree = ast.parse("\n" * block.line + block.text, str(page))  # errors have the lines of the page
-        exec(compile(tree if can_run(block) else imports_of_ours(tree), str(page), "exec"), vars(example))
+    for block in examples(page):
+        if block.language == "sh":
+            in_shell(block.text)
+        elif block.language == "console":
+            run_console(block, page)
+        else:
+            tree = ast.parse("\n" * block.line + block.text, str(page))  # errors have the lines of the page
+            exec(compile(tree if can_run(block) else imports_of_ours(tree), str(page), "exec"), vars(example))
+
+
+def test_every_block_of_commands_runs_or_says_why_not() -> None:
+    needs = {block.needs for page in PAGES for language in ("sh", "console") for block in blocks(page, language)}
+    assert needs <= {"", *ELSEWHERE}
+
+
+def test_no_block_of_commands_hides_from_the_tests() -> None:
+    """An indented block, or a fence without a language, is neither run nor parsed."""
+    fence = re.compile(r"^```$\n(\$ |retune |python |prefect )", re.MULTILINE)
+    hidden = {page.name for page in PAGES if fence.search(_FENCE.sub("", page.read_text(encoding="utf-8")))}
+    assert hidden == set()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sql")], ids=lambda page: page.name)

@@ -19,7 +19,7 @@ from prefect import Flow, Task
 from prefect.settings import PREFECT_SERVER_API_HOST
 
 from retune import flows, tasks
-from retune.compiler.cost_model.lessons import lessons_from_bytes
+from retune.compiler.cost_model.training_data import batches_from_bytes
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.driver.worker_service import serve
 from retune.compiler.errors import MeasureError, RetuneError
@@ -37,9 +37,9 @@ from retune.storage.artifacts import ArtifactStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import rounds_of
 from retune.storage.runs import RunLedger
-from tests.doubling_network import doubling_network
-from tests.unit.search.workloads import matmul
-from tests.unit.storage.samples import part_paths, timed
+from tests.support.doubling_network import doubling_network
+from tests.support.record_samples import part_paths, timed
+from tests.support.workloads import matmul
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("compiler", "storage", "tasks", "flows")
@@ -101,7 +101,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a module": load_module,
     "a network in ONNX": lambda path: load_network(str(path)),
     "parameters": lambda path: load_param_dict(path.read_bytes()),
-    "lessons": lambda path: lessons_from_bytes(path.read_bytes()),
+    "lessons": lambda path: batches_from_bytes(path.read_bytes()),
     "a cost model": XGBModel.load,
     "a message": lambda path: from_bytes(path.read_bytes()),
     "steps": lambda path: load_steps(path.read_bytes().decode("latin-1")),
@@ -110,7 +110,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_whoever_reads_files_is_not_to_be_fooled_by_a_pickle(
+def test_readers_of_files_do_not_unpickle(
     reader: Callable[[Path], object], bomb: bytes, marker: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "file.onnx"
@@ -242,7 +242,7 @@ def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
     found = []
     for package in (tasks, flows):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name not in ("retune.flows.launch", "retune.flows.session"):
+            if module.name not in ("retune.flows.launch", "retune.flows.foreground"):
                 found += [one for one in vars(importlib.import_module(module.name)).values() if is_ours(one)]
     assert len(found) > 20
     assert not [one.name for one in found if one.persist_result or one.result_serializer or one.result_storage]

@@ -1,6 +1,6 @@
-"""In: nothing. Out: the loaders of graphs, parameters, compiled networks, modules and values, as `FuzzCase`.
+"""Fuzz cases of the loaders of graphs, parameters, compiled networks, modules and values.
 
-Always: nothing that was compiled is run; graphs get their memory, and plans are checked and read.
+No compiled code is run; graphs get their memory allocated, and plans are verified and read.
 """
 
 import hashlib
@@ -61,8 +61,8 @@ def _graphs() -> list[bytes]:
     entries = tuple(EntrySpec(shape, "float32", number) for shape, number in zip(shapes, ids, strict=True))
     graph = GraphJson(nodes, (0, 1), (Source(5), Source(4), Source(3)), entries)
     chain = (Node("x"), *(Node(f"n{place}", "add", (Source(place), Source(place))) for place in range(4)))
-    turns = tuple(EntrySpec((3,), "int8", number) for number in (0, 1, 2, 1, 3))
-    return [graph.dumps().encode(), GraphJson(chain, (0,), (Source(4),), turns).dumps().encode()]
+    iterations = tuple(EntrySpec((3,), "int8", number) for number in (0, 1, 2, 1, 3))
+    return [graph.dumps().encode(), GraphJson(chain, (0,), (Source(4),), iterations).dumps().encode()]
 
 
 def _nothing(*arrays: object) -> None:

@@ -1,7 +1,4 @@
-"""In: valid files, and functions that spoil and load them. Out: a `FuzzCase`, what is known of one loader.
-
-Always: the same source of random numbers gives the same input.
-"""
+"""`FuzzCase`: one loader with its sample files, mutations and permitted errors. The same seed gives the same inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +12,11 @@ Make = Callable[[Sequence[bytes], Random], bytes]
 
 @dataclass(frozen=True, slots=True)
 class FuzzCase:
-    """A loader. `samples` makes valid files, `make` an input of them, and `load` reads the file at a path; what is
-    wrong with that must be one of `refusals`. `suffix` is the ending of the file's name. One process takes `together`
-    inputs: few where what is loaded stays in it.
+    """A loader under test.
+
+    `samples` makes valid files, `make` mutates one into an input, and `load` reads the file at a path; its errors must
+    be among `refusals`. `suffix` is the extension of the file name. One process takes `together` inputs: few if what is
+    loaded stays in memory.
     """
 
     name: str

@@ -26,16 +26,16 @@ from benchmarks.fuzzing.mutations import (
 )
 from retune.compiler import vm
 from retune.compiler.errors import ArtifactError
-from retune.compiler.vm.bytecode import decode_contents, encode_contents
-from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
+from retune.compiler.vm.bytecode import decode_image, encode_image
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.instructions import Goto, Invoke, InvokePacked, LoadConst, LoadConsti, Move, Ret, RunRegion
+from retune.compiler.vm.program_image import LateBound, Primitive, ProgramImage, VMFunction
 
 _DIGEST = 32
 _NUMBERS = (*LENGTHS, -1, -2, -(1 << 31), -(1 << 63))
 
 
-def _by_hand() -> Contents:
+def _by_hand() -> ProgramImage:
     """Two functions, constants of several types, a primitive."""
     constants = (np.ones((2, 3), np.float32), LateBound("weights"), np.array(True), np.zeros((0, 4), np.int64))
     code = (
@@ -49,12 +49,12 @@ def _by_hand() -> Contents:
     )
     main = VMFunction("main", ("x", "y"), 5, code, (0, 0))
     other = VMFunction("other", ("z",), 2, (Move(0, 1), Ret(1)), (0,))
-    return Contents((main, other), constants, (Primitive("add", {"kind": "kernel"}),), constant_devices=(0,) * 4)
+    return ProgramImage((main, other), constants, (Primitive("add", {"kind": "kernel"}),), constant_devices=(0,) * 4)
 
 
 def _codes() -> list[bytes]:
     compiled = vm.compile(small_models()[2]).save()[0]
-    return [bytes(encode_contents(_by_hand())), bytes(compiled)]
+    return [bytes(encode_image(_by_hand())), bytes(compiled)]
 
 
 def _resealed(data: bytes, draw: Random) -> bytes:
@@ -65,8 +65,8 @@ def _resealed(data: bytes, draw: Random) -> bytes:
 
 def _rewritten(data: bytes, draw: Random) -> bytes:
     """An instruction with another number, or instructions and functions in another order, with all checksums right."""
-    contents = decode_contents(data)
-    function = draw.choice(contents.functions)
+    image = decode_image(data)
+    function = draw.choice(image.functions)
     code = list(function.instructions)
     place = draw.randrange(len(code))
     kind = draw.random()
@@ -81,14 +81,14 @@ def _rewritten(data: bytes, draw: Random) -> bytes:
     changed = replace(function, instructions=tuple(code))
     if kind >= 0.9:
         changed = replace(function, registers=draw.choice(LENGTHS[:8]), params=function.params[1:])
-    functions = [changed if each is function else each for each in contents.functions]
+    functions = [changed if each is function else each for each in image.functions]
     if draw.random() < 0.1:
         functions.append(draw.choice(functions))
-    return bytes(encode_contents(replace(contents, functions=tuple(functions))))
+    return bytes(encode_image(replace(image, functions=tuple(functions))))
 
 
 def _other_number(instruction: Any, draw: Random) -> Any:
-    """One of its fields is another number; texts and types stay."""
+    """One of its fields is another number; strings and types stay."""
     names = [each.name for each in fields(instruction)]
     if not names:
         return instruction

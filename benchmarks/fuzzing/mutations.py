@@ -1,8 +1,7 @@
-"""In: valid bytes, and a source of random numbers. Out: bytes that are a little wrong, in the ways in which files are.
+"""Mutations of valid bytes and messages, determined by a source of random numbers.
 
-Always: the same source gives the same bytes. Changes of bytes (turned bits, cuts, splices, pieces repeated, lengths
-without end), and changes of what the bytes say: values of another type, fields that are missing, repeated, exchanged or
-renamed, nesting without end.
+Byte mutations flip bits, truncate, splice, repeat pieces and write endless lengths. Content mutations change the type
+of a value, drop, repeat, swap or rename fields, and nest endlessly.
 """
 
 import hashlib
@@ -145,7 +144,7 @@ def tar_of(members: dict[str, bytes]) -> bytes:
 
 
 def mutated_message(message: Any, draw: Random) -> None:
-    """Change one field of a protocol message, or of one inside it: another value, or one field less, twice or anew."""
+    """Change one field of a protocol message, or of one inside it: another value, or one field less, twice or again."""
     fields = message.ListFields()
     while fields:
         field, value = draw.choice(fields)

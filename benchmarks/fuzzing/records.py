@@ -1,6 +1,6 @@
-"""In: nothing. Out: the loaders of tuning logs, of a store's records, and of what cost models learned, as `FuzzCase`.
+"""Fuzz cases of the loaders of tuning logs, record stores and cost model data.
 
-Always: what is loaded is used: steps are replayed, scores predicted.
+Whatever loads is used: steps are replayed and scores predicted.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from benchmarks.fuzzing.mutations import (
 )
 from retune.compiler import te
 from retune.compiler.cost_model.base import TrainingBatch
-from retune.compiler.cost_model.lessons import lessons_from_bytes, lessons_to_bytes
+from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.cost_model.xgb import XGBModel, XGBOptions
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.errors import LogFormatError, ScheduleError, StoreError
@@ -132,8 +132,8 @@ def _batch() -> TrainingBatch:
     return TrainingBatch("task", features, rng.random(40) + 0.1)
 
 
-def _lessons() -> list[bytes]:
-    return [lessons_to_bytes([_batch()]), earlier_file("lessons.npz")]
+def _checkpoint() -> list[bytes]:
+    return [batches_to_bytes([_batch()]), earlier_file("lessons.npz")]
 
 
 def _models() -> list[bytes]:
@@ -165,15 +165,15 @@ def _load_model(path: Path) -> object:
     return model.predict(np.ones((3, 2, len(FEATURE_NAMES)), np.float32))
 
 
-def _load_lessons(path: Path) -> object:
+def _load_checkpoint(path: Path) -> object:
     model = XGBModel(1, options=XGBOptions(warmup=10**9))
-    model.learn(lessons_from_bytes(path.read_bytes()))
-    return model.lessons()
+    model.learn(batches_from_bytes(path.read_bytes()))
+    return model.training_data()
 
 
 CASES = (
     FuzzCase("log", _logs, drawn(mutated_lines), _load_log, (LogFormatError,), ".json"),
     FuzzCase("records", _parts, _spoiled_part, _load_part, (StoreError, LogFormatError, ScheduleError), ".part"),
-    FuzzCase("lessons", _lessons, drawn(_rezipped), _load_lessons, (StoreError,), ".npz"),
+    FuzzCase("lessons", _checkpoint, drawn(_rezipped), _load_checkpoint, (StoreError,), ".npz"),
     FuzzCase("model", _models, drawn(_rezipped), _load_model, (StoreError,), ".npz"),
 )

@@ -1,7 +1,4 @@
-"""In: nothing. Out: a loader that fails in every way, as a `FuzzCase`: whoever counts failures can be tried with it.
-
-Always: what becomes of an input is what is written in it.
-"""
+"""A fuzz case that fails in every way, to test the failure counters; the input's contents select the outcome."""
 
 import os
 import signal

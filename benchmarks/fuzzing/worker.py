@@ -1,8 +1,8 @@
-"""In: a case, a range of inputs. Out: how many were loaded, refused, or ended in another way, in memory that is shared.
+"""Worker process of the fuzzer: loads a range of inputs and counts outcomes in shared memory.
 
-Always: an input is a function of the case, the seed and its number, and lies in a file before it is loaded, so that
-whatever it does to this process, it is there afterwards. Memory is bounded: an input that asks for more than
-`MEMORY_BYTES` finds none.
+An input is a function of the case, the seed and its number, and is written to a file before it is loaded, so it
+survives whatever it does to this process. Memory is bounded: an input that asks for more than `MEMORY_BYTES` gets a
+MemoryError.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ MEMORY_BYTES = 2 << 30
 """How much more address space than before the first input a process may take."""
 
 NEXT, LOADED, REFUSED, OTHER, SLOWEST, GROWN = range(6)
-"""What the numbers of the shared memory are: the input at work, three counts, microseconds of processor time of the
+"""What the numbers of the shared memory are: the input at work, three counts, microseconds of CPU time of the
 slowest input, and by how many KiB the memory of the process grew.
 """
 
@@ -73,7 +73,7 @@ def work(name: str, seed: int, stop: int, folder: Path, counts: MutableSequence[
 
 
 def current(folder: Path, case: FuzzCase, number: int) -> Path:
-    """Where the input at work lies; each has a name of its own, as a library stays mapped."""
+    """Where the input at work lies; each has its own name, as a library stays mapped."""
     return folder / f"{case.name}-{number}{case.suffix}"
 
 

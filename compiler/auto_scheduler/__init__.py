@@ -1,7 +1,7 @@
-"""In: tensor expressions and a target. Out: what the auto-scheduler offers to a script.
+"""TVM-compatible API of the auto-scheduler: the names, parameters and defaults of TVM's `auto_scheduler` package.
 
-Always: names only; the work is done below. Names, parameters and defaults are those of TVM's package; what does not do
-its work yet raises `retune.compiler.errors.NotYetError`.
+The package only re-exports; the layers below do the work. What is not supported yet raises
+`retune.compiler.errors.NotYetError`.
 """
 
 from retune.compiler.auto_scheduler.build import build
@@ -59,7 +59,11 @@ from retune.compiler.measure.task_inputs import (
     register_task_input_check_func,
 )
 from retune.compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
-from retune.compiler.schedule.relaid_weights import remove_index_check, rewrite_compute_body, rewrite_tensor_shape
+from retune.compiler.schedule.pretransformed_weights import (
+    remove_index_check,
+    rewrite_compute_body,
+    rewrite_tensor_shape,
+)
 from retune.compiler.schedule.workload_registry import (
     deserialize_workload_registry_entry,
     load_workload_func_registry,

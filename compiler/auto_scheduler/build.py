@@ -1,12 +1,12 @@
-"""In: a program and the arguments of its kernel, as a task applies them. Out: a function of arrays.
+"""Builds a callable function from a scheduled program and its arguments.
 
-Always: arrays have the shapes of the arguments; what is done about layouts is in the graph already.
+Arrays have the shapes of the arguments; layout changes are part of the graph already.
 """
 
 from collections.abc import Sequence
 
 from retune.compiler.auto_scheduler.loop_state import State
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.driver import build as driver
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.runtime.cuda_function import CudaFunction
@@ -28,6 +28,6 @@ def build(
     code is for another machine, DeviceError when there is no GPU.
     """
     machine = Target.host() if target is None else Target(str(target))
-    hardware = hardware_of(machine, len(usable_processors()))
+    hardware = hardware_of(machine, len(usable_cpus()))
     task = SearchTask(name, ComputeDAG(args), machine, hardware, layout=LayoutRewriteOption.NO_REWRITE)
     return driver.build(task, schedule.steps, name)

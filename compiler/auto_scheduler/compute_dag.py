@@ -1,34 +1,50 @@
-"""In: input and output tensors, or the key of a registered workload. Out: a `ComputeDAG` with what one asks of it.
+"""TVM-compatible `ComputeDAG`, made of tensors or of a registered workload's key.
 
-Always: the graph of `retune.compiler.schedule.dag` itself; programs go in and come out as `State`.
+It is the graph of `retune.compiler.schedule.dag`, with programs represented as `State`.
 """
 
+import warnings
 from collections.abc import Sequence
 
 from retune.compiler.auto_scheduler.loop_state import State
+from retune.compiler.errors import DefinitionError
 from retune.compiler.lower.layout_rewrite import rewrite_layout
 from retune.compiler.schedule import dag, python_text
 from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.steps import Step, steps_of
 from retune.compiler.schedule.workload_registry import workload_key_to_tensors
 from retune.compiler.te.tensor import Tensor
+
+AnyState = State | immutable.State
+"""A program, or the immutable value inside it (TVM's `StateObject`), which dispatch contexts answer with."""
 
 
 class ComputeDAG(dag.ComputeDAG):
     """A computation: its operations in stage order, and the programs that transform steps make of it."""
 
-    def __init__(self, compute: Sequence[Tensor] | str) -> None:
-        """Of the input and output tensors, or of a workload key.
+    def __init__(
+        self, compute_or_sche: Sequence[Tensor] | str | None = None, *, compute: Sequence[Tensor] | str | None = None
+    ) -> None:
+        """Of the input and output tensors, or of a workload key. `compute` is a deprecated name of the parameter.
 
         Raises: DefinitionError when the tensors make no graph, UnknownWorkloadError for a key of nothing registered.
         """
-        super().__init__(workload_key_to_tensors(compute) if isinstance(compute, str) else compute)
+        if compute is not None:
+            warnings.warn("ComputeDAG(compute=...) is now compute_or_sche=...", DeprecationWarning, stacklevel=2)
+        given = compute_or_sche if compute is None else compute
+        if given is None:
+            raise DefinitionError("a compute graph is made of its input and output tensors, or of a workload key")
+        super().__init__(workload_key_to_tensors(given) if isinstance(given, str) else given)
 
     @classmethod
     def of(cls, graph: dag.ComputeDAG) -> "ComputeDAG":
         """A graph of the compiler with these methods."""
         return cls._from_parts(graph.nodes, graph.inputs, graph.outputs)  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -45,31 +61,35 @@ class ComputeDAG(dag.ComputeDAG):
         return State(immutable.State.initial(self))
 
     def apply_steps_from_state(
-        self, state: State, layout_rewrite: LayoutRewriteOption = LayoutRewriteOption.NO_REWRITE
+        self, state: AnyState, layout_rewrite: LayoutRewriteOption = LayoutRewriteOption.NO_REWRITE
     ) -> tuple[State, list[Tensor]]:
         """The program of the state's steps, and the arguments of its kernel.
 
         With `layout_rewrite` inputs of free layout are laid out as the program reads them, see `LayoutRewriteOption`.
         Raises: ScheduleError when the steps do not fit this graph.
         """
-        graph, steps = rewrite_layout(self, state.steps, LayoutRewriteOption(layout_rewrite))
+        graph, steps = rewrite_layout(self, _steps(state), LayoutRewriteOption(layout_rewrite))
         return State(immutable.replay(graph, steps)), [*graph.inputs, *graph.outputs]
 
-    def infer_bound_from_state(self, state: State) -> State:
+    def infer_bound_from_state(self, state: AnyState) -> State:
         """The state with the extents of all loops filled in, those of stages inside other stages too.
 
         Raises: ScheduleError when a tile size is unknown, or a stage stands where not all its readers are.
         """
-        return State(infer_bounds(immutable.replay(self, state.steps)))
+        return State(infer_bounds(immutable.replay(self, _steps(state))))
 
-    def print_python_code_from_state(self, state: State) -> str:
+    def print_python_code_from_state(self, state: AnyState) -> str:
         """The state's steps as Python calls of `retune.compiler.schedule.primitives`."""
-        return python_text.print_python_code_from_state(self, state.value)
+        return python_text.print_python_code_from_state(self, immutable.replay(self, _steps(state)))
 
-    def rewrite_layout_from_state(self, state: State) -> "ComputeDAG":
+    def rewrite_layout_from_state(self, state: AnyState) -> "ComputeDAG":
         """The graph whose inputs of free layout have the shape in which the program reads them.
 
         Raises: ScheduleError when the steps do not fit this graph.
         """
-        graph, _ = rewrite_layout(self, state.steps, LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED)
+        graph, _ = rewrite_layout(self, _steps(state), LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED)
         return ComputeDAG.of(graph)
+
+
+def _steps(state: AnyState) -> tuple[Step, ...]:
+    return steps_of(state) if isinstance(state, immutable.State) else state.steps

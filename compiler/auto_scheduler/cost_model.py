@@ -1,9 +1,9 @@
-"""In: programs and what they took. Out: scores of programs, higher is better.
+"""TVM-compatible cost models: score programs, higher is better.
 
-Always: a score depends on the program, the seed and what was learned, never on a global random state.
+A score depends on the program, the seed and the training data, never on a global random state.
 
-A model of one's own derives from `PythonBasedModel`, or is any object with its methods. The models here are faces of
-those in `retune.compiler.cost_model`, which a search asks directly: it scores arrays of features, not programs.
+A custom model derives from `PythonBasedModel` or is any object with its methods. The models here wrap those in
+`retune.compiler.cost_model`, which the search calls directly: they score arrays of features, not programs.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from retune.compiler import cost_model
 from retune.compiler.auto_scheduler.loop_state import State
-from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, measurement_of
 from retune.compiler.cost_model import ModelMetrics, TrainingBatch, XGBOptions
 from retune.compiler.driver.hardware import completed
 from retune.compiler.errors import DefinitionError, OptionError, ScheduleError, TargetError
 from retune.compiler.features import FEATURE_NAMES
-from retune.compiler.measure.log import read_log
+from retune.compiler.measure.log import LoggedTask, read_log
 from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
@@ -49,7 +49,7 @@ class CostModel(Protocol):
 
 
 class PythonBasedModel:
-    """A base for models of one's own; they see whole programs, which is slow."""
+    """A base class for custom models. They receive whole programs, which is slow."""
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Learn from measurements; override this."""
@@ -61,10 +61,10 @@ class PythonBasedModel:
 
 
 class RandomModel:
-    """The model that knows nothing: scores in [0, 1), by a hash of the program and `seed`; learns nothing."""
+    """A model without knowledge: scores in [0, 1) are a hash of the program and `seed`; nothing is learned."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        """Raises: OptionError for a seed that is no whole number of at least 0."""
+        """Raises: OptionError for a seed that is no integer of at least 0."""
         self.model = cost_model.RandomModel(seed_of(seed))
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
@@ -161,16 +161,16 @@ class XGBModel:
 
 
 def seed_of(seed: int | None) -> int:
-    """The seed itself, 0 for None. Raises: OptionError for anything but a whole number of at least 0."""
+    """The seed itself, 0 for None. Raises: OptionError for anything but an integer of at least 0."""
     if seed is None:
         return 0
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise OptionError(f"a seed must be a whole number of at least 0, not {seed!r}")
+        raise OptionError(f"a seed must be an integer of at least 0, not {seed!r}")
     return int(seed)
 
 
 class _Direct:
-    """One of the models above, as a search asks it: by features."""
+    """Adapter of a built-in model to the search, which passes it features."""
 
     def __init__(self, model: RandomModel | XGBModel) -> None:
         self._model = model
@@ -188,7 +188,7 @@ class _Direct:
 
 
 class _Foreign:
-    """A model of a user's own, as a search asks it: it is shown programs. Who measures teaches it."""
+    """Adapter of a custom model to the search, which passes it programs. The measurer trains it."""
 
     last_metrics = None
 
@@ -239,7 +239,7 @@ def _padded(blocks: Sequence[Features]) -> Features:
     return np.stack(padded) if padded else np.zeros((0, most, len(FEATURE_NAMES)), dtype=np.float32)
 
 
-def _known_task(recorded: RecordedTask) -> SearchTask | None:
+def _known_task(recorded: LoggedTask) -> SearchTask | None:
     """The task of a record, when its workload is registered in this process."""
     key = recorded.workload_key
     if not is_registered(key):

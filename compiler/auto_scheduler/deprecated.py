@@ -1,7 +1,4 @@
-"""In: calls of scripts written for the first versions of TVM's auto-scheduler. Out: what their successors give.
-
-Always: each call warns, naming the successor.
-"""
+"""Deprecated functions of the first versions of TVM's auto-scheduler; each warns and names its successor."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,9 +22,7 @@ def create_task(
 ) -> SearchTask:
     """`SearchTask` with these arguments. Raises: as that."""
     warnings.warn("create_task is deprecated; use SearchTask(func=..., args=...)", DeprecationWarning, stacklevel=2)
-    return SearchTask(
-        func=func, args=args, target=target, target_host=target_host, hardware_params=hardware_params
-    )
+    return SearchTask(func=func, args=args, target=target, target_host=target_host, hardware_params=hardware_params)
 
 
 def auto_schedule(

@@ -1,6 +1,6 @@
-"""In: tuning records, entered with `with`. Out: the program that a workload is compiled with.
+"""TVM-compatible dispatch contexts: the program a workload is compiled with, from tuning records.
 
-Always: the contexts of `retune.compiler.driver.dispatch`, which also take the records of this package.
+The contexts of `retune.compiler.driver.dispatch`, which also accept the records of this package.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 from retune.compiler.auto_scheduler.cost_model import RandomModel, XGBModel
 from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOptions, trial_of
 from retune.compiler.auto_scheduler.search_policy import SketchPolicy
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.driver import dispatch
 from retune.compiler.driver.dispatch import DispatchContext, FallbackContext, Record, RecordSource
 from retune.compiler.driver.hardware import hardware_of
@@ -96,7 +96,7 @@ class ApplyHistoryBestOrSample(ApplyHistoryBest):
 
     def _sample(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
         _log.info("no record knows %s: %d programs are tried", workload_key, max(0, self.num_measure))
-        hardware = hardware_of(target, len(usable_processors()))
+        hardware = hardware_of(target, len(usable_cpus()))
         layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
         task = SearchTask(workload_key, dag, target, hardware, workload_key, layout)
         policy = SketchPolicy(task, self._model, _SAMPLING, verbose=0)

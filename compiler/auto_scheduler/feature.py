@@ -1,6 +1,6 @@
-"""In: programs. Out: the features that a cost model learns from. Always: one row a statement, one column a name.
+"""Feature extraction for cost models: one row per statement, one column per feature name.
 
-The columns are those of `retune.compiler.features`, which repairs TVM's and has others; their version is
+The columns are those of `retune.compiler.features`: TVM's with corrections, and further ones. Their version is
 `FEATURE_VERSION`.
 """
 

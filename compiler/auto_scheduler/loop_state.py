@@ -1,6 +1,6 @@
-"""In: a program and calls that transform it. Out: the program after them.
+"""TVM-compatible `State`: a mutable wrapper of `retune.compiler.schedule.state.State`.
 
-Always: a thin mutable face of the immutable `retune.compiler.schedule.state.State`; what a call did is in `steps`.
+Each call appends one transform step, kept in `steps`.
 """
 
 from collections.abc import Sequence
@@ -70,6 +70,11 @@ class State:
     transform_steps = steps
 
     @property
+    def compute_dag(self) -> ComputeDAG:
+        """The computation."""
+        return self._state.dag
+
+    @property
     def concrete(self) -> bool:
         """Whether every tile size is known."""
         return self._state.concrete
@@ -103,12 +108,12 @@ class State:
         return State(self._state)
 
     def bind(self, stage: StageRef, iterator: LoopRef, thread_name: str) -> Iterator:
-        """Run the turns of a loop on GPU threads: `blockIdx.x`, `threadIdx.y`, `vthread`, …"""
+        """Run the iterations of a loop on GPU threads: `blockIdx.x`, `threadIdx.y`, `vthread`, …"""
         self._state, loop = primitives.bind(self._state, stage, iterator, thread_name)
         return loop
 
     def parallel(self, stage: StageRef, iterator: LoopRef) -> Iterator:
-        """Run the turns of an outermost loop on several threads."""
+        """Run the iterations of an outermost loop on several threads."""
         self._state, loop = primitives.parallel(self._state, stage, iterator)
         return loop
 
@@ -119,7 +124,7 @@ class State:
         return loop
 
     def vectorize(self, stage: StageRef, iterator: LoopRef) -> Iterator:
-        """Run the turns of a loop in the lanes of a vector."""
+        """Run the iterations of a loop in the lanes of a vector."""
         self._state, loop = primitives.vectorize(self._state, stage, iterator)
         return loop
 

@@ -1,40 +1,41 @@
-"""In: programs, and who builds and times them. Out: one result each, in order, of which callbacks are told.
+"""TVM-compatible measurement: builders, runners, `ProgramMeasurer`, callbacks and tuning options.
 
-Always: a bad program is a value, whatever it does to its worker process; only the machinery or a mistake of the caller
-raises.
+Results are in the order of the programs. A failing program yields a failed result, whatever it does to its worker
+process; only failures of the infrastructure and errors of the caller raise.
 
-Where TVM differs:
-* a failed result has no costs, instead of one of 1e10 seconds, and its message is whole; a log has no place for it;
-* too many failures in a row end the search, where TVM only talks more;
+Differences from TVM:
+
+* a failed result has no costs, instead of one of 1e10 seconds, and its full message; a log does not store messages;
+* too many failures in a row end the search, where TVM only becomes more verbose;
 * the best program is the one with the fastest repeat, since other load can only slow one down, also when its
   operations cannot be counted; TVM compares operations per mean second;
-* the arrays for special inputs are checked before anything is built, so a wrong one does not end a run in its middle;
+* the arrays for special inputs are checked before anything is built, so a wrong one does not end a run midway;
   a worker that dies is a failed result.
 """
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from retune.compiler.auto_scheduler.loop_state import State
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError, MeasureError, OptionError
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.cuda_runner import CudaRunner
+from retune.compiler.measure.cuda_runner import RUNNERS
 from retune.compiler.measure.fleet import FleetRunner
-from retune.compiler.measure.log import LoggedTask, LoggedTrial, code_target, is_timed
+from retune.compiler.measure.log import LoggedTask, LoggedTrial, is_timed
 from retune.compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_inputs import special_inputs
-from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
+from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -43,46 +44,6 @@ MeasureErrorNo = MeasureStatus
 
 MAX_CONTINUOUS_ERROR = 150
 """After so many failures in a row a search gives up, unless told otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedTask:
-    """The task of a record, as far as the record tells: what `SearchTask` has under these names. The computation is not
-    there; `recover_measure_input` finds it.
-    """
-
-    logged: LoggedTask
-    compute_dag: None = None
-
-    @property
-    def workload_key(self) -> str:
-        """The key of the computation."""
-        return self.logged.workload_key
-
-    @property
-    def target(self) -> Target:
-        """The machine, by what decides its code. Raises: TargetError for a kind of machine that is unknown here."""
-        return Target(code_target(self.logged.target))
-
-    @property
-    def target_host(self) -> Target | None:
-        """The machine that drives a device. Raises: TargetError."""
-        return Target(code_target(self.logged.target_host)) if self.logged.target_host else None
-
-    @property
-    def hardware_params(self) -> HardwareParams | None:
-        """The parameters of the machine; old records have none."""
-        return HardwareParams.from_row(self.logged.hardware) if self.logged.hardware else None
-
-    @property
-    def layout_rewrite_option(self) -> LayoutRewriteOption:
-        """What was done about inputs of free layout."""
-        return LayoutRewriteOption(self.logged.layout_rewrite_option)
-
-    @property
-    def task_input_names(self) -> tuple[str, ...]:
-        """The inputs that were not random."""
-        return self.logged.task_input_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +60,36 @@ class RecordedState:
 
 @dataclass(frozen=True, slots=True)
 class MeasureInput:
-    """A program of a task. One that was read from a record is light, see `recover_measure_input`."""
+    """A program of a task. One that was read from a record has no computation and no loops, see
+    `recover_measure_input`.
+    """
 
-    task: SearchTask | RecordedTask
+    task: SearchTask | LoggedTask
     state: State | RecordedState
 
-    def serialize(self) -> "tuple[SearchTask | RecordedTask, tuple[Step, ...]]":
+    def serialize(self) -> "tuple[SearchTask | LoggedTask, tuple[Step, ...]]":
         """Plain data for another process: the task, which brings its registered workload along, and the steps."""
         return self.task, self.state.steps
 
     @staticmethod
-    def deserialize(data: "tuple[SearchTask | RecordedTask, tuple[Step, ...]]") -> "MeasureInput":
+    def deserialize(data: "tuple[SearchTask | LoggedTask, tuple[Step, ...]]") -> "MeasureInput":
         """What `serialize` made, light."""
         return MeasureInput(data[0], RecordedState(data[1]))
 
 
+class Cost(float):
+    """Seconds of one call. TVM's scripts read them as `cost.value`."""
+
+    @property
+    def value(self) -> float:
+        """The seconds as a plain number."""
+        return float(self)
+
+
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
-    """What measuring came to. `costs` are seconds per call, none for a failure; `all_cost` is the seconds that building
-    and running took, `timestamp` seconds since 1970.
+    """The result of a measurement. `costs` are seconds per call, empty after a failure. `all_cost` is the
+    seconds that building and running took, `timestamp` is in seconds since 1970.
     """
 
     costs: tuple[float, ...]
@@ -125,6 +97,9 @@ class MeasureResult:
     error_msg: str
     all_cost: float
     timestamp: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "costs", tuple(map(Cost, self.costs)))
 
     @classmethod
     def of(cls, measured: Measurement) -> "MeasureResult":
@@ -142,8 +117,8 @@ class MeasureResult:
 def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
     """A measurement as a log has it; success without a time, which a log cannot say, is a failure of unknown kind."""
     task = inp.task
-    if isinstance(task, RecordedTask):
-        logged = task.logged
+    if isinstance(task, LoggedTask):
+        logged = task
     else:
         host = getattr(task, "target_host", None)
         logged = LoggedTask.of(task, "" if host is None else str(host), getattr(task, "task_input_names", ()))
@@ -151,18 +126,27 @@ def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
     costs = tuple(float(cost) for cost in result.costs) if status is MeasureStatus.OK else ()
     if status is MeasureStatus.OK and not is_timed(costs):
         status, costs = MeasureStatus.UNKNOWN, ()
-    return LoggedTrial(logged, inp.state.steps, costs, status, result.all_cost, int(result.timestamp))
+    return LoggedTrial(logged, inp.state.steps, costs, status, float(result.all_cost), int(result.timestamp))
 
 
 def measurement_of(trial: LoggedTrial) -> tuple[MeasureInput, MeasureResult]:
     """A line of a log as a measurement, light."""
-    inp = MeasureInput(RecordedTask(trial.task), RecordedState(trial.steps))
+    inp = MeasureInput(trial.task, RecordedState(trial.steps))
     return inp, MeasureResult(trial.costs, trial.status, "", trial.elapsed, trial.timestamp)
+
+
+def announce(logger: logging.Logger, verbose: int, text: str) -> None:
+    """Say how a search goes, unless `verbose` is 0: in the log where it shows INFO, else on the standard output."""
+    if not verbose or logger.isEnabledFor(logging.INFO):
+        logger.log(logging.INFO if verbose else logging.DEBUG, "%s", text)
+    else:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 @runtime_checkable
 class MeasureCallback(Protocol):
-    """Something that is told of every round of measurements."""
+    """A callback that receives every round of measurements."""
 
     def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Programs of one task and what they came to, in order; `policy` is the search policy that asked."""
@@ -170,7 +154,7 @@ class MeasureCallback(Protocol):
 
 
 class PythonBasedMeasureCallback:
-    """A base for callbacks of one's own. Any class with the method will do."""
+    """A base class for custom callbacks; any class with the same method will do."""
 
     def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Override this."""
@@ -182,12 +166,12 @@ class TuningOptions:
     """How much is measured, and how.
 
     `num_measure_trials` programs are measured, `num_measures_per_round` at a time; with 0 nothing is, and the search
-    gives the program that it would try first (TVM does not measure with 1 either). The search ends early when more than
-    `early_stopping` measurements brought nothing. With `verbose` 0 it says nothing, else it tells the log of this
-    module how it goes. `builder` is "local" or a `LocalBuilder`; `runner` is "local", a `LocalRunner`, an `RPCRunner`,
-    or anything with the method `measure` of `retune.compiler.measure.measurer.Measurer`, which then needs no builder.
-    "local" measures as runs of Retune do: races, with as many threads as the task has cores. `measure_callbacks` are
-    told of every round.
+    gives the program that it would try first (TVM does not measure with 1 either). The search ends early when more
+    than `early_stopping` measurements brought nothing. With `verbose` 0 it says nothing, else how it goes: in the log
+    where that shows INFO, else on the standard output. `builder` is "local" or a `LocalBuilder`; `runner` is "local",
+    a `LocalRunner`, an `RPCRunner`, or anything with the method `measure` of
+    `retune.compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs of Retune do:
+    races, with as many threads as the task has cores. `measure_callbacks` are told of every round.
     Raises: OptionError for anything else.
     """
 
@@ -206,7 +190,7 @@ class TuningOptions:
             if value is None and name == "early_stopping":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise OptionError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
+                raise OptionError(f"{name} must be an integer of at least {lowest}, not {value!r}")
         if self.builder != "local" and not isinstance(self.builder, LocalBuilder):
             raise OptionError(f"builder must be 'local' or a LocalBuilder, not {self.builder!r}")
         known = isinstance(self.runner, (LocalRunner, FleetRunner)) or hasattr(self.runner, "measure")
@@ -236,34 +220,36 @@ class ProgramMeasurer:
         max_continuous_error: int = -1,
         *,
         threads: int = 1,
-        gpu: bool = False,
+        target: Target | None = None,
     ) -> None:
         self.callbacks = tuple(callbacks)
         self.verbose = verbose
         self.max_continuous_error = MAX_CONTINUOUS_ERROR if max_continuous_error < 0 else max_continuous_error
         self.trials = 0
+        self.last_error = ""
+        """Why the last program that failed did so, in one line."""
         self._failures: dict[str, int] = {}
         self._best: dict[str, tuple[float, MeasureInput]] = {}
         self._own: list[LocalBuilder | LocalRunner | FleetRunner] = []
-        self._measurer = self._made_of(builder, runner, threads, gpu)
+        self._measurer = self._made_of(builder, runner, threads, target or Target.host())
 
     @classmethod
     def of(cls, options: TuningOptions, tasks: Sequence[SearchTask]) -> "ProgramMeasurer":
         """What the options ask for, for programs of these tasks.
 
-        Raises: OptionError when an array for an input of a task does not fit, or some tasks are for processors and some
+        Raises: OptionError when an array for an input of a task does not fit, or some tasks are for CPUs and some
         for GPUs; DeviceError for GPUs when there is none.
         """
         for task in tasks:
             check_measurable(task)
-        gpu = any(task.target.is_gpu for task in tasks)
         if len({task.target.kind for task in tasks}) > 1:
-            raise OptionError("some of the tasks are for processors and some for GPUs; tune these after those")
+            raise OptionError("some of the tasks are for CPUs and some for GPUs; tune these after those")
         threads = max((task.hardware.num_cores for task in tasks), default=1)
-        threads = max(1, min(threads, len(usable_processors())))
+        threads = max(1, min(threads, len(usable_cpus())))
         callbacks = options.measure_callbacks or ()
-        made = cls(options.builder, options.runner, callbacks, options.verbose, threads=threads, gpu=gpu)
-        if isinstance(made.runner, CudaRunner):
+        target = next((task.target for task in tasks), None)
+        made = cls(options.builder, options.runner, callbacks, options.verbose, threads=threads, target=target)
+        if isinstance(made.runner, LocalRunner):
             try:
                 made.runner.check()
             except DeviceError:
@@ -273,18 +259,23 @@ class ProgramMeasurer:
 
     @property
     def runner(self) -> object:
-        """What times the programs; None where that is a measurer of one's own."""
+        """What times the programs; None where that is a custom measurer."""
         return getattr(self._measurer, "runner", None)
 
     def _made_of(
-        self, builder: LocalBuilder | str, runner: LocalRunner | FleetRunner | Measurer | str, threads: int, gpu: bool
+        self,
+        builder: LocalBuilder | str,
+        runner: LocalRunner | FleetRunner | Measurer | str,
+        threads: int,
+        target: Target,
     ) -> Measurer:
         if not isinstance(runner, (LocalRunner, FleetRunner, str)):
             return runner
         times = LocalRunner(options=MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
-        if gpu and isinstance(times, LocalRunner) and not isinstance(times, CudaRunner):
-            times = CudaRunner(times.options)
-        lane = times.processors if times.options.overlap else ()
+        wanted = RUNNERS[target.traits.device]
+        if isinstance(times, LocalRunner) and not isinstance(times, wanted):
+            times = wanted.of(times.options)
+        lane = times.cpus if times.options.overlap else ()
         builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
         self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
         return LocalMeasurer(builds, times)
@@ -302,7 +293,7 @@ class ProgramMeasurer:
         if not inputs:
             return []
         task = inputs[0].task
-        if isinstance(task, RecordedTask):
+        if isinstance(task, LoggedTask):
             raise OptionError("a program that was read from a record is measured after recover_measure_input")
         known = self._best.get(task.identity)
         measured = self._measurer.measure(
@@ -327,8 +318,10 @@ class ProgramMeasurer:
     ) -> None:
         failed = [result for result in results if result.error_no != MeasureStatus.OK]
         fastest = "none yet" if best is None else f"{best[0] * 1e3:.4f} ms"
-        level = logging.INFO if self.verbose else logging.DEBUG
-        _log.log(level, "%s: %d measured, %d failed, best %s", task.name, len(results), len(failed), fastest)
+        text = f"{task.name}: {len(results)} measured, {len(failed)} failed, best {fastest}"
+        announce(_log, self.verbose, text)
+        if failed:
+            self.last_error = failed[-1].error_msg.partition("\n")[0]
         if self.gave_up(task):
             count, reason = self._failures[task.identity], failed[-1].error_msg.partition("\n")[0]
             _log.warning("%s: %d programs in a row failed, the last one: %s", task.name, count, reason)
@@ -346,7 +339,7 @@ class ProgramMeasurer:
 
 
 def check_measurable(task: SearchTask) -> None:
-    """See to it that programs of the task can be measured here.
+    """Ensure that programs of the task can be measured here.
 
     Raises: OptionError when an array for an input does not fit.
     """

@@ -1,9 +1,10 @@
-"""In: measurements. Out: lines of a tuning log in TVM's form, and the other way round.
+"""Tuning logs in TVM's format: reads, writes and distills them.
 
-Always: what was written is read the same, but for error messages, which a log has no place for. A line with keys that
-are unknown is read all the same.
+A round trip preserves everything but error messages, which the format does not store. Unknown keys in a line are
+ignored.
 
     python -m retune.compiler.auto_scheduler.measure_record --mode distill -i tune.json [-o best.json]
+
 keeps the best record of every workload, target and layout option.
 """
 
@@ -16,11 +17,11 @@ from typing import Any
 
 from retune.compiler.auto_scheduler.compute_dag import ComputeDAG
 from retune.compiler.auto_scheduler.loop_state import State
-from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, RecordedTask, measurement_of, trial_of
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, measurement_of, trial_of
 from retune.compiler.auto_scheduler.search_task import SearchTask
 from retune.compiler.errors import OptionError, RetuneError
 from retune.compiler.measure.history import best_trial, distance, distill
-from retune.compiler.measure.log import append_log, read_line, read_log, write_line
+from retune.compiler.measure.log import LoggedTask, append_log, read_line, read_log, write_line
 from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.target import Target
@@ -73,15 +74,21 @@ class RecordReader:
             yield from map(measurement_of, read_log(self.filename, lines=most, skip=skip))
 
 
-def load_records(filename: str | Path) -> Iterator[Measured]:
-    """All records of a log, light; see `recover_measure_input`. Raises: LogFormatError."""
-    return map(measurement_of, read_log(Path(filename)))
+def load_records(filename: str | Path) -> list[Measured]:
+    """All records of a log, light; see `recover_measure_input`. `RecordReader` reads a long log line by line.
+
+    Raises: LogFormatError.
+    """
+    return [measurement_of(trial) for trial in read_log(Path(filename))]
 
 
-def save_records(
-    filename: str | Path, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
-) -> None:
-    """Append records to a log, which is made with its folders when it is missing. Raises: LogFormatError."""
+def save_records(filename: str | Path, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
+    """Append records to a log, which is made with its folders when it is missing.
+
+    Raises: OptionError when there are more inputs than results, or fewer; LogFormatError.
+    """
+    if len(inputs) != len(results):
+        raise OptionError(f"each input needs one result: there are {len(inputs)} inputs and {len(results)} results")
     append_log(Path(filename), map(trial_of, inputs, results))
 
 
@@ -112,9 +119,7 @@ def load_best_record(
     """
     kind = None if target is None else str(target)
     trials = read_log(Path(filename))
-    found = best_trial(
-        trials, workload_key, kind, include_compatible=include_compatible, layout=layout_rewrite_option
-    )
+    found = best_trial(trials, workload_key, kind, include_compatible=include_compatible, layout=layout_rewrite_option)
     return (None, None) if found is None else measurement_of(found)
 
 
@@ -124,7 +129,7 @@ def recover_measure_input(inp: MeasureInput, rebuild_state: bool = False) -> Mea
     Raises: UnknownWorkloadError when the workload is not registered here, ScheduleError when the steps do not fit it.
     """
     task = inp.task
-    if isinstance(task, RecordedTask):
+    if isinstance(task, LoggedTask):
         task = SearchTask(
             compute_dag=ComputeDAG(task.workload_key),
             workload_key=task.workload_key,

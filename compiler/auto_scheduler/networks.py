@@ -1,15 +1,15 @@
-"""In: a network. Out: the tasks that are worth tuning in it, and how often each of them runs.
+"""Extracts the tuning tasks of a network and how often each occurs.
 
-Always: equal computations are one task; they are tuned for weights that are laid out beforehand, as a network's are.
+Equal computations are one task. Tasks are tuned for pre-packed weights, since a network packs them when it is compiled.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retune.compiler.auto_scheduler.search_task import SearchTask
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.driver.dispatch import is_enabled
 from retune.compiler.driver.hardware import completed, hardware_of
 from retune.compiler.driver.network_build import optimized
@@ -33,11 +33,13 @@ def extract_tasks(
     opt_level: int = 3,
     *,
     winograd: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[list[SearchTask], list[int]]:
     """The tuning tasks of a network, and how often each appears.
 
     `mod` is a `retune.compiler.graph.ir.Graph`, an ONNX model or its path, or a name of the zoo. `params` are arrays
-    for inputs that are constants, by name. `include_simple_tasks` adds the kernels without data reuse.
+    for inputs that are constants, by name; `shapes` gives static shapes to inputs with dynamic dimensions.
+    `include_simple_tasks` adds the kernels without data reuse.
     `dump_workload_to_dag_log` is a file that gets the text of every task's graph by its key, as JSON. `opt_level` is
     that of `PassContext`: with 0 the tasks are of the graph nearly as it was imported. With `winograd` the
     tasks that compute a convolution in a transformed space follow the direct one, with the same weight; a network that
@@ -46,11 +48,11 @@ def extract_tasks(
     file cannot be written.
     """
     machine = target if isinstance(target, Target) else Target(target)
-    given = hardware_of(machine, len(usable_processors()))
+    given = hardware_of(machine, machine.num_cores or len(usable_cpus()))
     hardware = given if hardware_params is None else completed(hardware_params, machine)
     rewrites = winograd_for(machine) if winograd else ()
     with PassContext(opt_level):
-        graph = optimized(with_parameters(graph_of(mod), params or {}))
+        graph = optimized(with_parameters(graph_of(mod, shapes), params or {}))
     cut = partition(graph, machine, hardware, rewrites)
     direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.worth_tuning()
     ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]

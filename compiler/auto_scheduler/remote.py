@@ -1,7 +1,7 @@
 """Runners for `TuningOptions` that time programs elsewhere: `RPCRunner` on the devices of a fleet, and
 `LocalRPCMeasureContext` in a worker process of this machine.
 
-What a lost worker was timing is timed again. Programs run in a process of their own, here too, so a measurement never
+What a lost worker was timing is timed again. Programs run in their own process, here too, so a measurement never
 harms the process that asks for it.
 """
 
@@ -16,14 +16,14 @@ from retune.compiler.driver.worker_service import DeviceFacts, WorkerService, se
 from retune.compiler.errors import MeasureError, NotYetError, OptionError, RetuneError, install_hint
 from retune.compiler.measure.fleet import FleetRunner, Patience, Pending, Request
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 
 LOCAL_KEY = "local-cpu"
 """The device of a worker that is started for a script."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """How often a script that waits looks whether anybody serves its device."""
 CONNECT_SECONDS = 10.0
 PATIENCE_SECONDS = 300.0
@@ -68,10 +68,10 @@ class _DaskRequest:
         patience = Patience(self._queue, PATIENCE_SECONDS)
         while True:
             try:
-                return from_bytes(self._future.result(timeout=LOOK_SECONDS))
+                return from_bytes(self._future.result(timeout=POLL_SECONDS))
             except TimeoutError:
                 workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
-                patience.look(is_served=any(self._queue in worker["resources"] for worker in workers))
+                patience.check(is_served=any(self._queue in worker["resources"] for worker in workers))
             except RetuneError:
                 raise
             except Exception as error:  # of Dask: its scheduler is gone, or too many workers were
@@ -146,8 +146,8 @@ class RPCRunner(FleetRunner):
         self._dask.close()
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
-    ) -> list[MeasureResult]:
+        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+    ) -> list[Measurement]:
         """As `LocalRunner.run`. Raises: OptionError when the programs are for this machine, or another kind of device,
         and the device is another one; MeasureError.
         """
@@ -156,7 +156,7 @@ class RPCRunner(FleetRunner):
 
 
 def check_target(task: SearchTask, facts: DeviceFacts, key: str) -> None:
-    """See that the programs of a task are for a device of a fleet. Raises: OptionError."""
+    """Check that the programs of a task are for a device of a fleet. Raises: OptionError."""
     advice = f"make its task with target={facts.target!r}"
     there = Target(facts.target)
     if task.target.kind != there.kind:

@@ -1,6 +1,6 @@
-"""In: a task, a cost model, records. Out: rounds of programs that were measured, the best of them.
+"""Search policies in TVM's form: rounds of programs of one task, measured, and the best of them.
 
-Always: a search with equal seed, parameters and results proposes equal programs.
+A search with equal seed, parameters and results proposes equal programs.
 
 Where TVM differs:
 * a seed of 0 is a seed like any other, and without one it is 0;
@@ -10,17 +10,20 @@ Where TVM differs:
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retune.compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable, seed_of
 from retune.compiler.auto_scheduler.loop_state import State
-from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer
+from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer, announce
+from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.tuning_loop import EMPTY_ROUND, TaskProgress, TuningLoop, first_state
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.history import carries_over
 from retune.compiler.measure.log import read_log
-from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.schedule import state as immutable
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -48,6 +51,9 @@ DEFAULT_PARAMS: Mapping[str, Any] = {
 
 _KNOWS_NOTHING = RandomModel()
 
+GAVE_UP = "too many of its programs failed in a row"
+"""Why a task ends none of whose programs is valid."""
+
 
 class PreloadMeasuredStates(search.PreloadMeasuredStates):
     """Tells a policy what a log says of its task: none of it is measured again, and the best of it seeds the search.
@@ -70,16 +76,16 @@ def told_by(filename: str | Path, task: SearchTask) -> list[search.Observation]:
     return [
         search.Observation(dump_steps(trial.steps), trial.seconds if trial.status is MeasureStatus.OK else None)
         for trial in read_log(path)
-        if trial.task.workload_key == key and carries_over(trial.task.target, target)
+        if trial.task.workload_key == key and carries_over(trial.task.target_text, target)
     ]
 
 
 class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
-    """A sketch rule of one's own, asked before the others.
+    """A custom sketch rule, asked before the others.
 
     `meet_condition_func(search_policy, state, stage_id)` answers PASS, APPLY or APPLY_AND_SKIP_REST;
     `apply_func(search_policy, state, stage_id)` gives pairs of a state and the stage to visit next, -1 to end the
-    derivation. Both get a state of their own, which they may change.
+    derivation. Both get their own state, which they may change.
     """
 
     def __init__(
@@ -92,8 +98,10 @@ class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
             return meet_condition_func(_face(policy), State(state), stage)
 
         def apply(policy: Any, state: immutable.State, stage: int) -> Iterable[tuple[immutable.State, int]]:
-            for after, following in apply_func(_face(policy), State(state), stage):
-                yield State(after).value, int(following)
+            for made in apply_func(_face(policy), State(state), stage):
+                if not isinstance(made, Sequence) or len(made) != 2:
+                    raise OptionError(f"{rule_name}: apply_func gives pairs [state, stage], not {made!r:.80}")
+                yield State(made[0]).value, int(made[1])
 
         super().__init__(condition, apply, rule_name)
 
@@ -125,8 +133,8 @@ class SearchPolicy:
         take(results)
 
     def warm_start(self, programs: Sequence[str]) -> None:
-        """Hear of good programs of similar tasks, as steps texts, the most helpful first: what a search by sketches can
-        fit to its own sizes, it tries.
+        """Hear of good programs of similar tasks, as steps strings, the most helpful first: what a search by sketches
+        can fit to its own sizes, it tries.
         """
         if isinstance(self.policy, search.SketchPolicy):
             self.policy.warm_start(programs)
@@ -172,26 +180,25 @@ class SearchPolicy:
         if num_measure_trials < 1:
             found = self.propose(1)
             return State(found[0].state) if found and isinstance(found[0].state, State) else None
-        trials, best, best_trial = 0, math.inf, 0
-        while trials < num_measure_trials and not measurer.gave_up(self.search_task):
-            count = min(num_measures_per_round, num_measure_trials - trials)
-            self.spent = trials / num_measure_trials
-            inputs, results = self.continue_search_one_round(count, measurer)
-            if not inputs:
-                self._say("no program is left that was not measured")
+        loop = TuningLoop([TaskProgress(self.search_task, first_state(self.search_task, 1.0))])
+        seconds: list[float] = []
+        for round_ in loop.rounds_until(Budget(num_measure_trials, None, rounds_each=0), num_measures_per_round):
+            self.spent = round_.spent
+            inputs, results = self.continue_search_one_round(round_.count, measurer)
+            seconds += [result.seconds for result in results]
+            finish_round(loop, 0, inputs, results, measurer)
+            best = min(seconds, default=math.inf)
+            unimproved = len(seconds) - 1 - seconds.index(best) if math.isfinite(best) else 0
+            if early_stopping is not None and unimproved > early_stopping:
+                self._say(f"stopped early: {unimproved} measurements brought nothing")
                 break
-            for place, result in enumerate(results, trials + 1):
-                if result.seconds < best:
-                    best, best_trial = result.seconds, place
-            trials += len(inputs)
-            if early_stopping is not None and math.isfinite(best) and trials - best_trial > early_stopping:
-                self._say(f"stopped early: {trials - best_trial} measurements brought nothing")
-                break
+        if reason := loop.tasks[0].stop_reason:
+            self._say(reason)
         fastest = measurer.best(self.search_task)
         return State(fastest[1].state) if fastest is not None and isinstance(fastest[1].state, State) else None
 
     def _say(self, text: str) -> None:
-        _log.log(logging.INFO if self.verbose else logging.DEBUG, "%s: %s", self.search_task.name, text)
+        announce(_log, self.verbose, f"{self.search_task.name}: {text}")
 
 
 class EmptyPolicy(SearchPolicy):
@@ -237,10 +244,10 @@ class SketchPolicy(SearchPolicy):
         super().__init__(task, self._sketch, own, verbose)
 
     def generate_sketches(self, print_for_debug: bool = False) -> list[State]:
-        """The sketches in the order of their derivation, tile sizes unknown; `print_for_debug` tells the log."""
+        """The sketches in the order of their derivation, tile sizes unknown; `print_for_debug` prints them."""
         sketches = [State(sketch) for sketch in self._sketch.generate_sketches()]
         for number, sketch in enumerate(sketches if print_for_debug else ()):
-            _log.info("sketch %d of %s:\n%s", number, self.search_task.name, sketch)
+            sys.stdout.write(f"sketch {number} of {self.search_task.name}:\n{sketch}\n")
         return sketches
 
     def sample_initial_population(self) -> list[State]:
@@ -269,6 +276,24 @@ def told_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) ->
     """Measurements as a policy is told of them."""
     times = (result.seconds if math.isfinite(result.seconds) else None for result in results)
     return [search.Observation(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
+
+
+def finish_round(
+    loop: TuningLoop[Any],
+    index: int,
+    inputs: Sequence[MeasureInput],
+    results: Sequence[MeasureResult],
+    measurer: ProgramMeasurer,
+) -> None:
+    """Tell the loop what a round of task `index` measured. An empty round, or too many failures, end the task."""
+    task = loop.tasks[index].task
+    reason = EMPTY_ROUND if not inputs else GAVE_UP if measurer.gave_up(task) else ""
+    key = task.workload_key
+    programs = [
+        BestProgram(key, dump_steps(inp.state.steps), result.seconds)
+        for inp, result in zip(inputs, results, strict=True)
+    ]
+    loop.finish_round(index, programs, reason)
 
 
 def search_policy_of(task: SearchTask, found: Any) -> Any:

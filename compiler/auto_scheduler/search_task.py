@@ -1,6 +1,6 @@
-"""In: a computation and a machine, in any of the ways one may give them. Out: a `SearchTask`.
+"""TVM-compatible `SearchTask`: a computation and a machine, with defaults filled in from the target.
 
-Always: the task of `retune.compiler.schedule.task` itself, with defaults filled in from the target.
+It extends the task of `retune.compiler.schedule.task`.
 """
 
 import logging
@@ -15,7 +15,7 @@ from retune.compiler.auto_scheduler.measure import ProgramMeasurer, TuningOption
 from retune.compiler.auto_scheduler.search_policy import SketchPolicy, search_policy_of
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.codegen.build import kernel_source
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.cost_model import XGBOptions
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import completed, hardware_of
@@ -38,7 +38,7 @@ class SearchTask(task.SearchTask):
     """A computation to tune for a machine.
 
     The computation is a registered function with its arguments, a workload key, or a graph. `target` is a `Target` or
-    its text. `hardware_params` default to those of the target and all processors, `layout_rewrite_option` to what is
+    its text. `hardware_params` default to those of the target and all CPUs, `layout_rewrite_option` to what is
     usual for an operator that stands alone on that target. `task_inputs` are arrays for inputs that must not be random
     when programs are timed, by the names of their placeholders, or names alone: see
     `retune.compiler.measure.task_inputs`. `desc` is a name for people.
@@ -73,7 +73,7 @@ class SearchTask(task.SearchTask):
             raise OptionError("a search task needs a target, such as 'llvm'")
         machine = target if isinstance(target, Target) else Target(target)
         graph = compute_dag if compute_dag is not None else ComputeDAG(workload_key or "")
-        defaults = hardware_of(machine, len(usable_processors()))
+        defaults = hardware_of(machine, machine.num_cores or len(usable_cpus()))
         hardware = defaults if hardware_params is None else completed(hardware_params, machine)
         option = LayoutRewriteOption.get_target_default(machine) if layout_rewrite_option is None else None
         super().__init__(
@@ -108,9 +108,7 @@ class SearchTask(task.SearchTask):
         """A name for people."""
         return self.name
 
-    def tune(
-        self, tuning_options: TuningOptions, search_policy: Any = None, adaptive_training: bool = False
-    ) -> None:
+    def tune(self, tuning_options: TuningOptions, search_policy: Any = None, adaptive_training: bool = False) -> None:
         """Search for a fast program. The callbacks of the options are told what was measured: `RecordToFile` keeps it.
 
         `search_policy` is one of this package, or anything with `ask` and `tell`; by default a `SketchPolicy` with an
@@ -127,14 +125,17 @@ class SearchTask(task.SearchTask):
         if policy is None:
             policy = SketchPolicy(self, XGBModel(num_warmup_sample=_WARMUP, adapative_training=adaptive_training))
         policy = search_policy_of(self, policy)
+        reason = ""
         trials, per_round = tuning_options.num_measure_trials, tuning_options.num_measures_per_round
         if trials == 0:
             best = policy.search(0, None, per_round, None)
         else:
             with ProgramMeasurer.of(tuning_options, [self]) as measurer:
                 best = policy.search(trials, tuning_options.early_stopping, per_round, measurer)
+                reason = measurer.last_error
         if best is None:
-            _log.warning("%s: no valid program was found, the untuned one serves", self.name)
+            why = f" (the last one failed: {reason})" if reason else ""
+            _log.warning("%s: no valid program was found%s, the untuned one serves", self.name, why)
             best = State(immutable.replay(self.dag, default_steps_of(self)))
         return self.applied(best)
 

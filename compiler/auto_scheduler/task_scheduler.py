@@ -1,6 +1,6 @@
-"""In: tasks, and how much their speed matters. Out: the same tasks, tuned where it matters most.
+"""TVM's scheduler of several tasks: each round goes to the task that brings most.
 
-Always: decisions are those of `retune.compiler.search.task_scheduler`, pure functions of what is known of every task.
+The loop and its decisions are those of `retune.compiler.driver.tuning_loop`.
 
 Where TVM differs:
 * a run can be repeated: there is a `seed`, and ties go to the task with fewer rounds;
@@ -32,26 +32,22 @@ from retune.compiler.auto_scheduler.search_policy import (
     PreloadMeasuredStates,
     SearchPolicy,
     SketchPolicy,
+    finish_round,
     search_policy_of,
     told_of,
 )
 from retune.compiler.cost_model import XGBOptions
+from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.tuning_loop import Round, TaskProgress, TuningLoop, first_state
 from retune.compiler.errors import OptionError, StoreError
 from retune.compiler.measure.log import code_target, read_log
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
-from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Observation
-from retune.compiler.search.task_scheduler import (
-    UNKNOWN_SECONDS,
-    TaskState,
-    choose_task,
-    is_stalled,
-    leaves_group,
-)
-from retune.compiler.search.transfer import ADVICE, fastest, k_nearest
+from retune.compiler.search.task_scheduler import UNKNOWN_SECONDS, TaskState
+from retune.compiler.search.transfer import fastest
 
 _log = logging.getLogger(__name__)
 
@@ -155,18 +151,30 @@ class TaskScheduler:
         self.options = SchedulerOptions(strategy, alpha, float(beta), backward_window_size)
         self.callbacks = [PrintTableInfo(), LogEstimatedLatency()] if callbacks is None else list(callbacks)
         self.seed = seed_of(seed)
-        self.states = [
-            TaskState(flops=max(task.flop_count, 1.0), weight=float(weight), group=structure_of(task.dag))
-            for task, weight in zip(tasks, weights, strict=True)
-        ]
+        self.loop = TuningLoop(
+            [TaskProgress(task, first_state(task, float(weight))) for task, weight in zip(tasks, weights, strict=True)],
+            self.options,
+            objective_func,
+        )
         self.policies: list[Any] = []
-        self.ct = 0
         self.num_measures_per_round = 1
         self.tic = time.monotonic()
-        self._progress: list[tuple[int, float]] = []
         self._made_by: tuple[Any, ...] = ()
         self._told: list[list[Observation]] = [[] for _ in tasks]
-        self._fastest: list[tuple[BestProgram, ...]] = [() for _ in tasks]
+
+    @property
+    def ct(self) -> int:
+        """How many programs the run has measured."""
+        return self.loop.trials
+
+    @ct.setter
+    def ct(self, trials: int) -> None:
+        self.loop.trials = trials
+
+    @property
+    def states(self) -> list[TaskState]:
+        """How the rounds of every task went."""
+        return self.loop.states
 
     @property
     def best_costs(self) -> NDArray[np.float64]:
@@ -175,10 +183,9 @@ class TaskScheduler:
 
     @best_costs.setter
     def best_costs(self, seconds: Sequence[float]) -> None:
-        costs = [math.inf if cost >= UNKNOWN_SECONDS else float(cost) for cost in seconds]
-        self.states = [
-            replace(state, best_seconds=cost) for state, cost in zip(self.states, costs, strict=True)
-        ]
+        for task, cost in zip(self.loop.tasks, seconds, strict=True):
+            known = math.inf if cost >= UNKNOWN_SECONDS else float(cost)
+            task.state = replace(task.state, best_seconds=known)
 
     @property
     def task_cts(self) -> list[int]:
@@ -230,57 +237,36 @@ class TaskScheduler:
         if made_by != self._made_by:
             self.policies = self._policies(search_policy, search_policy_params, tune_option, adaptive_training)
             self._made_by = made_by
-        self.ct, self.tic, self._progress = 0, time.monotonic(), []
-        self.states = [replace(state, exhausted=False) for state in self.states]
+        self.tic = time.monotonic()
+        self.loop.objective = self.objective_func
+        self.loop.restart()
         for place in range(len(self.tasks)):
             self._end_when_stalled(place, per_task_early_stopping)
+        budget, patience = Budget(trials, None, rounds_each=0), tune_option.early_stopping or 0
         with ProgramMeasurer.of(tune_option, self.tasks) as measurer:
-            while self.ct < trials:
-                index = choose_task(self.states, self.options, objective=self.objective_func)
-                if index is None:
-                    _log.info("no task has anything left to try")
-                    break
-                self._advise(index, self.ct / trials)
-                self._tune_round(index, min(self.num_measures_per_round, trials - self.ct), measurer)
-                self._end_when_stalled(index, per_task_early_stopping)
-                if is_stalled(self._progress, tune_option.early_stopping or 0):
-                    _log.info("stopped early: %s trials brought nothing", tune_option.early_stopping)
-                    break
+            for round_ in self.loop.rounds_until(budget, self.num_measures_per_round, patience):
+                self._tune_round(round_, measurer)
+                self._end_when_stalled(round_.index, per_task_early_stopping)
+        if self.loop.ended:
+            _log.info("%s", self.loop.ended)
 
-    def _advise(self, index: int, spent: float) -> None:
-        """Tell a policy of this package how much of the budget is gone, and what serves the other tasks best."""
-        policy = self.policies[index]
-        if isinstance(policy, SearchPolicy):
-            policy.spent = spent
-            others = (one for place, found in enumerate(self._fastest) if place != index for one in found)
-            policy.warm_start([one.steps for one in k_nearest(self.tasks[index].workload_key, others, ADVICE)])
-
-    def _share(self, index: int, told: Sequence[Observation]) -> None:
-        key = self.tasks[index].workload_key
-        timed = (BestProgram(key, one.steps_text, math.inf if one.seconds is None else one.seconds) for one in told)
-        self._fastest[index] = fastest((*timed, *self._fastest[index]))
-
-    def _tune_round(self, index: int, count: int, measurer: ProgramMeasurer) -> None:
+    def _tune_round(self, round_: Round, measurer: ProgramMeasurer) -> None:
+        index, policy = round_.index, self.policies[round_.index]
         for callback in self.callbacks:
             callback.pre_tune(self, index)
-        inputs, results = self.policies[index].continue_search_one_round(count, measurer)
-        told = told_of(inputs, results)
-        self._told[index] += told
-        self._share(index, told)
-        best = min((result.seconds for result in results), default=math.inf)
-        exhausted = not inputs or measurer.gave_up(self.tasks[index])
-        self.states[index] = self.states[index].after_round(best, exhausted=exhausted)
-        if leaves_group(self.states, index, self.options):
-            self.states[index] = replace(self.states[index], group="")
-        self.ct += len(inputs)
-        self._progress.append((self.ct, math.inf if self.dead_ends() else self.cur_score))
+        if isinstance(policy, SearchPolicy):
+            policy.spent = round_.spent
+            policy.warm_start(self.loop.advice(index))
+        inputs, results = policy.continue_search_one_round(round_.count, measurer)
+        self._told[index] += told_of(inputs, results)
+        finish_round(self.loop, index, inputs, results, measurer)
         for callback in self.callbacks:
             callback.post_tune(self, index)
 
     def _end_when_stalled(self, index: int, patience: int | None) -> None:
-        state = self.states[index]
-        if patience is not None and state.rounds_without_gain * self.num_measures_per_round > patience:
-            self.states[index] = replace(state, exhausted=True)
+        unimproved = self.states[index].rounds_without_gain * self.num_measures_per_round
+        if patience is not None and unimproved > patience:
+            self.loop.exhaust(index, f"{unimproved} measurements brought nothing")
 
     def _policies(
         self,
@@ -322,18 +308,18 @@ class TaskScheduler:
             _log.warning("there is no log %s yet: nothing to begin with", log)
             return
         trials = list(read_log(log))
-        for index, task in enumerate(self.tasks):
+        for one in self.loop.tasks:
+            key, target = one.task.workload_key, code_target(str(one.task.target))
             mine = [
-                (trial.seconds, dump_steps(trial.steps))
+                BestProgram(key, dump_steps(trial.steps), trial.seconds)
                 for trial in trials
-                if trial.task.workload_key == task.workload_key
-                and code_target(trial.task.target) == code_target(str(task.target))
+                if trial.task.workload_key == key and code_target(trial.task.target_text) == target
             ]
-            state = replace(self.states[index], rounds=0, best_seconds=math.inf, history=())
+            one.fastest = fastest((*mine, *one.fastest))
+            one.state = replace(one.state, rounds=0, best_seconds=math.inf, history=())
             for start in range(0, len(mine), self.num_measures_per_round):
-                state = state.after_round(min(mine[start : start + self.num_measures_per_round])[0])
-            self.states[index] = state
-            self._share(index, [Observation(text, seconds) for seconds, text in mine])
+                measured = mine[start : start + self.num_measures_per_round]
+                one.state = one.state.after_round(min(each.seconds for each in measured))
 
 
 def table_of(scheduler: TaskScheduler) -> str:

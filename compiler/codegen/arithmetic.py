@@ -1,15 +1,15 @@
-"""In: operands in registers. Out: the instructions of one operator, scalar or vector.
+"""Instruction selection of one operator on scalars or vectors.
 
-Always: integers wrap around, and no division of them stops the process: one by zero is 0, as NumPy has it. `//` rounds
-towards minus infinity; a NaN in a maximum or minimum stays; a shift by more than there are bits shifts them all out. An
-operation on bfloat16 is done in float32 and rounded once.
+Integers wrap around. Integer division never traps: division by zero gives 0, as in NumPy, and `//` rounds toward minus
+infinity. A NaN operand of a maximum or minimum propagates. A shift by the width of the type or more shifts out all
+bits. A bfloat16 operation is computed in float32 and rounded once.
 """
 
 from retune.compiler.codegen import libdevice
 from retune.compiler.codegen.conversions import cast
-from retune.compiler.codegen.lane_writer import LaneWriter
 from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.ir.operators import BITWISE, COMPARISONS, LOGICAL, SHIFTS, BinaryOp
 
@@ -65,7 +65,7 @@ def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
         return cast(emit, wide, BFLOAT16)
     name = "gt" if op is BinaryOp.MAX else "lt"
     if is_float(lhs.dtype):
-        # The one order of operands and sides that is an instruction of its own on x86; others take two.
+        # The one order of operands and sides that is its own instruction on x86; others take two.
         chosen = emit(f"fcmp o{name} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
         return emit(f"select {chosen.typed}, {rhs.typed}, {lhs.typed}", lhs.lanes, lhs.dtype)
     sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
@@ -119,7 +119,7 @@ def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: b
     """Quotient or remainder rounded towards minus infinity, of the exact quotient, which the rounded one may exceed:
     the remainder is exact, and has the divisor's sign.
     """
-    write = LaneWriter(emit, lhs.lanes, lhs.dtype)
+    write = VectorBuilder(emit, lhs.lanes, lhs.dtype)
     zero, one = write.number(0.0), write.number(1.0)
     rest = write.binary("frem", lhs, rhs) if library else libdevice.call(emit, libdevice.REMAINDER, (lhs, rhs))
     nonzero = write.test("une", rest, zero)

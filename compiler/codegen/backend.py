@@ -14,11 +14,12 @@ from retune.compiler.codegen.cuda_text import cuda_text
 from retune.compiler.codegen.device_build import build_device_kernel
 from retune.compiler.codegen.dot_instructions import dots_of
 from retune.compiler.codegen.kernel import KernelText, write_kernel
-from retune.compiler.codegen.lookups import LOOKUP_BYTES, has_lookups
 from retune.compiler.codegen.nvptx import GPU_TRIPLE, check_gpu, ptx, write_device
-from retune.compiler.config import usable_processors
+from retune.compiler.codegen.table_permute import PERMUTE_BYTES, has_table_permute
+from retune.compiler.config import usable_cpus
 from retune.compiler.errors import LoweringError, refusing_depth
 from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.ir import trace
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.pipeline import lower
@@ -94,7 +95,7 @@ class CpuBackend:
         # Only what no CPU can be without: 0 is the right value of a GPU's limits.
         needed = ("num_cores", "vector_unit_bytes", "cache_line_bytes", "vector_registers")
         missing = [name for name in needed if getattr(hardware, name) < 1]
-        usual = self.hardware(target, len(usable_processors())) if missing else hardware
+        usual = self.hardware(target, len(usable_cpus())) if missing else hardware
         return replace(hardware, **{name: getattr(usual, name) for name in missing})
 
     def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
@@ -105,6 +106,8 @@ class CpuBackend:
         with refusing_depth(name, LoweringError):
             function = self._lower(task, steps, name)
             text = self._write(task, function)
+        trace.show(trace.CODE, name, "LLVM IR", lambda: text.llvm)
+        trace.show(trace.CODE, name, "assembly", lambda: assembly(text.llvm, task.target))
         packings = dict(function.packings)
         tensors = (*task.dag.inputs, *task.dag.outputs)
         args = []
@@ -139,9 +142,9 @@ class CpuBackend:
     @staticmethod
     def _write(task: SearchTask, function: LoopFunction) -> KernelText:
         width = task.hardware.vector_unit_bytes
-        lookups = width >= LOOKUP_BYTES and has_lookups(task.target)
+        permutes_tables = width >= PERMUTE_BYTES and has_table_permute(task.target)
         return write_kernel(
-            function, width, task.hardware.stack_bytes, function_attributes(width), dots_of(task), lookups
+            function, width, task.hardware.stack_bytes, function_attributes(width), dots_of(task), permutes_tables
         )
 
 

@@ -1,6 +1,6 @@
-"""In: one statement of a kernel's loop IR. Out: the LLVM function that runs it.
+"""Emits the LLVM function of one statement of a kernel's loop IR.
 
-Always: explicit vectors, unrolled loops as literals, accumulators where the compiler can put them in registers.
+Vectors are explicit, unrolled loops use literals, and accumulators stay where LLVM can keep them in registers.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retune.compiler.codegen.expressions import ExpressionEmitter
 from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
-from retune.compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
+from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, Value
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Binary, Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import (
@@ -28,8 +28,8 @@ from retune.compiler.ir.stmt import (
 from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from retune.compiler.ir.visit import parts, walk
 
-CHUNKS_PER_TURN = 4
-"""A long vector loop handles this many vectors a turn."""
+CHUNKS_PER_ITERATION = 4
+"""A long vector loop handles this many vectors an iteration."""
 SMALL_BUFFER_BYTES = 31 * 64
 """Loops over a local buffer up to this size are written out, so that it can live in registers."""
 MASKED_BYTES = 64
@@ -38,7 +38,7 @@ MASKED_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`lanes` turns of a vector loop from `offset` on, of which the first `active` do anything."""
+    """`lanes` iterations of a vector loop from `offset` on, of which the first `active` do anything."""
 
     offset: int
     lanes: int
@@ -91,14 +91,14 @@ class BodyEmitter(ExpressionEmitter):
         writer.put(f"br label %{head}")
         writer.start_block(head)
         writer.put(f"{name} = phi i64 [ {low}, %{before} ], [ {name}.next, %{tail} ]")
-        turn = self.turns[var] = Turn(name, low, before, tail, len(writer.scopes))
-        writer.out.append(turn.carried)
+        counter = self.counters[var] = LoopCounter(name, low, before, tail, len(writer.scopes))
+        writer.out.append(counter.carried)
         writer.push_scope()
-        self.env[var] = Scalar(name, turn.depth)
+        self.env[var] = Scalar(name, counter.depth)
         body()
         writer.put(f"br label %{tail}")
         writer.start_block(tail)
-        writer.out.append(turn.steps)
+        writer.out.append(counter.steps)
         writer.put(f"{name}.next = add nuw nsw i64 {name}, 1")
         writer.put(f"{name}.more = icmp ult i64 {name}.next, {high}")
         writer.put(f"br i1 {name}.more, label %{head}, label %{done}")
@@ -107,32 +107,32 @@ class BodyEmitter(ExpressionEmitter):
 
     def vector_loop(self, loop: For) -> None:
         """A loop over lanes: written out when it is short or its buffers are to live in registers, else several
-        vectors a turn.
+        vectors an iteration.
         """
         lanes = self.native_lanes(loop.body)
         if any(isinstance(inner, For) for inner in walk_stmt(loop.body)):
             # Wide vectors give the reduction inside several independent accumulators.
-            lanes *= CHUNKS_PER_TURN
+            lanes *= CHUNKS_PER_ITERATION
         self.vector = loop.var
         whole = loop.extent // lanes
-        per_turn = 1 if any(isinstance(inner, For) for inner in walk_stmt(loop.body)) else CHUNKS_PER_TURN
-        turns = whole // per_turn
+        per_iteration = 1 if any(isinstance(inner, For) for inner in walk_stmt(loop.body)) else CHUNKS_PER_ITERATION
+        iterations = whole // per_iteration
         start = 0
-        if turns > 1 and not self.wants_literals(loop):
+        if iterations > 1 and not self.wants_literals(loop):
             base = Var(f"{loop.var.name}.base")
-            step = per_turn * lanes
+            step = per_iteration * lanes
 
-            def turn() -> None:
+            def iteration() -> None:
                 count = self.env[base]
                 assert isinstance(count, Scalar)
                 at = self.writer.hoisted(count.depth, ("base", count.text), f"mul nuw nsw i64 {count.text}, {step}")
                 self.env[base] = Scalar(at, count.depth)
-                for chunk in range(per_turn):
+                for chunk in range(per_iteration):
                     self.env[loop.var] = Ramp(base, chunk * lanes, lanes)
                     self.statement(loop.body)
 
-            self.counted(base, "0", str(turns), turn)
-            start = turns * step
+            self.counted(base, "0", str(iterations), iteration)
+            start = iterations * step
         for piece in self.pieces(loop, start, lanes):
             self.env[loop.var] = Ramp(None, piece.offset, piece.lanes)
             if piece.active < piece.lanes:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from retune.compiler.codegen.backend import backend_of
 from retune.compiler.errors import OptionError
+from retune.compiler.ir import trace
 from retune.compiler.ir.stmt import check_function_name
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.schedule.python_text import print_python_code_from_state
+from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
@@ -21,6 +24,7 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     function, TargetError when there is no code generation for the target.
     """
     check_function_name(name)
+    trace.show(trace.STEPS, name, "steps", lambda: print_python_code_from_state(task.dag, replay(task.dag, steps)))
     return backend_of(task.target).build(task, steps, name)
 
 

@@ -1,12 +1,12 @@
-"""In: conditions of guards and lazy choices. Out: whether they hold, known now or computed.
+"""Evaluates the conditions of guards and lazy choices, at compile time where possible.
 
-Always: what literals decide costs nothing; what depends on outer loops alone is computed where the innermost of these
-starts.
+A condition that literals decide costs nothing. One that depends only on outer loops is computed where the innermost of
+these loops starts.
 """
 
 import math
 
-from retune.compiler.codegen.memory import MemoryEmitter
+from retune.compiler.codegen.memory_access import MemoryEmitter
 from retune.compiler.codegen.values import Ramp, Scalar, Value
 from retune.compiler.ir.affine import IndexForm
 from retune.compiler.ir.expr import BOOL, Expr, Var

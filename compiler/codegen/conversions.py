@@ -1,8 +1,8 @@
-"""In: a value in a register. Out: the instructions that make it one of another type.
+"""Emits the instructions that convert a value to another type.
 
-Always: as NumPy's astype does it, and no conversion has an undefined result where NumPy's has a defined one: a float
-that is too large for a narrow integer keeps its lowest bits. Between bfloat16 and float32 nothing but integer
-instructions are used, which every processor has: rounding is to the nearest, ties to even, subnormal numbers stay.
+Conversions follow NumPy's astype and have a defined result wherever NumPy's have one: a float that is too large for a
+narrow integer keeps its lowest bits. Between bfloat16 and float32 only integer instructions are used, which every CPU
+has; rounding is to nearest even and subnormal numbers are kept.
 """
 
 from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type

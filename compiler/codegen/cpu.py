@@ -1,6 +1,6 @@
-"""In: LLVM text and a target. Out: object code.
+"""Compiles LLVM text to object code for a CPU.
 
-Always: a target machine is made for each module, because LLVM frees it with its owner.
+Each module gets its own target machine, because LLVM frees the machine with its owner.
 """
 
 import os
@@ -30,10 +30,10 @@ def llvm_version() -> str:
 def describe(target: Target) -> tuple[str, str, str]:
     """(triple, CPU name, features) with the host's own filled in.
 
-    Raises: TargetError when the target is no processor, or LLVM does not know the triple, the processor or a feature.
+    Raises: TargetError when the target is no CPU, or LLVM does not know the triple, the CPU or a feature.
     """
     if target.kind != "llvm":
-        raise TargetError(f"target {str(target)!r}: code can be generated for processors only; use an llvm target")
+        raise TargetError(f"target {str(target)!r}: code can be generated for CPUs only; use an llvm target")
     _initialize()
     if target.triple or target.cpu:
         described = target.triple or llvm.get_process_triple(), target.cpu or "generic", target.features
@@ -74,7 +74,8 @@ def check_names(target: Target, described: tuple[str, str, str]) -> None:
         os.write(_STDERR, others)
     unknown = _UNKNOWN.search(said.decode(errors="replace"))
     if unknown is not None:
-        name, what = unknown.groups()
+        name, kind = unknown.groups()
+        what = kind if kind == "feature" else "CPU"
         raise TargetError(f"target {str(target)!r}: LLVM knows no {what} {name!r} of {triple}")
 
 
@@ -133,7 +134,7 @@ def assembly(text: str, target: Target) -> str:
 
 
 def parse_module(text: str) -> llvm.ModuleRef:
-    """The module that a text describes, checked. Raises: LoweringError when it is not valid LLVM."""
+    """The module that a string describes, checked. Raises: LoweringError when it is not valid LLVM."""
     try:
         module = llvm.parse_assembly(text)
         module.verify()

@@ -1,7 +1,7 @@
-"""In: an index as CUDA C computes it, and the ranges of its variables. Out: whether 32 bits do for each step of it.
+"""Proves which indices of CUDA C fit into 32 bits, step by step.
 
-Always: on the safe side; what is not decided does not fit. What is read from memory has the type it has there, in which
-C then goes on to count.
+The answer is conservative: what is not proved does not fit. A value read from memory keeps its type in memory, in which
+C then computes.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""In: a statement of tensor cores or of an asynchronous copy. Out: CUDA C of it, by inline assembly.
+"""Prints tensor-core statements and asynchronous copies as CUDA C with inline assembly.
 
-Always: what it says is what the kernel does; it calls `HELPERS`, which stand in front of the kernels.
+The text describes exactly what the kernel does. It calls `HELPERS`, which are printed before the kernels.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""In: the kernels of a GPU function. Out: CUDA C of them, for people.
+"""Prints the kernels of a GPU function as CUDA C, for people.
 
-Always: what it says is what the kernels do; the machine code is not made from it. Names are those of the loop IR, with
-`_` for what C does not allow in them. A kernel takes all parameters and then the workspace, in order. It counts in
-`int` where every index is proved to fit, part by part, and else in `long long`.
+The text describes exactly what the kernels do, but the machine code is not made from it. Names are those of the loop
+IR, with `_` for characters that C does not allow. A kernel takes all parameters and then the workspace. It computes in
+`int` where every index is proved to fit, and else in `long long`.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""In: a search task for a GPU and transform steps. Out: a kernel artifact that a GPU runs.
+"""Compiles a program of a search task to a kernel artifact for a GPU.
 
-Always: pure and deterministic. The code is what NVIDIA's assembler makes of our PTX where there is one that knows the
-architecture which the target names, else the PTX, which the driver assembles.
+Building is pure and deterministic. The code comes from NVIDIA's assembler where one is installed that knows the
+target's architecture; otherwise it is PTX, which the driver assembles.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from retune.compiler.codegen.nvptx import ptx
 from retune.compiler.codegen.ptxas import assemble_roomy, assembles
 from retune.compiler.errors import LoweringError, refusing_depth
+from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, KernelArtifact, KernelLaunch
@@ -28,6 +29,7 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
     with refusing_depth(name, LoweringError):
         function = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
         text = ptx(function, task.target)
+    trace.show(trace.CODE, name, "PTX", lambda: text)
     code, kind, source = text.encode(), "ptx", ""
     said: dict[str, tuple[int, int]] = {}
     if task.target.arch and assembles(task.target.arch):

@@ -1,7 +1,7 @@
-"""In: a target. Out: the instructions it has for sums of products of bytes or of bfloat16.
+"""Finds a target's instructions for dot products of bytes and of bfloat16.
 
-Always: found by compiling tiny functions that LLVM turns into such instructions where there are any, never from a list
-of processors; none for a processor we know no instructions of.
+They are found by compiling small functions that LLVM lowers to these instructions where they exist, not from a list of
+CPUs. A CPU whose instructions we do not know has none.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
-"""In: a dot product of the loop IR. Out: its instructions.
+"""Instruction selection of dot products.
 
-Always: what it computes is what multiplying and adding one after the other does: exactly for whole numbers, for
-bfloat16 with the machine's rounding of the sum (x86 takes subnormal numbers for zero).
+The result equals multiplying and adding one after the other: exactly for integers, for bfloat16 with the machine's
+rounding of the sum (x86 treats subnormal numbers as zero).
 
 Where the machine has an instruction, the factors of one sum are put into a word of four bytes. A factor that is the
-same for all lanes is read once and spread; one whose words lie side by side, as in a packed weight, is one load; any
+same for all lanes is read once and broadcast. One whose words are contiguous, as in a packed weight, is one load. Any
 other is read step by step and interleaved.
 """
 
@@ -15,7 +15,7 @@ from retune.compiler.codegen.arithmetic import arithmetic
 from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_instructions import DotInstruction
 from retune.compiler.codegen.intrinsics import call_instruction
-from retune.compiler.codegen.memory import MemoryEmitter
+from retune.compiler.codegen.memory_access import MemoryEmitter
 from retune.compiler.codegen.types import is_float, item_bytes, literal, llvm_type
 from retune.compiler.codegen.values import Ramp, Value
 from retune.compiler.ir.dot import BYTES, OTHER_SIGN, Pair, in_order
@@ -23,7 +23,7 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Const, Dot, 
 from retune.compiler.ir.visit import walk
 
 WORD = "uint32"
-TURNED = 0x80808080
+SIGN_BITS = 0x80808080
 """The highest bits of four bytes."""
 
 
@@ -44,9 +44,9 @@ class DotEmitter(MemoryEmitter):
         pointers: dict[Buffer, str],
         vector_bytes: int,
         dots: Mapping[Pair, DotInstruction] | None = None,
-        lookups: bool = False,
+        permutes_tables: bool = False,
     ) -> None:
-        super().__init__(pointers, vector_bytes, lookups)
+        super().__init__(pointers, vector_bytes, permutes_tables)
         self.dots = dots or {}
 
     def dot(self, expr: Dot, sums: Value) -> Value:
@@ -59,7 +59,7 @@ class DotEmitter(MemoryEmitter):
         words = [self.words(factor, expr, lanes) for factor in plan.factors]
         if plan.turned is None:
             return self.issue(plan.instruction, sums, words)
-        bits = Value(literal(TURNED, WORD, lanes), lanes, WORD)
+        bits = Value(literal(SIGN_BITS, WORD, lanes), lanes, WORD)
         key = ("turned", *(word.text for place, word in enumerate(words) if place != plan.turned))
         words[plan.turned] = self.result(f"xor {words[plan.turned].typed}, {bits.text}", lanes, WORD)
         total = self.issue(plan.instruction, sums, words)

@@ -1,7 +1,7 @@
-"""In: an expression of the loop IR. Out: the instructions that compute it, and the value they leave.
+"""Emits the instructions of an expression of the loop IR.
 
-Always: a value is a vector exactly when it moves with the active vector loop; the side of a choice that is not taken
-reads nothing.
+A value is a vector exactly when it varies with the active vector loop. The side of a choice that is not taken reads
+nothing.
 """
 
 from retune.compiler.codegen.arithmetic import arithmetic, joined_extreme
@@ -9,9 +9,9 @@ from retune.compiler.codegen.conditions import ConditionEmitter
 from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_products import DotEmitter
 from retune.compiler.codegen.intrinsics import call_instruction
-from retune.compiler.codegen.lane_writer import LaneWriter
 from retune.compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
 from retune.compiler.codegen.values import Place, Scalar, Value
+from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
 from retune.compiler.ir.visit import parts
@@ -43,7 +43,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
                 return self.dot(expr, Value(literal(0, expr.dtype), 1, expr.dtype))
             case Call():
                 values = self.aligned([self.evaluate(arg) for arg in expr.args])
-                return call_instruction(self.result, expr.name, values, expr.dtype, self.lookups, self.library)
+                return call_instruction(self.result, expr.name, values, expr.dtype, self.permutes_tables, self.library)
         raise LoweringError(f"no code for the expression {expr}")
 
     def variable(self, var: Var) -> Value:
@@ -116,7 +116,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
                     parts = (product.lhs, product.rhs, other)
                     a, b, c = self.aligned([self.evaluate(part) for part in parts])
                     # One instruction where the target has it, else two; never a call.
-                    return LaneWriter(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
+                    return VectorBuilder(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
         lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
         if expr is self.update and expr.op in (BinaryOp.MIN, BinaryOp.MAX):
             # A third of the instructions that keep NaNs: a reduction leaves them out.

@@ -1,14 +1,14 @@
-"""In: a compiled kernel. Out: the object code of its entry in the convention of the TVM FFI.
+"""Entry points of kernels in the calling convention of the TVM FFI.
 
-Always: the entry trusts nothing that it is given: number of arguments, kind, device, type, shape, strides, alignment
-and shared memory are checked in machine code, and what does not fit becomes an error of the FFI, in one sentence. It is
-an object of its own, so a kernel that is loaded without it needs nothing of the FFI.
+The entry validates all arguments in machine code: their number, kind, device, type, shape, strides, alignment and
+aliasing. A mismatch becomes an FFI error of one sentence. The entry is a separate object, so a kernel that is loaded
+without it does not need the FFI.
 
     int32_t __tvm_ffi_NAME(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result)
 
-takes one tensor an argument of the kernel (`Tensor` or `DLTensor*`) and, if wanted, a number of threads; without one
-it uses as many as OpenMP would. Functions that the kernel calls are looked up by name in the FFI's registry, at every
-call.
+It takes one tensor per argument of the kernel (`Tensor` or `DLTensor*`) and, optionally, a number of threads; without
+one it uses as many as OpenMP would. Functions that the kernel calls are looked up by name in the FFI's registry, at
+every call.
 """
 
 import struct
@@ -61,11 +61,11 @@ class _Constants:
         self.lines, self._texts = [], {}
 
     def text(self, text: str) -> str:
-        """The name of a text that ends with a zero."""
+        """The name of a string that ends with a zero."""
         if text not in self._texts:
             data = text.encode()
             body = "".join(f"\\{byte:02X}" for byte in (*data, 0))
-            self._texts[text] = self.add(f"[{len(data) + 1} x i8] c\"{body}\"")
+            self._texts[text] = self.add(f'[{len(data) + 1} x i8] c"{body}"')
         return self._texts[text]
 
     def numbers(self, numbers: Sequence[int]) -> str:
@@ -158,7 +158,7 @@ def _spec(kernel: str, spec: ArgSpec, constants: _Constants) -> str:
 
 
 def _apart(args: Sequence[ArgSpec], name: str, constants: _Constants) -> list[str]:
-    """The lines that see to it that nothing that is written is another argument too."""
+    """The lines that ensure that nothing that is written is another argument too."""
     pairs = [
         (one, two)
         for one in range(len(args))
@@ -229,7 +229,7 @@ def _form(spec: ExternBuffer, constants: _Constants) -> str:
         step *= extent
     fields = (
         "ptr null",
-        "i64 1",  # the processor, number 0
+        "i64 1",  # the CPU, number 0
         f"i32 {len(spec.shape)}",
         f"i32 {dlpack_type(spec.dtype).word}",
         f"ptr {constants.numbers(spec.shape)}",

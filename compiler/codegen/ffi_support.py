@@ -1,7 +1,7 @@
-"""In: nothing. Out: what the entries of all kernels share: numbers of the FFI's C interface, and LLVM text of checks.
+"""What the FFI entries of all kernels share: constants of the C interface, and LLVM text of the checks.
 
-Always: the layout of `TVMFFIAny` (16 bytes: type at 0, value at 8), of objects (a head of 24 bytes) and of DLPack's
-`DLTensor` are those of a 64-bit machine that counts from the low byte.
+The layouts of `TVMFFIAny` (16 bytes: type at 0, value at 8), of objects (a header of 24 bytes) and of DLPack's
+`DLTensor` are those of a 64-bit little-endian machine.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,19 @@ def _text(name: str, text: str) -> str:
     return f'@retune.{name} = private unnamed_addr constant [{len(data) + 1} x i8] c"{body}"'
 
 
-_KINDS = ("None", "an int", "a bool", "a float", "a pointer", "a type", "a device", "", "a text", "bytes", "an object")
+_KINDS = (
+    "None",
+    "an int",
+    "a bool",
+    "a float",
+    "a pointer",
+    "a type",
+    "a device",
+    "",
+    "a string",
+    "bytes",
+    "an object",
+)
 _CODE_NAMES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")
 
 
@@ -78,8 +90,8 @@ _TEXTS = "\n".join(
         _names("kinds", _KINDS),
         _names("codes", _CODE_NAMES),
         _text("no_tensor", "%s: expected a tensor %s, got %s"),
-        _text("no_threads", "%s: the number of threads must be a whole number from 1 to %d"),
-        _text("other_device", "%s: expected memory of the processor, got a tensor on device type %d"),
+        _text("no_threads", "%s: the number of threads must be an integer from 1 to %d"),
+        _text("other_device", "%s: expected memory of the CPU, got a tensor on device type %d"),
         _text("other_type", "%s: expected %s, got elements of type %s%d"),
         _text("other_lanes", "%s: expected %s, got elements of %d lanes"),
         _text("other_rank", "%s: expected %s, got %d dimensions"),
@@ -93,7 +105,8 @@ _TEXTS = "\n".join(
     )
 )
 
-SUPPORT = f"""
+SUPPORT = (
+    f"""
 %retune.spec = type {{ ptr, ptr, ptr, i32, i32 }}
 %retune.form = type {{ ptr, i64, i32, i32, ptr, ptr, i64, ptr, ptr }}
 
@@ -110,7 +123,8 @@ declare ptr @malloc(i64)
 declare ptr @memcpy(ptr, ptr, i64)
 declare void @free(ptr)
 declare i32 @omp_get_max_threads()
-""" + r"""
+"""
+    + r"""
 define internal void @retune.raise(ptr %kind, ptr %message) cold noinline {
 entry:
   %there = icmp ne ptr @TVMFFIErrorSetRaisedFromCStr, null
@@ -409,3 +423,4 @@ failed:
   ret i32 -1
 }
 """
+)

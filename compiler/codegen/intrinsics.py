@@ -1,16 +1,16 @@
-"""In: a math call and its arguments. Out: LLVM instructions.
+"""Emits the LLVM instructions of a math call.
 
-Always: one table from our names to LLVM's; float32 has functions of its own, and half-width floats go through it.
+One table maps our names to LLVM's. float32 has its own functions, and 16-bit floats use them.
 """
 
 from collections.abc import Callable, Sequence
 
 from retune.compiler.codegen import libdevice
 from retune.compiler.codegen.conversions import cast
-from retune.compiler.codegen.lane_writer import LaneWriter
 from retune.compiler.codegen.types import intrinsic_suffix, is_float, literal, llvm_type
 from retune.compiler.codegen.values import Emit, Value
-from retune.compiler.codegen.vector_math import erf, exp, exp_by_lookup, log, tanh
+from retune.compiler.codegen.vector_builder import VectorBuilder
+from retune.compiler.codegen.vector_math import erf, exp, exp_by_permute, log, tanh
 from retune.compiler.codegen.vector_pow import pow
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import LoweringError
@@ -43,10 +43,10 @@ _EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
 
 
 def call_instruction(
-    emit: Emit, name: str, args: Sequence[Value], dtype: str, lookups: bool = False, library: bool = True
+    emit: Emit, name: str, args: Sequence[Value], dtype: str, permutes_tables: bool = False, library: bool = True
 ) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
-    the result is a bool; bits: of any type of as many bytes); `emit` appends an instruction. `lookups`: see
+    the result is a bool; bits: of any type of as many bytes); `emit` appends an instruction. `permutes_tables`: see
     `vector_math.exp`. Without the C `library` the functions are those of `libdevice`.
 
     Raises: LoweringError for a function that is not known for the type.
@@ -61,19 +61,19 @@ def call_instruction(
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
         wide = [cast(emit, arg, "float32") for arg in args]
-        return cast(emit, call_instruction(emit, name, wide, "float32", lookups, library), dtype)
+        return cast(emit, call_instruction(emit, name, wide, "float32", permutes_tables, library), dtype)
     if not library and name in libdevice.FUNCTIONS:
         return libdevice.call(emit, name, args)
     if dtype == "float32" and name in FLOAT32:
-        return exp_by_lookup(emit, first) if name == "exp" and lookups else FLOAT32[name](emit, *args)
+        return exp_by_permute(emit, first) if name == "exp" and permutes_tables else FLOAT32[name](emit, *args)
     if name in _INTRINSICS:
-        return LaneWriter(emit, lanes, dtype).call(_INTRINSICS[name], *args)
+        return VectorBuilder(emit, lanes, dtype).call(_INTRINSICS[name], *args)
     if name == "rsqrt":
         return _reciprocal_root(emit, first)
     if name == "sigmoid":
-        return _sigmoid(emit, first, lookups, library)
+        return _sigmoid(emit, first, permutes_tables, library)
     if dtype in _LIBRARY.get(name, {}):
-        return LaneWriter(emit, lanes, dtype).each_lane(_LIBRARY[name][dtype], first)
+        return VectorBuilder(emit, lanes, dtype).each_lane(_LIBRARY[name][dtype], first)
     raise LoweringError(f"no code for the function {name} on {dtype}")
 
 
@@ -102,14 +102,14 @@ def _of_integer(emit: Emit, name: str, value: Value) -> Value:
 
 def _reciprocal_root(emit: Emit, x: Value) -> Value:
     """Two correctly rounded operations: 1 ulp."""
-    write = LaneWriter(emit, x.lanes, x.dtype)
+    write = VectorBuilder(emit, x.lanes, x.dtype)
     return write.div(write.number(1.0), write.call("sqrt", x))
 
 
-def _sigmoid(emit: Emit, x: Value, lookups: bool, library: bool) -> Value:
+def _sigmoid(emit: Emit, x: Value, permutes_tables: bool, library: bool) -> Value:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), which does not overflow."""
-    write = LaneWriter(emit, x.lanes, x.dtype)
+    write = VectorBuilder(emit, x.lanes, x.dtype)
     one = write.number(1.0)
-    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, lookups, library)
+    decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, permutes_tables, library)
     above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
     return write.div(above, write.add(one, decay))

@@ -1,9 +1,9 @@
-"""In: the loop IR of a kernel. Out: one LLVM module as text.
-
-Always: one function a top-level statement, called by the kernel's entry; parallel ones through the OpenMP runtime.
+"""Writes the LLVM module of one kernel: one function per top-level statement, called by the kernel's entry.
 
     int32_t NAME(void** buffers, int32_t num_threads)
-The buffers of a kernel must not overlap: the generated functions tell LLVM so.
+
+Parallel statements run through the OpenMP runtime. The buffers of a kernel must not overlap: the generated functions
+declare them noalias.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,13 @@ def write_kernel(
     stack_bytes: int,
     attributes: str = "",
     dots: Mapping[Pair, DotInstruction] | None = None,
-    lookups: bool = False,
+    permutes_tables: bool = False,
 ) -> KernelText:
     """The module of one kernel.
 
     `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function
-    attributes in LLVM's syntax, `dots` the instructions for dot products that the target has, `lookups` whether it has
-    those of `LaneWriter.looked_up`.
-    Raises: LoweringError when local buffers exceed the stack.
+    attributes in LLVM's syntax, `dots` the instructions for dot products that the target has, `permutes_tables` whether
+    it has those of `VectorBuilder.looked_up`. Raises: LoweringError when local buffers exceed the stack.
     """
     body = function.body
     statements = body.statements if isinstance(body, Block) else (body,)
@@ -58,7 +57,7 @@ def write_kernel(
             calls.append(_invocation(called[-1].symbol, index, statement, buffers))
             continue
         pointers = {buffer: f"%b{number}" for number, buffer in enumerate(buffers)}
-        emitter = BodyEmitter(pointers, vector_bytes, dots, lookups)
+        emitter = BodyEmitter(pointers, vector_bytes, dots, permutes_tables)
         text, call = _part(function.name, index, statement, buffers, stack_bytes, emitter)
         parts.append(text)
         calls.append(call)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from retune.compiler.codegen.lane_writer import LaneWriter
 from retune.compiler.codegen.types import llvm_type
 from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.errors import TargetError, install_hint
 from retune.compiler.ir.expr import TRIGONOMETRIC
 
@@ -31,7 +31,7 @@ _CALLED = re.compile(r"@(__nv_\w+)\(")
 def call(emit: Emit, name: str, args: Sequence[Value]) -> Value:
     """A call for float32 or float64, lane by lane."""
     first = args[0]
-    return LaneWriter(emit, first.lanes, first.dtype).each_lane(f"__nv_{name}{_SUFFIXES[first.dtype]}", *args)
+    return VectorBuilder(emit, first.lanes, first.dtype).each_lane(f"__nv_{name}{_SUFFIXES[first.dtype]}", *args)
 
 
 def declarations(module: str) -> list[str]:

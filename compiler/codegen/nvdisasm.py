@@ -1,6 +1,6 @@
-"""In: machine code for a GPU. Out: NVIDIA's disassembly of it, and the instructions and loops of each kernel.
+"""Runs NVIDIA's disassembler and reads the instructions and loops of each kernel.
 
-Always: the one place that runs `nvdisasm`; without one (package nvidia-cuda-nvdisasm) nothing here works and nothing
+This is the only module that runs `nvdisasm` (package nvidia-cuda-nvdisasm). Without it nothing here works, and nothing
 else needs it.
 """
 
@@ -67,7 +67,7 @@ class CodeLoop:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """The machine code of one kernel; `labels` are the numbers of the instructions behind them."""
+    """The machine code of one kernel; `labels` are the numbers of the instructions after them."""
 
     name: str
     instructions: tuple[Instruction, ...]

@@ -1,9 +1,9 @@
-"""In: the kernels of a GPU function. Out: their LLVM text, and the PTX that LLVM makes of it.
+"""Writes the kernels of a GPU function as LLVM text and compiles that to PTX.
 
-Always: the same expressions and loops as for a processor; added are the numbers of block and thread, shared memory,
-barriers, shuffles, and vectors that are aligned. A kernel takes the addresses of all parameters and then of the
-workspace, in order, which are multiples of 16; they must not overlap. Shared memory is part of the code or, of kernels
-with more than 48 KiB, what the launch gives, at least `Kernel.dynamic_shared` bytes.
+Expressions and loops are emitted as for a CPU; added are block and thread indices, shared memory, barriers, shuffles
+and aligned vectors. A kernel takes the addresses of all parameters and then of the workspace, all multiples of 16; they
+must not overlap. Shared memory is static or, above 48 KiB, dynamic: the launch gives at least `Kernel.dynamic_shared`
+bytes.
 """
 
 from math import gcd
@@ -15,7 +15,7 @@ from retune.compiler.codegen.body import BodyEmitter
 from retune.compiler.codegen.cpu import check_names, parse_module
 from retune.compiler.codegen.tensor_core import OLDEST, emit_tensor, tensor_declarations
 from retune.compiler.codegen.types import item_bytes, memory_type
-from retune.compiler.codegen.values import Ramp, Scalar, Storage, Turn, Value
+from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, Value
 from retune.compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from retune.compiler.codegen.warp_shuffle import shuffled
 from retune.compiler.errors import LoweringError, TargetError
@@ -82,7 +82,7 @@ def ptx(function: DeviceFunction, target: Target) -> str:
 
 
 def check_gpu(target: Target) -> None:
-    """See that kernels can be made for the GPU of a target.
+    """Check that kernels can be made for the GPU of a target.
 
     Raises: TargetError when it is for no GPU, LLVM does not know the GPU, or it is too old.
     """
@@ -244,39 +244,40 @@ class _DeviceEmitter(BodyEmitter):
         self.writer.loaded.pop(stmt.buffer.name, None)
 
     def loop(self, loop: For) -> None:
-        """As for processors; but what a turn loads for the next one is loaded there: LLVM would rather load it once, at
-        the beginning of the next, where tensor cores would wait for it.
+        """As for CPUs; but what an iteration loads for the next one is loaded there: LLVM would rather load it
+        once, at the beginning of the next, where tensor cores would wait for it.
         """
         if loop.kind is LoopKind.SERIAL and any(isinstance(stmt, Mma) for stmt in walk_stmt(loop.body)):
-            self.counted(loop.var, "0", str(loop.extent), lambda: self.turn(loop.body))
+            self.counted(loop.var, "0", str(loop.extent), lambda: self.iteration(loop.body))
         else:
             super().loop(loop)
 
-    def turn(self, body: Stmt) -> None:
-        """A turn of a loop that no access of memory may leave."""
+    def iteration(self, body: Stmt) -> None:
+        """An iteration of a loop that no access of memory may leave."""
         self.statement(body)
         self.writer.put(_FENCE)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
-        """As for processors, but the remainder of a loop's counter by a number that is no power of two, such as the
-        tile of a pipeline that a turn is at, is counted along: dividing takes ten instructions, one after the other.
+        """As for CPUs, but the remainder of a loop's counter by a number that is no power of two, such as the
+        tile of a pipeline that an iteration is at, is counted along: dividing takes ten instructions, one after the
+        other.
         """
         if isinstance(expr, Binary) and expr.op is BinaryOp.FLOORMOD and isinstance(expr.rhs, Const):
             form, length = affine(expr.lhs), int(expr.rhs.value)
-            turn = self.turn_of(form)
-            if turn is not None and length & (length - 1):
-                return self.ring(turn, form.const % length, length), turn.depth
+            counter = self.counter_of(form)
+            if counter is not None and length & (length - 1):
+                return self.ring(counter, form.const % length, length), counter.depth
         return super().atom(expr)
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
-        """As for processors, without digits of a number that are put together again."""
+        """As for CPUs, without digits of a number that are put together again."""
         key = (id(indices), buffer.shape)
         if key not in self.forms:
             self.forms[key] = (join_digits(super().form(buffer, indices)), indices)
         return self.forms[key][0]
 
     def binary(self, expr: Binary) -> Value:
-        """As for processors, but a whole number that 31 bits hold is divided as such: 64 take four times as long."""
+        """As for CPUs, but an integer that 31 bits hold is divided as such: 64 take four times as long."""
         if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and expr.dtype == INDEX and isinstance(expr.rhs, Const):
             low, high = limits(affine(expr.lhs), self.ranges)
             lhs = self.evaluate(expr.lhs)
@@ -287,26 +288,30 @@ class _DeviceEmitter(BodyEmitter):
                 return self.result(f"zext nneg i32 {divided} to i64", 1, INDEX)
         return super().binary(expr)
 
-    def turn_of(self, form: IndexForm) -> Turn | None:
+    def counter_of(self, form: IndexForm) -> LoopCounter | None:
         """The loop from 0 on whose counter, moved by a constant, an index is; None for others."""
         (var,) = form.terms if len(form.terms) == 1 else (None,)
         bound = self.env.get(var) if isinstance(var, Var) else None
-        turn = self.turns.get(var) if isinstance(var, Var) and form.terms[var] == 1 else None
-        counts = turn is not None and isinstance(bound, Scalar) and bound.text == turn.counter and turn.low == "0"
-        return turn if counts else None
+        counter = self.counters.get(var) if isinstance(var, Var) and form.terms[var] == 1 else None
+        counts = (
+            counter is not None and isinstance(bound, Scalar) and bound.text == counter.counter and counter.low == "0"
+        )
+        return counter if counts else None
 
-    def ring(self, turn: Turn, start: int, length: int) -> Value:
-        """A number that starts in a loop's first turn from `start` and goes on by 1 a turn, to `length` - 1 and then
-        to 0.
+    def ring(self, counter: LoopCounter, start: int, length: int) -> Value:
+        """A number that starts in a loop's first iteration from `start` and goes on by 1 an iteration, to `length` - 1
+        and then to 0.
         """
-        key = (turn.counter, start, length)
+        key = (counter.counter, start, length)
         if key not in self.rings:
             name = self.rings[key] = self.writer.fresh("ring")
-            turn.carried.append(f"  {name} = phi i32 [ {start}, %{turn.before} ], [ {name}.next, %{turn.tail} ]")
-            turn.steps.append(f"  {name}.up = add nuw nsw i32 {name}, 1")
-            turn.steps.append(f"  {name}.ends = icmp eq i32 {name}.up, {length}")
-            turn.steps.append(f"  {name}.next = select i1 {name}.ends, i32 0, i32 {name}.up")
-        wide = self.writer.hoisted(turn.depth, ("ring", key), f"zext i32 {self.rings[key]} to i64")
+            counter.carried.append(
+                f"  {name} = phi i32 [ {start}, %{counter.before} ], [ {name}.next, %{counter.tail} ]"
+            )
+            counter.steps.append(f"  {name}.up = add nuw nsw i32 {name}, 1")
+            counter.steps.append(f"  {name}.ends = icmp eq i32 {name}.up, {length}")
+            counter.steps.append(f"  {name}.next = select i1 {name}.ends, i32 0, i32 {name}.up")
+        wide = self.writer.hoisted(counter.depth, ("ring", key), f"zext i32 {self.rings[key]} to i64")
         return Value(wide, 1, INDEX)
 
     def known(self, atom: Expr) -> int | None:
@@ -326,5 +331,7 @@ class _DeviceEmitter(BodyEmitter):
         if self.vector is None or not isinstance(ramp, Ramp):
             return item
         first = gcd(first_alignment(buffer, indices, self.vector), start_alignment(buffer))
-        turn = ramp.lanes if ramp.base is not None else 0  # of a long loop's turns each begins a multiple of it further
-        return gcd(first, ramp.offset * item, turn * item, VECTOR_BYTES)
+        chunk = (
+            ramp.lanes if ramp.base is not None else 0
+        )  # of a long loop's iterations each begins a multiple of it further
+        return gcd(first, ramp.offset * item, chunk * item, VECTOR_BYTES)

@@ -1,6 +1,6 @@
-"""In: PTX. Out: what NVIDIA's assembler makes of it: machine code, and what each kernel takes of a multiprocessor.
+"""Runs NVIDIA's assembler: PTX to machine code, with the resources each kernel uses.
 
-Always: the one place that runs `ptxas`; without one on the path nothing here works and nothing else needs it.
+This is the only module that runs `ptxas`. Without it on the path nothing here works, and nothing else needs it.
 """
 
 import re

@@ -1,11 +1,11 @@
-"""In: a statement of tensor cores or of an asynchronous copy. Out: the LLVM intrinsics that do it.
+"""Emits the LLVM intrinsics of tensor-core statements and asynchronous copies.
 
-Always: for NVIDIA GPUs from sm_80 on; fragments lie in buffers of the thread, which LLVM puts into registers.
+They need an NVIDIA GPU from sm_80 on. Fragments are buffers of the thread, which LLVM keeps in registers.
 """
 
 from collections.abc import Sequence
 
-from retune.compiler.codegen.memory import MemoryEmitter
+from retune.compiler.codegen.memory_access import MemoryEmitter
 from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import Buffer, Const, Expr
 from retune.compiler.ir.tensor_core import (

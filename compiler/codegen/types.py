@@ -1,7 +1,7 @@
-"""In: NumPy type names and numbers. Out: LLVM's spelling of them.
+"""LLVM's spelling of NumPy's types and of numbers.
 
-Always: exact, a float literal keeps every bit. A bfloat16 is an i16 to LLVM: its own type of that name has no code on
-processors without bfloat16 arithmetic.
+A float literal keeps every bit. bfloat16 is an i16 in LLVM, because LLVM's own bfloat type has no code on CPUs without
+bfloat16 arithmetic.
 """
 
 import struct

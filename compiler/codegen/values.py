@@ -1,6 +1,6 @@
-"""In: nothing. Out: what the generator knows of a value, a loop variable, a buffer and an address.
+"""Immutable descriptions of what the code generator tracks: values, loop variables, buffers and addresses.
 
-Always: frozen; names are LLVM's, with their sigil.
+Names are LLVM's, with their sigil.
 """
 
 from collections.abc import Callable
@@ -38,10 +38,10 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A loop at run time that is being written: its counter, which begins at `low`, the blocks before its first turn
-    and at the end of each, and the scope of its body. What else one turn hands to the next is a phi among the lines
-    `carried`, whose next value is made in `steps`.
+class LoopCounter:
+    """A loop at run time that is being written: its counter, which begins at `low`, the blocks before its first
+    iteration and at the end of each, and the scope of its body. What else one iteration hands to the next is a phi
+    among the lines `carried`, whose next value is made in `steps`.
     """
 
     counter: str

@@ -1,18 +1,17 @@
-"""In: float32 values, scalars or vectors. Out: the instructions of a function of them, at most 4 ulp off.
+"""Vectorized float32 math functions with an error of at most 4 ulp.
 
-Always: straight-line code without calls, branches or tables in memory; NaN in, NaN out. Subnormal numbers are numbers
-like others, as arguments and as results (the processor's own flushing modes are off in our threads). Results round to
-infinity, zero and one where the exact values do. An ulp is the distance of the two float32 that enclose the exact
-value.
+The code has no calls, branches or memory tables. NaN in, NaN out. Subnormal arguments and results are exact like others
+(the CPU's flushing modes are off in our threads). Results round to infinity, zero and one where the exact values do. An
+ulp is the distance of the two float32 that enclose the exact value.
 
-The coefficients make the largest relative error of the function smallest (Lawson's iteration on least squares), and
-were rounded to float32 one after the other, each time refitting those left.
+The coefficients minimize the largest relative error of the function (Lawson's iteration on least squares), and were
+rounded to float32 one after the other, each time refitting the remaining ones.
 """
 
 import math
 
-from retune.compiler.codegen.lane_writer import LOOKUP_LANES, LaneWriter, in_sixteens
 from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.vector_builder import PERMUTE_LANES, VectorBuilder, in_sixteens
 
 _MANTISSA_BITS = 23
 _ONE_BITS = 0x3F800000
@@ -21,10 +20,10 @@ _LEAST_NORMAL = 2.0**-126
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147182464599609375
-"""ln 2 rounded to float32: the fused product with a small whole number loses nothing when it is subtracted."""
+"""ln 2 rounded to float32: the fused product with a small integer loses nothing when it is subtracted."""
 _LN2_LOW = -1.9046543235e-9
 _ROUNDER = 1.5 * 2.0**23
-"""Added to a small number it leaves the nearest whole number in the low bits of the sum."""
+"""Added to a small number it leaves the nearest integer in the low bits of the sum."""
 _ROUNDER_BITS = 0x4B400000
 
 _EXP_BELOW = -104.0
@@ -36,7 +35,7 @@ _EXPM1 = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.0083662
 
 _SIXTEENTHS_ROUNDER = 1.5 * 2.0**19
 """As `_ROUNDER`, for the nearest sixteenth."""
-_ROOTS = tuple(2.0 ** (place / 16) for place in range(LOOKUP_LANES))
+_ROOTS = tuple(2.0 ** (place / 16) for place in range(PERMUTE_LANES))
 _SMALL_EXPM1 = (0.5, 1.0 / 6.0)
 """(expm1(r) - r) / r**2 for |r| <= ln 2 / 32, to 2**-26 of exp."""
 
@@ -82,7 +81,7 @@ _ERFC_ROOT = (
 
 def exp(emit: Emit, x: Value) -> Value:
     """2**n * exp(r) with x = n ln 2 + r; the power comes in two factors, so that subnormal results round once."""
-    write = LaneWriter(emit, x.lanes)
+    write = VectorBuilder(emit, x.lanes)
     shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
     half = write.binary("ashr", power, write.whole(1))
@@ -91,15 +90,15 @@ def exp(emit: Emit, x: Value) -> Value:
     return write.mul(scaled, _power_of_two(write, rest))
 
 
-def exp_by_lookup(emit: Emit, x: Value) -> Value:
+def exp_by_permute(emit: Emit, x: Value) -> Value:
     """2**floor(n) * 2**(n - floor(n)) * exp(r) with x = n ln 2 + r and n a multiple of 1/16: a register of roots of two
-    has the middle factor, and r is so small that three terms do. For targets with `lookups`; two thirds of the
+    has the middle factor, and r is so small that three terms do. For targets with `permutes_tables`; two thirds of the
     instructions of `exp`.
     """
     return in_sixteens(emit, x, _sixteen_exps)
 
 
-def _sixteen_exps(write: LaneWriter, x: Value) -> Value:
+def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
     x = write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW)
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_SIXTEENTHS_ROUNDER))
     count = write.sub(shifted, write.number(_SIXTEENTHS_ROUNDER))
@@ -110,7 +109,7 @@ def _sixteen_exps(write: LaneWriter, x: Value) -> Value:
     return write.scaled_by_floor(write.fma(root, grown, root), count)
 
 
-def _reduced_expm1(write: LaneWriter, x: Value) -> tuple[Value, Value]:
+def _reduced_expm1(write: VectorBuilder, x: Value) -> tuple[Value, Value]:
     """(the nearest n to x / ln 2 in the low bits of a float, expm1(x - n ln 2)) for |x| < 2**20."""
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_ROUNDER))
     count = write.sub(shifted, write.number(_ROUNDER))
@@ -120,7 +119,7 @@ def _reduced_expm1(write: LaneWriter, x: Value) -> tuple[Value, Value]:
     return shifted, write.fma(square, write.polynomial(rest, _EXPM1), rest)
 
 
-def _power_of_two(write: LaneWriter, power: Value) -> Value:
+def _power_of_two(write: VectorBuilder, power: Value) -> Value:
     """2**power for powers -126 .. 127, of an integer whose higher bits may be anything that is shifted out."""
     exponent = write.binary("shl", power, write.whole(_MANTISSA_BITS))
     return write.from_bits(write.binary("add", exponent, write.whole(_ONE_BITS)))
@@ -128,7 +127,7 @@ def _power_of_two(write: LaneWriter, power: Value) -> Value:
 
 def log(emit: Emit, x: Value) -> Value:
     """k ln 2 + log(1 + f) with x = 2**k (1 + f); a subnormal x is scaled up first."""
-    write = LaneWriter(emit, x.lanes)
+    write = VectorBuilder(emit, x.lanes)
     small = write.test("olt", x, write.number(_LEAST_NORMAL))
     normal = write.choose(small, write.mul(x, write.number(2.0**_MANTISSA_BITS)), x)
     offset = write.binary("sub", write.bits(normal), write.whole(_ROOT_HALF_BITS))
@@ -148,7 +147,7 @@ def log(emit: Emit, x: Value) -> Value:
 
 def tanh(emit: Emit, x: Value) -> Value:
     """m / (m + 2) with m = expm1(2 |x|), and the sign of x."""
-    write = LaneWriter(emit, x.lanes)
+    write = VectorBuilder(emit, x.lanes)
     size = write.at_most(write.magnitude(x), _TANH_ONE)
     shifted, grown = _reduced_expm1(write, write.add(size, size))
     scale = _power_of_two(write, write.bits(shifted))
@@ -158,7 +157,7 @@ def tanh(emit: Emit, x: Value) -> Value:
 
 def erf(emit: Emit, x: Value) -> Value:
     """An odd polynomial for |x| < 1, else 1 - p**8 with a polynomial p in |x| - 1, and the sign of x."""
-    write = LaneWriter(emit, x.lanes)
+    write = VectorBuilder(emit, x.lanes)
     size = write.at_most(write.magnitude(x), _ERF_ONE)
     inner = write.fma(write.polynomial(write.mul(size, size), _ERF), size, size)
     root = write.polynomial(write.sub(size, write.number(1.0)), _ERFC_ROOT)

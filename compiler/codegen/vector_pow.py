@@ -1,16 +1,16 @@
-"""In: float32 bases and exponents, scalars or vectors. Out: the instructions of their powers, at most 1 ulp off.
+"""Vectorized float32 power with an error of at most 1 ulp, and the special values of C's pow.
 
-Always: straight-line code; the special values of C's pow. It counts in float64, where 2**(y log2 |x|) needs no tricks:
-subnormal numbers are normal there, nothing overflows, and the result is rounded to float32 once.
+The code has no branches. It computes in float64, where 2**(y log2 |x|) needs no special cases: subnormal numbers are
+normal there, nothing overflows, and the result is rounded to float32 once.
 
-The coefficients make the largest relative error smallest, as those of vector_math.
+The coefficients minimize the largest relative error, as those of vector_math.
 """
 
 import math
 
-from retune.compiler.codegen.lane_writer import LaneWriter
 from retune.compiler.codegen.types import llvm_type
 from retune.compiler.codegen.values import Emit, Value
+from retune.compiler.codegen.vector_builder import VectorBuilder
 
 _MANTISSA_BITS = 52
 _MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1
@@ -19,9 +19,9 @@ _ONE_BITS = _BIAS << _MANTISSA_BITS
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2), where the reduced argument of the logarithm begins."""
 _WHOLE_BITS = 0x4330000000000000
-"""The bits of 2**52: with a small whole number in the lowest bits, 2**52 plus that number."""
+"""The bits of 2**52: with a small integer in the lowest bits, 2**52 plus that number."""
 _ROUNDER = 1.5 * 2.0**52
-"""Added to a small number it leaves the nearest whole number in the low bits of the sum."""
+"""Added to a small number it leaves the nearest integer in the low bits of the sum."""
 _MOST = 200.0
 """2 to this power overflows float32, and to its negative is zero."""
 
@@ -41,12 +41,12 @@ _EXP2 = (
 
 def pow(emit: Emit, base: Value, exponent: Value) -> Value:
     """2**(y log2 |x|), negative for an odd y of a negative x."""
-    write = LaneWriter(emit, base.lanes)
+    write = VectorBuilder(emit, base.lanes)
     power = _two_to(emit, _log2(emit, write.magnitude(base)), exponent)
     return _with_special_powers(write, base, exponent, power)
 
 
-def _with_special_powers(write: LaneWriter, base: Value, exponent: Value, power: Value) -> Value:
+def _with_special_powers(write: VectorBuilder, base: Value, exponent: Value, power: Value) -> Value:
     """The power of a base, given that of its magnitude: the sign, and the special values."""
     size = write.magnitude(base)
     one, zero = write.number(1.0), write.number(0.0)
@@ -69,7 +69,7 @@ def _widened(emit: Emit, value: Value) -> Value:
 
 def _log2(emit: Emit, size: Value) -> Value:
     """k + log2(m) in float64 with size = 2**k m, which is not negative; log2(m) by the series of atanh."""
-    write = LaneWriter(emit, size.lanes, "float64")
+    write = VectorBuilder(emit, size.lanes, "float64")
     wide = _widened(emit, size)
     offset = write.binary("add", write.bits(wide), write.whole(_ONE_BITS - _ROOT_HALF_BITS))
     power = write.binary("lshr", offset, write.whole(_MANTISSA_BITS))
@@ -87,7 +87,7 @@ def _log2(emit: Emit, size: Value) -> Value:
 
 def _two_to(emit: Emit, logarithm: Value, exponent: Value) -> Value:
     """2**(logarithm * exponent), rounded to float32."""
-    write = LaneWriter(emit, logarithm.lanes, "float64")
+    write = VectorBuilder(emit, logarithm.lanes, "float64")
     total = write.mul(logarithm, _widened(emit, exponent))
     total = write.at_least(write.at_most(total, _MOST), -_MOST)
     shifted = write.add(total, write.number(_ROUNDER))

@@ -1,6 +1,6 @@
-"""In: a value that every thread of a warp has. Out: the instructions by which each gets that of another thread.
+"""Emits warp shuffles: a thread gets the value of another thread of its warp.
 
-Always: the hardware hands over words of 32 bits; what is narrower goes in one, what is wider in two. No bit changes.
+The hardware moves 32-bit words; narrower values use one word, wider ones two. No bit changes.
 """
 
 from retune.compiler.codegen.types import item_bytes, llvm_type

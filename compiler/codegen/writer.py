@@ -1,10 +1,7 @@
-"""In: LLVM instructions. Out: the text of one function.
+"""Collects the LLVM text of one function, with loop-invariant code hoisted to the loops it depends on.
 
-Always: values that depend only on outer loops are written where those loops start.
-
-A *scope* is the body of a loop (or the function itself). It has a list of lines that run once a turn before anything
-else; an address whose loop variables
-are all known there is computed there and remembered, so the inner loops only add constants.
+A *scope* is the body of a loop (or the function itself). Its hoisted lines run once per iteration before anything else.
+An address whose loop variables are all known there is computed there and cached, so the inner loops only add constants.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""In: features. Out: a ranking of programs. Always: a model is data and a seed; no clock, no global random state."""
+"""Cost models: rank programs by their features. A model is determined by its data and a seed."""
 
 from retune.compiler.cost_model.base import CostModel, TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics

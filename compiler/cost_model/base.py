@@ -1,4 +1,7 @@
-"""In: features of programs and what they took. Out: a score per program. Always: equal updates give equal scores."""
+"""The interface of cost models: features in, one score per program out.
+
+Equal updates give equal scores.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol

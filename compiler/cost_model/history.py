@@ -1,4 +1,7 @@
-"""In: training batches of many tasks. Out: rows, labels and weights. Always: labels are relative to the task's best."""
+"""The training set of a cost model: rows, labels and weights from the batches of many tasks.
+
+Labels are relative to the best program of the task.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,10 +55,12 @@ class History:
             groups.setdefault((batch.task_key, batch.features.shape[1]), []).append(batch)
         found = []
         left = most
+        # Smallest groups first: what a small task leaves of its share is divided among the larger ones.
         for done, ((key, _), batches) in enumerate(sorted(groups.items(), key=lambda item: _programs(item[1]))):
             features = np.concatenate([batch.features for batch in batches])
             seconds = np.concatenate([batch.seconds for batch in batches])
             share = max(1, left // (len(groups) - done))
+            # The fastest program is always kept, because labels are relative to it.
             if len(seconds) > share:
                 order = rng.permutation(len(seconds))
                 chosen = np.sort([int(np.argmin(seconds)), *order[order != np.argmin(seconds)][: share - 1]])
@@ -86,6 +91,8 @@ class History:
             rows=np.concatenate(features),
             starts=_starts(lengths),
             labels=label,
+            # Fast programs weigh more, as in Ansor, where the weight is the label itself. The lower bound keeps failed
+            # programs, whose label is 0, from having no effect.
             weights=np.maximum(label, worst_weight),
         )
 

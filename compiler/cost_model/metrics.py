@@ -1,4 +1,7 @@
-"""In: scores and measured throughputs. Out: how good the ranking was. Always: 1 is perfect, a tie counts half."""
+"""Metrics of a ranking: scores compared with measured throughputs.
+
+1 is perfect; a tie counts half.
+"""
 
 from dataclasses import dataclass
 
@@ -30,8 +33,10 @@ def pair_accuracy(scores: NDArray[np.float64], throughputs: NDArray[np.float64])
     """The share of pairs with different throughputs that the scores order rightly; 1.0 when there is no such pair."""
     scores, throughputs = scores[:_MOST_PROGRAMS], throughputs[:_MOST_PROGRAMS]
     truth = np.sign(throughputs[:, None] - throughputs[None, :])
+    # The difference of two scores of -inf is NaN; it counts as a tie.
     with np.errstate(invalid="ignore"):
         guess = np.nan_to_num(np.sign(scores[:, None] - scores[None, :]))
+    # Ties among the measured times carry no information; ties among the scores count half, through the sign 0.
     decided = truth != 0
     if not decided.any():
         return 1.0

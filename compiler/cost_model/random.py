@@ -1,4 +1,7 @@
-"""In: features and a seed. Out: scores without any knowledge. Always: the same program and seed give the same score."""
+"""A cost model that scores at random.
+
+The same program and seed give the same score.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +18,10 @@ def random_scores(features: NDArray[np.float32], seed: int) -> NDArray[np.float6
     weights = drawn * np.uint64(2) + np.uint64(1)
     # A sum with odd random weights, then the usual shift-and-multiply to spread it over all bits.
     mixed = words.astype(np.uint64) @ weights
+    # The shifts and multipliers are those of SplitMix64's finalizer (Stafford's variant 13).
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    # The highest 53 bits, which a float64 holds exactly: uniform in [0, 1).
     scores = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
     return np.where(words.any(axis=1), scores, -np.inf)
 

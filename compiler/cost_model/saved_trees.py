@@ -1,7 +1,7 @@
-"""In: boosted trees as JSON, from a file. Out: nothing, or an error that says what is wrong with them.
+"""Verifies boosted trees that were read from JSON.
 
-Always: what passes is safe to give to the library, which follows the numbers of nodes and features without looking:
-every node of a tree is reached once, and no number points outside.
+What passes is safe to load. The library follows node and feature numbers unchecked, so every node must be reached
+exactly once and no number may point outside.
 """
 
 import json
@@ -23,7 +23,7 @@ _LARGEST = 3.5e38
 
 
 def check_trees(text: bytes, features: int) -> None:
-    """See that a text holds trees over so many features, each one output, and nothing else.
+    """Check that a string holds trees over so many features, each one output, and nothing else.
 
     Raises: ValueError, KeyError, TypeError or RecursionError.
     """
@@ -100,8 +100,10 @@ def _tree(tree: Mapping[str, Any], features: int) -> None:
 
 
 def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) -> None:
-    """See that every node is reached from the first in one way, and knows from where."""
+    """Check that every node is reached from the first in one way, and knows from where."""
     seen = [False] * len(lefts)
+    # Depth-first search with an explicit stack, because a malicious file may nest deeper than Python's recursion limit.
+    # Reaching each node exactly once excludes cycles, on which the library's traversal would not end.
     waiting = [0]
     while waiting:
         node = waiting.pop()
@@ -131,4 +133,4 @@ def _none(holder: Mapping[str, Any], *names: str) -> None:
 
 def _whole(values: Any, least: int, end: int) -> None:
     if not isinstance(values, list) or not all(type(each) is int and least <= each < end for each in values):
-        raise ValueError(f"not all are whole numbers from {least} to {end - 1}")
+        raise ValueError(f"not all are integers from {least} to {end - 1}")

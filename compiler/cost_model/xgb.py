@@ -1,7 +1,7 @@
 """Boosted trees, summed over a program's statements. Equal updates give equal trees.
 
 Work stays proportional to the number of programs measured. An update adds a few trees that are trained on the new
-batch and a bounded sample of what came before (everything, while that is little). The trees are trained anew, on a
+batch and a bounded sample of what came before (everything, while that is little). The trees are trained again, on a
 larger but still bounded sample, when the data have doubled or the trees have become many.
 """
 
@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.history import History, TrainingRows, is_statement, throughputs
-from retune.compiler.cost_model.lessons import (
+from retune.compiler.cost_model.metrics import ModelMetrics, judge
+from retune.compiler.cost_model.random import random_scores
+from retune.compiler.cost_model.saved_trees import check_trees
+from retune.compiler.cost_model.training_data import (
     archive_of,
     batches_in,
     header_of,
     open_archive,
     refusing_wrong_data,
 )
-from retune.compiler.cost_model.metrics import ModelMetrics, judge
-from retune.compiler.cost_model.random import random_scores
-from retune.compiler.cost_model.saved_trees import check_trees
 from retune.compiler.errors import ArtifactError, OptionError, StoreError
 from retune.compiler.features import FEATURE_NAMES
-from retune.compiler.runtime.published import published
+from retune.compiler.runtime.atomic_write import atomic_write
 
 if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not pay before its first output
     import xgboost
@@ -143,7 +143,7 @@ class XGBModel:
             for training in waiting:
                 self._train(training)
 
-    def lessons(self, most: int = 8192) -> list[TrainingBatch]:
+    def training_data(self, most: int = 8192) -> list[TrainingBatch]:
         """What another model should know beforehand of what this one knows: `most` programs at most, a batch a task."""
         return self._history.condensed(most, np.random.default_rng([self._seed, self._updates]))
 
@@ -170,6 +170,7 @@ class XGBModel:
         if self._booster is None:
             return None
         best = float(np.min(batch.seconds))
+        # Judged on a batch before it is learned, so the metrics are those of unseen programs.
         truth = throughputs(batch.seconds, best)
         return judge(self.predict(batch.features), truth, trained_on=self._history.programs)
 
@@ -188,10 +189,13 @@ class XGBModel:
         """
         options, programs = self._options, self._history.programs
         fresh = programs - self._trained_on
+        # Growing by a constant factor between trainings makes their number logarithmic in the number of programs.
         enough = self._trained_on / 5 if options.adaptive else 1
         if programs < options.warmup or fresh < enough:
             return
         self._trained_on = programs
+        # Training from scratch each time the data double keeps the total cost linear in the number of programs
+        # (amortized doubling). Trees added in between fit the residuals of the earlier ones.
         scratch = programs >= 2 * self._scratch_size or self._trees + options.update_rounds > options.most_trees
         self._trees = options.scratch_rounds if scratch else self._trees + options.update_rounds
         if scratch:
@@ -222,6 +226,7 @@ class XGBModel:
             return history.rows(self._options.worst_weight)
         chosen = np.ones(history.programs, dtype=bool)
         chosen[:before] = False
+        # Seeded by the number of the update, so a resumed run replays the same sample.
         rng = np.random.default_rng([self._seed, training.update])
         chosen[rng.choice(before, older, replace=False)] = True
         return history.rows(self._options.worst_weight, chosen)
@@ -239,11 +244,14 @@ class XGBModel:
             "max_depth": options.max_depth,
             "eta": options.eta,
             "gamma": 1e-5,
+            # As in Ansor: the hessians of this objective are weights, not counts of rows.
             "min_child_weight": 0.0,
             "colsample_bytree": options.column_share,
+            # Predictions are summed over a program's statements, so an offset per statement would add up.
             "base_score": 0.0,
             "nthread": self._threads,
             "seed": (self._seed + update) % 2**31,
+            # The default metric compares rows with labels, but only whole programs have labels.
             "disable_default_eval_metric": True,
             "verbosity": 0,
         }
@@ -296,7 +304,7 @@ class XGBModel:
         Raises: StoreError when it cannot be written.
         """
         try:
-            with published(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_bytes(self.to_bytes())
         except ArtifactError as error:
             raise StoreError(f"the cost model is not saved: {error}") from error
@@ -324,6 +332,8 @@ def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], "xg
     hessian = np.repeat(data.weights * lengths, lengths).astype(np.float32)
 
     def objective(predictions: NDArray[np.float32], _: "xgboost.DMatrix") -> _Gradients:
+        # A segmented sum: one prediction per program from those of its statements, as only programs have measured
+        # times.
         error = np.add.reduceat(predictions.astype(np.float64), data.starts) - data.labels
         return np.repeat(error * data.weights, lengths).astype(np.float32), hessian
 

@@ -1,6 +1,6 @@
-"""In: a limit on trials or seconds, and what was spent. Out: whether to go on, and with how many trials.
+"""Budget of a run: a limit on trials or seconds, whether it is spent, and how many trials the next round gets.
 
-Always: pure; no clock is read here.
+No clock is read here.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ TRIALS_PER_SECOND = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may spend: `trials` programs and `seconds` of tuning; None means no limit of that kind."""
+    """What a run may spend: `trials` programs and `seconds` of tuning; None means no limit of that kind. Rounds are
+    small enough that each task gets `rounds_each` of them; with 0 they are as large as they may be.
+    """
 
     trials: int | None
     seconds: float | None
+    rounds_each: int = 2
 
     def is_spent(self, trials: int, elapsed: float, next_round: float = 0.0) -> bool:
         """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round`
@@ -38,17 +41,18 @@ class Budget:
         return min(1.0, max(shares))
 
     def round_size(self, batch: int, tasks: int, trials: int) -> int:
-        """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets two
-        rounds.
+        """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets
+        `rounds_each` rounds.
 
         At least 1, and never more than the trials that are left after `trials`.
         """
-        expected = [float(batch * tasks * 2)]
+        shares = self.rounds_each * max(tasks, 1)
+        expected = [float(batch * shares)]
         if self.trials is not None:
             expected.append(self.trials)
         if self.seconds is not None:
             expected.append(self.seconds * TRIALS_PER_SECOND)
-        size = min(batch, max(MIN_ROUND, int(min(expected) / (2 * max(tasks, 1)))))
+        size = min(batch, max(MIN_ROUND, int(min(expected) / shares))) if shares else batch
         left = size if self.trials is None else self.trials - trials
         return max(1, min(size, left))
 

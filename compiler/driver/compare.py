@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retune.compiler.driver import openvino
 from retune.compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from retune.compiler.driver.report import ROUGH, TOLERANCE, Comparison, Contender
 from retune.compiler.dtype import is_float
@@ -24,23 +25,23 @@ from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.contention import ContentionMeter
-from retune.compiler.runtime.device import is_gpu
 from retune.compiler.target import Target
 
 REFERENCE = "ONNX Runtime"
-_TURNS = 25
-_LEAST_TURNS = 3
-_TURN_SECONDS = 0.05
+OPENVINO = "OpenVINO"
+_PASSES = 25
+_LEAST_PASSES = 3
+_PASS_SECONDS = 0.05
 _TOTAL_SECONDS = 20.0
 _PAUSE_SECONDS = 0.02
-"""Between turns: long enough for the idle threads of the engine before to stop spinning."""
+"""Between passes: long enough for the idle threads of the engine before to stop spinning."""
 
 Outputs = Sequence[NDArray[Any]]
 
 
 def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, seed: int) -> Comparison:
-    """Run and time every compiled network of `networks`, by name, and ONNX Runtime on `model`, on `threads` threads
-    and the same seeded inputs.
+    """Run and time every compiled network of `networks`, by name, and on `model` ONNX Runtime and OpenVINO where they
+    are installed, on `threads` threads and the same seeded inputs.
 
     Raises: ArtifactError.
     """
@@ -65,14 +66,26 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
                 outputs[REFERENCE] = OnnxRuntime(model, threads, is_optimized=False).run(inputs)
         except MeasureError as error:
             note = str(error)
+    if openvino.is_installed():
+        try:
+            peer = openvino.OpenVino(model, threads)
+            outputs[OPENVINO] = peer.run(inputs)
+            runs[OPENVINO] = lambda: peer.run(inputs)
+        except MeasureError as error:
+            note = f"{note}; {error}" if note else str(error)
     reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
-    on_gpu = any(is_gpu(device) for executor in executors.values() for device in executor.devices)
+    on_gpu = any(len(executor.devices) > 1 for executor in executors.values())
     with ContentionMeter(threads) as meter:  # all threads exist by now
-        timed = _time_in_turn(runs, meter)
+        timed = _time_interleaved(runs, meter)
     shares = [share for _, share in timed.values() if share is not None]
     contention = max(shares) if shares and not on_gpu else None  # a thread that waits for a GPU is not disturbed
     contenders = tuple(
-        Contender(name, timed[name][0], None if name == reference else _error(outputs[name], outputs[reference]))
+        Contender(
+            name,
+            timed[name][0],
+            None if name == reference else _error(outputs[name], outputs[reference]),
+            is_peer=name not in networks,
+        )
         for name in runs
     )
     return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())), contention)
@@ -103,25 +116,25 @@ def _inputs(executor: GraphExecutor, seed: int) -> dict[str, NDArray[np.generic]
     }
 
 
-def _time_in_turn(
+def _time_interleaved(
     runs: Mapping[str, Callable[[], object]], meter: ContentionMeter
 ) -> dict[str, tuple[float, float | None]]:
-    """Seconds per call of every function, and which share of that others took: the mean of its fastest turn, the one
+    """Seconds per call of every function, and which share of that others took: the mean of its fastest pass, the one
     that was disturbed least.
 
-    A turn is at least one call, and goes on for `_TURN_SECONDS`, after one call that is not timed.
+    A pass is at least one call, and goes on for `_PASS_SECONDS`, after one call that is not timed.
     """
     best: dict[str, tuple[float, float | None]] = dict.fromkeys(runs, (math.inf, None))
     began = time.perf_counter()
-    for turn in range(_TURNS):
-        if turn >= _LEAST_TURNS and time.perf_counter() - began > _TOTAL_SECONDS:
+    for number in range(_PASSES):
+        if number >= _LEAST_PASSES and time.perf_counter() - began > _TOTAL_SECONDS:
             break
         for name, run in runs.items():
             time.sleep(_PAUSE_SECONDS)
             run()
             meter.start()
             start, calls = time.perf_counter(), 0
-            while calls == 0 or time.perf_counter() - start < _TURN_SECONDS:
+            while calls == 0 or time.perf_counter() - start < _PASS_SECONDS:
                 run()
                 calls += 1
             elapsed = time.perf_counter() - start

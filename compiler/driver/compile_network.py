@@ -1,8 +1,8 @@
-"""In: an optimised graph, a target, the best known program of each task. Out: a `CompiledNetwork`.
+"""Compiles an optimized graph into a `CompiledNetwork`, with the best known program of each task.
 
-Always: every distinct kernel is built once; a task without a usable program gets the default schedule, and the
-network's `coverage` says so. Of several ways to compute a layer the one with the fastest record serves. What cannot be
-made into code for a GPU is code for the processor, in the same network.
+Every distinct kernel is built once. A task without a usable program gets the default schedule, and the network's
+`coverage` says so. Of several ways to compute a layer the one with the fastest record is used. A kernel that cannot be
+compiled for a GPU is compiled for the CPU, within the same network.
 """
 
 import logging
@@ -22,10 +22,10 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.to_plan import to_plan
 from retune.compiler.graph.winograd import winograd_for
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord
+from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.layout import LayoutRewriteOption
-from retune.compiler.schedule.state import State, replay
+from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
@@ -41,61 +41,54 @@ _ORIGINS = {
 _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
 
-KnownProgram = BestProgram | MeasureRecord
-
-
 @dataclass(frozen=True, slots=True)
-class BuildRequest:
-    """One kernel to build: `steps` applied to the task's compute graph, under the symbol `name`."""
+class ChosenProgram:
+    """The program of one kernel of a network, to be built under the name of its task, and where it comes from: a
+    record, or what `note` says. `on_cpu` says that code for the CPU is to serve although the network is for
+    a GPU.
+    """
 
     task: SearchTask
     steps: tuple[Step, ...]
-    name: str
-
-
-BuildKernels = Callable[[Sequence[BuildRequest]], Sequence[KernelArtifact]]
-"""Builds many kernels, in order, maybe in parallel. Raises ScheduleError or LoweringError when one cannot be built."""
-
-
-def build_in_process(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
-    """Build one kernel after the other, here."""
-    return [build_kernel(request.task, request.steps, request.name) for request in requests]
-
-
-def reuse_kernels(built: Mapping[tuple[str, str], KernelArtifact]) -> BuildKernels:
-    """Takes the kernels that were `built`, by workload key and steps text, and builds only the others."""
-
-    def build(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
-        found = [built.get((request.task.workload_key, dump_steps(request.steps))) for request in requests]
-        return [
-            kernel
-            if kernel is not None and (kernel.name, kernel.target) == (request.name, str(request.task.target))
-            else build_kernel(request.task, request.steps, request.name)
-            for kernel, request in zip(found, requests, strict=True)
-        ]
-
-    return build
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    request: BuildRequest
-    record_id: str | None
-    origin: Origin
+    record_id: str | None = None
+    origin: Origin = Origin.DEFAULT
     note: str = ""
-    on_processor: bool = False
-    """Whether code for the processor is to serve although the network is for a GPU."""
+    on_cpu: bool = False
 
     @property
     def label(self) -> str:
         """Where the program comes from, in words."""
         return f"record {self.record_id}" if self.record_id else "the guessed program"
 
+    def build(self) -> KernelArtifact:
+        """Its kernel. Raises: ScheduleError or LoweringError when it cannot be built."""
+        return build_kernel(self.task, self.steps, self.task.name)
+
+
+BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact]]
+"""Builds many kernels, in order, maybe in parallel. Raises ScheduleError or LoweringError when one cannot be built."""
+
+
+def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+    """Build one kernel after the other, here."""
+    return [program.build() for program in programs]
+
+
+def reuse_kernels(built: Mapping[tuple[str, str], KernelArtifact]) -> BuildKernels:
+    """Takes the kernels that were `built`, by workload key and steps text, and builds only the others."""
+
+    def take(program: ChosenProgram) -> KernelArtifact:
+        kernel = built.get((program.task.workload_key, dump_steps(program.steps)))
+        fits = kernel is not None and (kernel.name, kernel.target) == (program.task.name, str(program.task.target))
+        return kernel if kernel is not None and fits else program.build()
+
+    return lambda programs: [*map(take, programs)]
+
 
 def compile_graph(
     graph: Graph,
     target: Target,
-    best: Mapping[str, KnownProgram] | None = None,
+    best: Mapping[str, BestProgram] | None = None,
     *,
     threads: int = 1,
     cut: Partition | None = None,
@@ -104,10 +97,10 @@ def compile_graph(
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
 
-    `best` maps a workload key to the program to use, a `MeasureRecord` for instance; where it has none, a dispatch
+    `best` maps a workload key to the program to use; where it has none, a dispatch
     context that was entered is asked (`with ApplyHistoryBest(log):`), unless the pass context says not to. Where
     records are used, one warning names the kernels worth tuning that none serves; another one names those of a network
-    for a GPU that run on the processor. `threads` is the number of threads that the network is meant to run on. `cut`
+    for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
     is the partition, when the caller has it already; its alternatives are those that may serve. `metadata` takes the
     place of the facts that a network which is saved needs; to gather these all constants are read.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
@@ -129,20 +122,20 @@ def compile_graph(
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
     if metadata is None:  # the fingerprint reads all constants
-        by_processor = any(choice.on_processor for choice in choices)
-        facts = made_for(target, threads, by_processor=by_processor)
+        by_cpu = any(choice.on_cpu for choice in choices)
+        facts = made_for(target, threads, by_cpu=by_cpu)
         metadata = {"network": graph.name, "fingerprint": graph.fingerprint(), **facts}
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, metadata)
     network.verify()
     if (best or is_enabled()) and not is_silent() and (fallen := CoverageReport.of(coverage).fallback_text()):
         _log.warning("%s: %s", graph.name, fallen)
-    if moved := [choice for choice in choices if choice.on_processor]:
-        names = ", ".join(choice.request.name for choice in moved)
-        _log.warning("%s: kernels without code for GPUs, which run on the processor: %s", graph.name, names)
+    if moved := [choice for choice in choices if choice.on_cpu]:
+        names = ", ".join(choice.task.name for choice in moved)
+        _log.warning("%s: kernels without code for GPUs, which run on the CPU: %s", graph.name, names)
     return network
 
 
-def fastest_alternatives(cut: Partition, best: Mapping[str, KnownProgram]) -> tuple[Alternative, ...]:
+def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tuple[Alternative, ...]:
     """Those alternatives that are known to be faster than the direct task and all others: by the programs in `best`, or
     else by what the dispatch context knows. A program that does not fit its task makes no alternative fast.
     """
@@ -164,7 +157,7 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, KnownProgram]) -> tu
     return tuple(found)
 
 
-def _fits(task: SearchTask, known: KnownProgram) -> bool:
+def _fits(task: SearchTask, known: BestProgram) -> bool:
     try:
         replay(task.dag, load_steps(known.steps))
     except _BAD_PROGRAM:
@@ -172,47 +165,45 @@ def _fits(task: SearchTask, known: KnownProgram) -> bool:
     return True
 
 
-def _choose(task: SearchTask, best: KnownProgram | None, heavy: bool) -> _Choice:
+def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenProgram:
     """The recorded program, when there is one that can be read; else what the dispatch context knows."""
     if best is None:
         if not is_enabled():
             return _default(task)
         state = DispatchContext.current().query(task.target, task.workload_key, heavy, task.dag)
-        return _default(task) if state is None else _told(task, state)
+        if state is None:
+            return _default(task)
+        return ChosenProgram(task, steps_of(state), None, Origin.CONTEXT, "the program of the dispatch context")
     try:
-        request = BuildRequest(task, load_steps(best.steps), task.name)
+        steps = load_steps(best.steps)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
     otherwise = (Origin.RECORD, "") if best.record_id else _ORIGINS[FIRST_GUESS]
     origin, note = _ORIGINS.get(best.mutation, otherwise)
-    return _Choice(request, best.record_id or None, origin, note)
+    return ChosenProgram(task, steps, best.record_id or None, origin, note)
 
 
-def _told(task: SearchTask, state: State) -> _Choice:
-    request = BuildRequest(task, steps_of(state), task.name)
-    return _Choice(request, None, Origin.CONTEXT, "the program of the dispatch context")
-
-
-def _default(task: SearchTask, note: str = "") -> _Choice:
+def _default(task: SearchTask, note: str = "") -> ChosenProgram:
     if note:
         _log.info("%s: %s; using the default schedule", task.name, note)
-    return _Choice(BuildRequest(task, default_steps_of(task), task.name), None, Origin.DEFAULT, note)
+    return ChosenProgram(task, default_steps_of(task), note=note)
 
 
-def _on_processor(choice: _Choice, threads: int, why: Exception) -> _Choice:
-    """The same task in its untuned program on the processor of this machine, since a GPU cannot run it."""
+def _on_cpu(choice: ChosenProgram, threads: int, why: Exception) -> ChosenProgram:
+    """The same task in its default schedule on the CPU of this machine, since a GPU cannot run it."""
     target = Target.host()
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
-    task = replace(choice.request.task, target=target, hardware=hardware_of(target, threads), layout=layout)
-    request = BuildRequest(task, default_steps_of(task), task.name)
-    _log.info("%s runs on the processor: %s", task.name, why)
-    return _Choice(request, None, Origin.DEFAULT, f"on the processor: {why}", on_processor=True)
+    task = replace(choice.task, target=target, hardware=hardware_of(target, threads), layout=layout)
+    _log.info("%s runs on the CPU: %s", task.name, why)
+    return ChosenProgram(task, default_steps_of(task), note=f"on the CPU: {why}", on_cpu=True)
 
 
-def _build(choices: list[_Choice], build: BuildKernels, threads: int) -> tuple[list[_Choice], list[KernelArtifact]]:
+def _build(
+    choices: list[ChosenProgram], build: BuildKernels, threads: int
+) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
     """All kernels at once; when that fails one by one, with something else in place of those that cannot be built."""
     try:
-        return choices, list(build([choice.request for choice in choices]))
+        return choices, list(build(choices))
     except _BAD_PROGRAM as error:
         _log.info("building the kernels one by one, since one of them failed: %s", error)
     final, artifacts = [], []
@@ -223,28 +214,28 @@ def _build(choices: list[_Choice], build: BuildKernels, threads: int) -> tuple[l
     return final, artifacts
 
 
-def _build_or_else(choice: _Choice, build: BuildKernels, threads: int) -> tuple[_Choice, KernelArtifact]:
-    """The program, else the default schedule, else on a GPU the default schedule of the processor."""
+def _build_or_else(choice: ChosenProgram, build: BuildKernels, threads: int) -> tuple[ChosenProgram, KernelArtifact]:
+    """The program, else the default schedule, else on a GPU the default schedule of the CPU."""
     try:
-        (artifact,) = build([choice.request])
+        (artifact,) = build([choice])
         return choice, artifact
     except _BAD_PROGRAM as error:
-        task = choice.request.task
+        task = choice.task
         if choice.origin is not Origin.DEFAULT:
             other = _default(task, f"{choice.label} cannot be built: {error}")
         elif task.target.kind != Target.host().kind:
-            other = _on_processor(choice, threads, error)
+            other = _on_cpu(choice, threads, error)
         else:
             raise
     return _build_or_else(other, build, threads)
 
 
-def made_for(target: Target, threads: int, *, by_processor: bool = False) -> dict[str, object]:
-    """What a file of compiled code says of the machine that it is for, and of what made it; `by_processor` says that
-    some code of one for a GPU is for the processor of this machine. Raises: TargetError.
+def made_for(target: Target, threads: int, *, by_cpu: bool = False) -> dict[str, object]:
+    """What a file of compiled code says of the machine that it is for, and of what made it; `by_cpu` says that
+    some code of one for a GPU is for the CPU of this machine. Raises: TargetError.
     """
     triple, cpu, features = backend_of(target).describe(target)
-    if by_processor:
+    if by_cpu:
         features = backend_of(Target.host()).describe(Target.host())[2]
     return {
         "target": str(target),

@@ -1,9 +1,10 @@
-"""In: tuning records, entered with `with`. Out: the state that a workload is compiled with. Always: asking changes
-nothing but what a context remembers having been asked.
+"""Dispatch contexts: select the program a workload is compiled with from tuning records.
 
     with ApplyHistoryBest(["tuned.json"]):
         state = DispatchContext.current().query(target, workload_key, True, dag)
-Contexts nest: what the innermost does not know is asked of the one around it. Each thread has its own.
+
+Contexts nest: what the innermost context does not know is asked of the one around it. Each thread has its own. A query
+changes nothing except a context's memory of past queries.
 """
 
 import logging
@@ -103,7 +104,7 @@ class DispatchContext(ABC):
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """The state of `dag` to compile for `target`, from here or a context around this one; None when none knows.
 
-        `has_complex_op` says whether an untuned program would be slow: it decides who is told.
+        `has_complex_op` says whether an default schedule would be slow: it decides who is told.
         """
         found = self.known(target, workload_key, dag)
         outer = self._outer()
@@ -245,14 +246,14 @@ class ApplyHistoryBest(DispatchContext):
 
     def recorded_programs(self, target: Target) -> tuple[BestProgram, ...]:
         """The best program of every workload."""
-        trials = (trial for trial in self._best if carries_over(trial.task.target, str(target)))
+        trials = (trial for trial in self._best if carries_over(trial.task.target_text, str(target)))
         return tuple(BestProgram(one.task.workload_key, dump_steps(one.steps), one.seconds) for one in trials)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""
-        trials = [trial for trial in self._best if carries_over(trial.task.target, str(target))]
+        trials = [trial for trial in self._best if carries_over(trial.task.target_text, str(target))]
         same = [trial for trial in trials if trial.task.workload_key == workload_key]
-        exact = [trial for trial in same if code_target(trial.task.target) == str(target)]
+        exact = [trial for trial in same if code_target(trial.task.target_text) == str(target)]
         order = [best_trial(exact, layout=self.layout), best_trial(same, layout=self.layout)]
         if self.include_compatible:
             scaled = [(trial.seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]

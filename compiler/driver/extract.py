@@ -79,9 +79,9 @@ def extract_network(
 ) -> ExtractedNetwork:
     """Read, optimise and cut `network`, which is a name of the zoo or the path of an ONNX file.
 
-    `shapes` fixes dynamic inputs, each by a text such as `image=1,3,224,224`. `winograd` says whether convolutions may
-    be computed in transformed spaces, where that is measured to be faster.
-    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
+    `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`. `winograd` says whether convolutions
+    may be computed in transformed spaces, where that is measured to be faster. Raises: ModelFormatError,
+    UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
     machine = Target(target)
     graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
@@ -103,7 +103,7 @@ def check_network(network: str, shapes: Sequence[str] = (), target: str = "") ->
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The input and its shape that a text such as `image=1,3,224,224` names.
+    """The input and its shape that a string such as `image=1,3,224,224` names.
 
     Raises: OptionError.
     """

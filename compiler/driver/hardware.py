@@ -17,7 +17,7 @@ from retune.compiler.target import HardwareParams, Target
 def hardware_of(target: Target, threads: int) -> HardwareParams:
     """Parameters of `target` for kernels that run on `threads` threads; a GPU has its own number of them.
 
-    Raises: TargetError when LLVM does not know the triple, the processor, a feature or the GPU, or that is too old.
+    Raises: TargetError when LLVM does not know the triple, the CPU, a feature or the GPU, or that is too old.
     """
     return backend_of(target).hardware(target, threads)
 
@@ -59,7 +59,7 @@ def _is_known(target: Target) -> bool:
 
 
 def completed(hardware: HardwareParams, target: Target) -> HardwareParams:
-    """The parameters with what was left at 0 filled in: the limits of a GPU, when `target` is one, or what no processor
+    """The parameters with what was left at 0 filled in: the limits of a GPU, when `target` is one, or what no CPU
     can be without. Raises: TargetError as `hardware_of`.
     """
     return backend_of(target).complete(hardware, target)

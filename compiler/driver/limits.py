@@ -1,6 +1,6 @@
-"""In: a number of threads. Out: what this machine can do at best: operations and bytes a second.
+"""Roofline of this machine: arithmetic peak and bandwidths for a number of threads.
 
-Always: measured, never looked up, by our own kernels that do nothing else. The two lines of a roofline.
+Both are measured by kernels of our own that do nothing else; nothing is looked up in a table.
 """
 
 import time
@@ -25,8 +25,11 @@ MOST_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Of `threads` threads: float32 multiply-adds in 10^9 operations a second, and 10^9 bytes a second that they read
-    and write in memory, and in the caches of their cores.
+    """Peak performance of `threads` threads.
+
+    `peak_gflops` is float32 multiply-add throughput in 10^9 operations per second, a multiply-add being two.
+    `memory_gbs` is bandwidth to memory, and `cache_gbs` to the caches of the cores, in 10^9 bytes per second, reads and
+    writes together.
     """
 
     threads: int
@@ -41,7 +44,7 @@ def measure_limits(threads: int) -> MachineLimits:
     through_memory = min(2 * last_cache_bytes() + (64 << 20), MOST_BYTES, (free_memory_bytes() or MOST_BYTES) // 4)
     return MachineLimits(
         threads,
-        gflop / _least_seconds(run),
+        gflop / least_seconds(run),
         _bytes_a_second(through_memory, threads) / 1e9,
         _bytes_a_second(CACHED_BYTES * threads, threads) / 1e9,
     )
@@ -50,10 +53,10 @@ def measure_limits(threads: int) -> MachineLimits:
 def _bytes_a_second(size: int, threads: int) -> float:
     """Of a stream that reads two bytes for every one that it writes."""
     run, moved = stream_kernel(size * 2 // 3, size // 3, threads)
-    return moved / _least_seconds(run, calls=1 if size > 1 << 24 else 64)
+    return moved / least_seconds(run, calls=1 if size > 1 << 24 else 64)
 
 
-def _least_seconds(run: Callable[[], object], calls: int = 1) -> float:
+def least_seconds(run: Callable[[], object], calls: int = 1) -> float:
     """Seconds of one call, the best of several tries of so many calls each."""
     run()
     best = float("inf")

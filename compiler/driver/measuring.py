@@ -1,9 +1,9 @@
-"""In: a network's threads and bytes of weights. Out: how its programs are timed. Always: as the network will run them.
+"""Measurement options of a network's tasks: kernels are timed under the cache conditions of the whole network.
 
-While a network runs, the weights of its other kernels pass through the caches between two uses of a kernel's own. When
-all together exceed the last cache, every kernel finds its weights in memory, and a program that was chosen with weights
-in the cache may be the wrong one. So then each timed call gets its weights from another place of a pool as large as the
-network's weights, or twice the cache: beyond that nothing changes.
+While a network runs, the weights of its other kernels pass through the caches between two uses of a kernel's own. If
+all weights together exceed the last-level cache, every kernel finds its weights in memory, and a program chosen with
+its weights in the cache may be the wrong one. In that case each timed call takes its weights from another slot of a
+pool as large as the network's weights, or twice the cache; a larger pool changes nothing.
 """
 
 from retune.compiler.measure.options import MeasureOptions

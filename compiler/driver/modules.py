@@ -1,9 +1,12 @@
-"""In: functions of tensors, or tasks. Out: a module of compiled functions that whoever has the TVM FFI can call.
+"""Builds modules of compiled functions, which everything that speaks the TVM FFI can call.
 
-Always: as `retune.compiler.driver.build`, pure and deterministic; what is not given steps runs untuned.
+Building is pure and deterministic. A function without steps gets the default schedule. Inputs of free layout are read
+as they are, so that callers need not pack them; a task says itself what is done about them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from retune.compiler.codegen.build import build_kernel
 from retune.compiler.codegen.ffi_entry import entry_code
@@ -15,6 +18,7 @@ from retune.compiler.runtime.module import ENTRY, Module
 from retune.compiler.runtime.module_file import CompiledFunction
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
@@ -27,18 +31,40 @@ Steps = Sequence[Step] | Program
 
 
 def build(
-    what: Buildable | Mapping[str, Buildable],
+    what: Buildable | Mapping[str, Buildable] | Program,
+    args: Sequence[Tensor] | str | Target | None = None,
     target: str | Target | None = None,
     name: str | None = None,
     steps: Steps | Mapping[str, Steps] | None = None,
 ) -> Module:
     """A module with one function, or with one for each name of a mapping.
 
+    `build(schedule, args, target)`, in TVM's order, takes what `apply_best` gives; anything else that can be built
+    brings its own arguments, and its target may come second: `build(what, target)`.
+
     A function is made of a `te.create_prim_func`, of tensors that are its arguments in order, or of a task or graph,
     whose inputs come first. `target` is this machine by default, or the task's; `steps` are those of a program that was
     found for the function (or a state), or a mapping of them by name. One function is called `name`, "main" by default.
     Raises: DefinitionError when there is nothing to build, and as `build_kernel`.
     """
+    if _are_tensors(args):
+        if steps is not None:
+            raise DefinitionError("a schedule has its steps: give either tensors as `args`, or `steps`")
+        return _build_any(args, target, name, what)
+    if args is None:
+        return _build_any(what, target, name, steps)
+    if target is not None:
+        raise DefinitionError(
+            f"`args` are the tensors of a schedule, not {args!r:.80}; name the others: target=, name="
+        )
+    return _build_any(what, args, name, steps)
+
+
+def _are_tensors(argument: object) -> bool:
+    return isinstance(argument, list | tuple) and bool(argument) and all(isinstance(one, Tensor) for one in argument)
+
+
+def _build_any(what: Any, target: Any, name: str | None, steps: Any) -> Module:
     chosen = target if isinstance(target, Target | None) else Target(target)
     if name is not None:
         checked_name("a function", name)
@@ -66,9 +92,9 @@ def as_function(
 
 def _function(name: str, what: Buildable, target: Target | None, steps: Steps | None) -> CompiledFunction:
     task, order = _task(name, what, target)
-    if task.target.is_gpu:
+    if not task.target.traits.uses_host_memory:
         raise LoweringError(
-            f"{name}: a module holds functions for processors, not for {task.target}; for a GPU there is "
+            f"{name}: a module holds functions for CPUs, not for {task.target}; for a GPU there is "
             "retune.compiler.driver.build.build"
         )
     if steps is None:
@@ -84,12 +110,12 @@ def _function(name: str, what: Buildable, target: Target | None, steps: Steps | 
 def _task(name: str, what: Buildable, target: Target | None) -> tuple[SearchTask, Sequence[int] | None]:
     """The task that a function is built from, and which of the kernel's arguments the function takes at each place."""
     if isinstance(what, SearchTask):
-        return what if target is None else SearchTask(name, what.dag, target, hardware_of(target, 1)), None
+        return what if target is None else replace(what, target=target, hardware=hardware_of(target, 1)), None
     chosen = target or Target.host()
     if isinstance(what, ComputeDAG):
-        return SearchTask(name, what, chosen, hardware_of(chosen, 1)), None
+        return SearchTask(name, what, chosen, hardware_of(chosen, 1), layout=LayoutRewriteOption.NO_REWRITE), None
     function = what if isinstance(what, PrimFunc) else create_prim_func(what, name)
     dag = ComputeDAG(function.args)
-    task = SearchTask(name, dag, chosen, hardware_of(chosen, 1))
+    task = SearchTask(name, dag, chosen, hardware_of(chosen, 1), layout=LayoutRewriteOption.NO_REWRITE)
     places = (*dag.inputs, *dag.outputs)
     return task, [places.index(tensor) for tensor in function.args]

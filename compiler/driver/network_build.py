@@ -1,9 +1,9 @@
-"""In: a network and a target. Out: a `Library` that runs it, compiled with the programs that dispatch contexts know.
+"""Builds a `Library` that runs a network on a target, with the programs that dispatch contexts provide.
 
-Always: what has no record runs untuned, and one warning names all of these kernels together.
+Kernels without a record use the default schedule, and one warning lists them all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retune.compiler.driver.compile_network import compile_graph
@@ -17,18 +17,24 @@ from retune.compiler.target import Target
 
 
 def build_network(
-    mod: Any, target: Target | str | None = None, params: Mapping[str, Array] | None = None, *, threads: int = 1
+    mod: Any,
+    target: Target | str | None = None,
+    params: Mapping[str, Array] | None = None,
+    *,
+    threads: int = 1,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Library:
     """Compile a network for the graph executor.
 
     `mod` is an ONNX model or its path, a name of the zoo, or a graph; `params` are arrays for inputs that are
-    constants, by name; `threads` is the number of threads that it is meant to run on. Tuned programs come from the
+    constants, by name; `threads` is the number of threads that it is meant to run on; `shapes` gives static shapes to
+    inputs with dynamic dimensions, by name. Tuned programs come from the
     dispatch contexts that were entered (`with ApplyHistoryBest(log):`), and `PassContext` says whether to ask them, and
     whether the graph is optimised. `CoverageReport.of(library.network.coverage)` tells what became of every kernel.
     Raises: ModelError, TargetError; LoweringError when even a default schedule cannot be built.
     """
     machine = target if isinstance(target, Target) else Target(target) if target else Target.host()
-    graph = optimized(with_parameters(graph_of(mod), params or {}))
+    graph = optimized(with_parameters(graph_of(mod, shapes), params or {}))
     return Library(compile_graph(graph, machine, threads=threads))
 
 

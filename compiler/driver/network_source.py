@@ -1,9 +1,9 @@
-"""In: a network in any of the forms that people have it in. Out: its graph, which has been through no pass.
+"""Loads a network from any accepted form (`Graph`, ONNX model or path, zoo name) as a graph before any pass.
 
-Always: constants that the network has itself stay.
+Constants of the network take precedence over parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.runtime.artifact import Array
 
 
-def graph_of(mod: Any) -> Graph:
-    """The graph of a network: a `Graph`, an ONNX model or its path, or a name of the zoo. Raises: ModelError."""
+def graph_of(mod: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+    """The graph of a network: a `Graph`, an ONNX model or its path, or a name of the zoo. `shapes` gives static shapes
+    to inputs with dynamic dimensions, by name. Raises: ModelError.
+    """
     if isinstance(mod, Graph):
         return mod
     if isinstance(mod, (str, Path)):
-        return load_network(str(mod))
-    return load_model(mod)
+        return load_network(str(mod), shapes=shapes)
+    return load_model(mod, shapes=shapes)
 
 
 def with_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:

@@ -1,7 +1,4 @@
-"""In: an ONNX model as bytes. Out: its outputs as ONNX Runtime computes them.
-
-Always: the only door to `onnxruntime`, which may be absent.
-"""
+"""Runs an ONNX model with ONNX Runtime; the only module that imports `onnxruntime`, which is optional."""
 
 from collections.abc import Mapping
 

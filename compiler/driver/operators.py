@@ -1,12 +1,12 @@
-"""In: an operator by name, and its sizes; or a workload that a module registers. Out: the tuning task of it.
+"""Tuning tasks of single operators, by name and sizes, or of workloads that a module registers.
 
-Always: what is asked for is one line of text, so it travels wherever the name of a network does:
+The request is one line of text, accepted wherever the name of a network is:
 
     operator:["retune.matmul", 512, 512, 512]            an operator of the table here
     operator:my_package.workloads:["gemm", 64, 64]       a workload that importing the module registers
 
-The operators here take float32 and are those of `retune.compiler.ops`; activations are channels last, weights
-constants that a kernel may pack. Padding keeps the size where the stride is 1.
+The operators here take float32 and are those of `retune.compiler.ops`. Activations are channels-last, weights are
+constants that a kernel may pack. Convolutions of stride 1 are padded to keep the size.
 """
 
 import importlib
@@ -104,8 +104,8 @@ for _name, _function in OPERATORS.items():
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator that was asked for: what it is called in the registry of workloads, its arguments, and the module
-    that registers it ("": this one).
+    """A request for one operator: `name` in the workload registry, its arguments `args`, and the `module` that
+    registers it ("" for this one).
     """
 
     name: str
@@ -131,7 +131,7 @@ class Operator:
         except TypeError as error:
             raise OptionError(f"{workload}{inspect.signature(function)}: {error}") from None
         if not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in args):
-            raise OptionError(f"{workload} takes whole numbers of at least 1, not {list(args)}")
+            raise OptionError(f"{workload} takes integers of at least 1, not {list(args)}")
         return cls(f"retune.{workload}", tuple(args))
 
     @classmethod
@@ -152,7 +152,7 @@ class Operator:
 
 
 def is_operator(text: str) -> bool:
-    """Whether a text names an operator and no network."""
+    """Whether a string names an operator and no network."""
     return text.startswith(PREFIX)
 
 

@@ -1,9 +1,9 @@
-"""In: options of compiling networks, entered with `with`. Out: those that hold here.
-
-Always: frozen; contexts nest, the innermost counts whole, and each thread has its own.
+"""Pass context: options of compiling networks within a `with` block.
 
     with ApplyHistoryBest("tuned.json"), PassContext(config={"use_auto_scheduler": False}):
         ...                                       # compiled as if there were no records
+
+Contexts are immutable and nest: the innermost applies as a whole, and each thread has its own.
 """
 
 import threading
@@ -31,7 +31,7 @@ class PassContext:
 
     def __init__(self, opt_level: int = 3, config: Mapping[str, Any] | None = None) -> None:
         if isinstance(opt_level, bool) or opt_level not in _LEVELS:
-            raise OptionError(f"opt_level is a whole number from 0 to {_LEVELS[-1]}, not {opt_level!r}")
+            raise OptionError(f"opt_level is an integer from 0 to {_LEVELS[-1]}, not {opt_level!r}")
         self.opt_level = opt_level
         self.config: Mapping[str, Any] = {
             _known(name): _typed(name, value) for name, value in dict(config or {}).items()
@@ -74,7 +74,7 @@ def _typed(name: str, value: object) -> object:
 
 
 class _Active(threading.local):
-    """The contexts that a thread is in, the innermost last."""
+    """The stack of contexts of a thread, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[PassContext] = []

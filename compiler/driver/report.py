@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +12,7 @@ from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.measure.record import FITTED_GUESS, GUESSES
-from retune.compiler.runtime.published import publish_text
+from retune.compiler.runtime.atomic_write import write_text_atomically
 from retune.compiler.runtime.readable import busy_warning, finite, milliseconds
 from retune.compiler.target import Target
 
@@ -27,19 +27,20 @@ ROUGH = {"tf32": 3e-2, "float16": 5e-2, "bfloat16": 2e-1}
 @dataclass(frozen=True, slots=True)
 class Contender:
     """One way to run the network: its latency in seconds, and the largest error of its outputs relative to the
-    reference's largest value.
+    reference's largest value. `is_peer` says that it is another library.
     """
 
     name: str
     seconds: float
     error: float | None
+    is_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """All ways to run the network, timed in turn in one process.
 
-    `reference` names the one that outputs were compared with, `note` says why ONNX Runtime did not take part;
+    `reference` names the one that outputs were compared with, `note` says why a peer did not take part;
     `tolerance` is how far outputs may lie from the reference's, relative to their largest value. `contention` is the
     largest share of a time that other processes took, None where that is not known.
     """
@@ -52,8 +53,8 @@ class Comparison:
 
     @property
     def is_right(self) -> bool:
-        """Whether every output is within tolerance of the reference."""
-        return all(contender.error is None or contender.error <= self.tolerance for contender in self.contenders)
+        """Whether every output of ours is within tolerance of the reference."""
+        return all(one.is_peer or one.error is None or one.error <= self.tolerance for one in self.contenders)
 
     def seconds(self, name: str) -> float:
         """The latency of one contender; infinite when it did not take part."""
@@ -99,8 +100,9 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do.
-    `contention` is the share that other processes took, of a typical trial or of the final comparison, the larger one.
+    """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do. That
+    of an operator has one task, no `artifact`, and compares its default schedule with what serves it. `contention` is
+    the share that other processes took, of a typical trial or of the final comparison, the larger one.
     """
 
     run_id: str
@@ -146,6 +148,22 @@ class Report:
             contention=max(spent.contention, comparison.contention or 0.0),
         )
 
+    @classmethod
+    def of_operator(
+        cls,
+        run_id: str,
+        request: Mapping[str, str | int | float | None],
+        spent: TuningSummary,
+        winner: Confirmation,
+        folder: Path,
+    ) -> Self:
+        """Put together what tuning one operator returned."""
+        times = ("untuned", winner.default_seconds), ("tuned", winner.seconds)
+        comparison = Comparison("", tuple(Contender(name, seconds, None) for name, seconds in times))
+        return replace(
+            cls.of(run_id, request, spent, [winner], comparison, CoverageReport.of(()), Path(), folder), artifact=""
+        )
+
     @property
     def page(self) -> Path:
         """Where the page about the run is."""
@@ -158,8 +176,9 @@ class Report:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What the run has made: the compiled network, and what `write` writes."""
-        return (Path(self.artifact), *(Path(self.folder) / name for name in ("report.json", "report.md")))
+        """What the run has made: the compiled network, if there is one, and what `write` writes."""
+        written = (Path(self.folder) / name for name in ("report.json", "report.md"))
+        return (*([Path(self.artifact)] if self.artifact else []), *written)
 
     @property
     def is_right(self) -> bool:
@@ -170,24 +189,36 @@ class Report:
     def title(self) -> str:
         """The network, and what it runs on."""
         target = self.request.get("target")
-        on_gpu = bool(target) and Target(str(target)).is_gpu
-        place = self.request.get("device", target) if on_gpu else f"{self.request['threads']} threads"
-        return f"{self.request['network']} on {place}"
+        on_threads = not target or Target(str(target)).traits.uses_threads
+        device = f"{self.request['threads']} threads" if on_threads else self.request.get("device", target)
+        return f"{self.request['network']} on {device}"
+
+    @property
+    def default_seconds(self) -> float:
+        """Latency of the untuned network or operator."""
+        return self.comparison.seconds("untuned")
+
+    @property
+    def best_seconds(self) -> float:
+        """Latency of the tuned network or operator."""
+        return self.comparison.seconds("tuned")
 
     @property
     def speedup(self) -> float:
-        """Latency of the untuned over that of the tuned network."""
-        return self.comparison.seconds("untuned") / self.comparison.seconds("tuned")
+        """Latency untuned over latency tuned."""
+        return self.default_seconds / self.best_seconds
 
     def summary(self) -> dict[str, str | int | float | bool]:
         """The figures that the ledger keeps."""
+        made: dict[str, str | bool] = {"record": self.tasks[0].record_id}
+        if self.artifact:
+            made = {"is_right": self.is_right, "artifact": self.artifact}
         return {
             "trials": self.trials,
             "elapsed": round(self.elapsed, 3),
-            "untuned_seconds": self.comparison.seconds("untuned"),
-            "tuned_seconds": self.comparison.seconds("tuned"),
-            "is_right": self.is_right,
-            "artifact": self.artifact,
+            "untuned_seconds": self.default_seconds,
+            "tuned_seconds": self.best_seconds,
+            **made,
         }
 
     def to_json(self) -> str:
@@ -196,13 +227,29 @@ class Report:
 
     def markdown(self) -> str:
         """Everything, for people."""
+        noun = "network" if self.artifact else "operator"
         lines = [
             f"# {self.title}",
             "",
             *([f"**{warning}**", ""] if (warning := busy_warning(self.contention)) else []),
-            f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the network {self.speedup:.2f} times as fast "
+            f"{self.trials} trials in {self.elapsed:.0f} s of tuning made the {noun} {self.speedup:.2f} times as fast "
             "as untuned.",
             "",
+            *(self._compared() if self.artifact else []),
+            "| kernel | uses | trials | default ms | confirmed ms | GFLOP/s | served by |",
+            "|---|---:|---:|---:|---:|---:|---|",
+            *(_table_line(task) for task in self.hottest),
+            "",
+            *([f"Compiled network: `{self.artifact}`"] if self.artifact else []),
+            f"Records: `{self.records}`",
+            *([f"Report: `{self.page}`"] if self.artifact else []),
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _compared(self) -> list[str]:
+        """The ways to run the network, and what serves its kernels."""
+        return [
             "| network | latency | error of the outputs |",
             "|---|---:|---:|",
             *(
@@ -217,22 +264,13 @@ class Report:
             f"The network is {self.coverage}.",
             *([f"{fallen[:1].upper()}{fallen[1:]}."] if (fallen := self.coverage.fallback_text()) else []),
             "",
-            "| kernel | uses | trials | default ms | confirmed ms | GFLOP/s | served by |",
-            "|---|---:|---:|---:|---:|---:|---|",
-            *(_table_line(task) for task in self.hottest),
-            "",
-            f"Compiled network: `{self.artifact}`",
-            f"Records: `{self.records}`",
-            f"Report: `{self.page}`",
-            "",
         ]
-        return "\n".join(lines)
 
     def write(self) -> Path:
         """Put `report.md` and `report.json` into the run's folder and return that folder."""
         folder = Path(self.folder)
-        publish_text(folder / "report.md", self.markdown())
-        publish_text(folder / "report.json", self.to_json())
+        write_text_atomically(folder / "report.md", self.markdown())
+        write_text_atomically(folder / "report.json", self.to_json())
         return folder
 
 

@@ -1,6 +1,6 @@
-"""In: the tasks of a network and how often each is called. Out: which of them are not worth a trial.
+"""Estimates which tasks of a network take too little of its time to be worth a trial.
 
-Always: nothing is measured; operations and bytes are counted.
+Nothing is measured: the estimate counts operations and bytes.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""In: what the records say of networks' tasks. Out: which network gains most from more tuning. Always: pure.
+"""Which network gains most from more tuning, by what the records say of its tasks.
 
 The gain that a minute of tuning is expected to bring is that of the task scheduler's gradient: the seconds that the
 next round of the most promising task takes off the network's latency, over what a round costs.
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.driver.shares import are_small
+from retune.compiler.driver.tuning_loop import first_state
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.options import SchedulerOptions
+from retune.compiler.options import SchedulerOptions, TuneOptions
 from retune.compiler.runtime.readable import milliseconds
-from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import TaskState, gradients, network_latency
 
@@ -48,10 +48,12 @@ def estimate(
     records: Mapping[str, Sequence[MeasureRecord]],
     engine: str,
     layers: Sequence[int] = (),
+    options: SchedulerOptions | None = None,
 ) -> TuningEstimate:
     """Judge a network by the records of its tasks on one machine, by workload key. Tasks with the same number in
     `layers` compute the same result, and one of them is enough; without numbers each task is a layer.
 
+    `options` are those that tuning would give its rounds by; the gain is one of latency, whatever their objective.
     Records of another version than `engine` do not count: what the generator makes of their steps has changed. Nor do
     first guesses, which no search has measured, and tasks too small for trials, which have nothing else.
     """
@@ -72,14 +74,14 @@ def estimate(
         return TuningEstimate(network, math.inf if untuned else 0.0, latency, total, untuned)
     costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
     round_seconds = ROUND * (math.fsum(costs) / len(costs) if costs else USUAL_TRIAL_SECONDS)
-    steepest = -min(gradients(states, SchedulerOptions()))
+    steepest = -min(gradients(states, replace(options or TuneOptions(), objective="latency")))
     return TuningEstimate(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, total, 0)
 
 
 def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) -> TaskState:
     """How far the records, of any number of runs, have brought a task; they may be in any order."""
     seconds = [record.seconds for record in sorted(records, key=lambda record: (record.timestamp, record.record_id))]
-    state = TaskState(flops=task.flop_count, weight=float(weight), group=structure_of(task.dag))
+    state = first_state(task, float(weight))
     for start in range(0, len(seconds), ROUND):
         state = state.after_round(min(seconds[start : start + ROUND]))
     return state

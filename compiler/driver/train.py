@@ -1,5 +1,6 @@
-"""In: tuning tasks and their stored records. Out: a cost model that knows them, and how well it foretells what it has
-not seen. Always: the same records give the same model.
+"""Offline training: trains a cost model on stored records of tasks and reports its accuracy on unseen records.
+
+Training is deterministic: the same records give the same model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ from retune.compiler.schedule.task import SearchTask
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A run without rounds whose model has learned the records, and how that went: `programs` learned, of them `judged`
-    before they were; the other figures are those of `ModelMetrics`, averaged over the judged programs (None: too few
-    records to judge by).
+    """A cost model trained on records, and its accuracy.
+
+    `tuning` is a run without rounds that holds the model. `programs` is how many programs it learned, and `judged` how
+    many of them were predicted before they were learned. `pair_accuracy` and `top_recall` are those of `ModelMetrics`,
+    averaged over the judged programs, None if there are too few.
     """
 
     tuning: Tuning
@@ -30,13 +33,13 @@ class TrainedModel:
 def train_model(
     tasks: Sequence[SearchTask],
     records: Mapping[str, Sequence[MeasureRecord]],
-    lessons: Sequence[TrainingBatch],
+    training_data: Sequence[TrainingBatch],
     origin: Origin,
     holdout: float = 0.2,
 ) -> TrainedModel:
-    """Train on the records of the tasks, by workload key, after `lessons` of other tasks.
+    """Train on the records of the tasks, by workload key, after `training_data` of other tasks.
 
-    The latest share `holdout` of every task's records is foretold before it is learned. Raises: OptionError.
+    The latest share `holdout` of every task's records is predicted before it is learned. Raises: OptionError.
     """
     if not 0.0 <= holdout < 1.0:
         raise OptionError(f"the share held out must be at least 0 and less than 1, not {holdout}")
@@ -47,7 +50,7 @@ def train_model(
         found = sorted(records.get(task.workload_key, ()), key=lambda one: (one.timestamp, one.record_id))
         cut = len(found) - round(len(found) * holdout)
         early[task.workload_key], late[task.workload_key] = found[:cut], found[cut:]
-    tuning.replay(early, (), lessons)
+    tuning.replay(early, (), training_data)
     judged: list[ModelMetrics] = []
     for index, task in enumerate(tasks):
         if late[task.workload_key]:

@@ -1,10 +1,8 @@
-"""In: tuning tasks, search policies, stored records. Out: what to measure next, and the records of what was measured.
+"""A tuning run: what to measure next, and the records of what was measured.
 
-Always: the state is a function of (seed, options, records), so a run that was killed is replayed, not remembered.
-
-One policy per task proposes programs (`ask`) and learns (`tell`); the scheduler state of every task says how its
-rounds went. A round is stored before it is told, so a state rebuilt by `replay` from the store is the one that an
-uninterrupted process would have.
+One policy per task proposes programs (`ask`) and learns (`tell`); the loop that gives rounds to tasks is `TuningLoop`.
+The state is a function of the seed, the options and the records. A round is stored before it is told, so a state
+rebuilt by `replay` from the store is the one that an uninterrupted process would have.
 """
 
 import math
@@ -13,10 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-
-import numpy as np
 
 from retune.compiler import config
 from retune.compiler.codegen.backend import default_steps_of
@@ -24,35 +20,29 @@ from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.driver.shares import are_small, moved_bytes
+from retune.compiler.driver.tuning_loop import TaskProgress, TuningLoop, first_state
 from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
-from retune.compiler.schedule.structure import structure_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, Observation, Policy, SketchPolicy
-from retune.compiler.search.task_scheduler import (
-    TaskState,
-    best_rival,
-    choose_task,
-    has_lost,
-    is_stalled,
-    leaves_group,
-    network_latency,
-)
-from retune.compiler.search.transfer import ADVICE, fastest, k_nearest
+from retune.compiler.search.task_scheduler import network_latency
+from retune.compiler.search.transfer import fastest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
 
 DEFAULT_SCHEDULE = "default"
-"""The `mutation` of the candidate that is the untuned program."""
+"""The `mutation` of the candidate that is the default schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What every record of a run has in common. `options` is the JSON text of the measurement options."""
+    """What every record of a run has in common, or of a round, with its number and the run's clock in seconds at its
+    end. `options` is the JSON text of the measurement options.
+    """
 
     run_id: str
     network: str
@@ -61,18 +51,13 @@ class Origin:
     threads: int
     seed: int
     options: str
+    round: int = 0
+    elapsed: float = 0.0
 
     def record(
-        self,
-        candidate: Candidate,
-        measured: Measurement,
-        task_key: str,
-        task_name: str,
-        round_index: int,
-        elapsed: float,
-        record_id: str,
+        self, task_key: str, task_name: str, candidate: Candidate, measured: Measurement, record_id: str
     ) -> MeasureRecord:
-        """The row of a measured candidate; `elapsed` is the run's clock now."""
+        """The row of a measured candidate."""
         return MeasureRecord(
             record_id=record_id,
             task_key=task_key,
@@ -81,8 +66,6 @@ class Origin:
             parent_id=candidate.parent or "",
             mutation=candidate.mutation,
             predicted=candidate.predicted,
-            round=round_index,
-            elapsed=elapsed,
             engine_version=config.engine_version(),
             llvm_version=config.llvm_version(),
             timestamp=time.time(),
@@ -91,24 +74,16 @@ class Origin:
         )
 
 
-@dataclass(slots=True)
-class TaskProgress:
-    """One task of a run and everything known about it. Times are seconds per call, infinite while unknown."""
+@dataclass(slots=True, kw_only=True)
+class TunedTask(TaskProgress):
+    """One task of a run with its policy and everything known about it."""
 
-    task: SearchTask
     weight: int
     policy: Policy
-    state: TaskState
-    known: set[str]
-    fastest: tuple[BestProgram, ...] = ()
+    known: set[str] = field(default_factory=set)
     trials: int = 0
     default_seconds: float = math.inf
     guessed_seconds: float = math.inf
-    stop_reason: str = ""
-
-    def remember(self, records: Sequence[MeasureRecord]) -> None:
-        """Keep the fastest programs, for tasks that are like this one."""
-        self.fastest = fastest((*map(BestProgram.of, records), *self.fastest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +124,8 @@ class TuningSummary:
     contention: float = 0.0
 
 
-class Tuning:
-    """A run in progress: `tasks` in the order of the partition, `trials` measured, `elapsed` seconds on the run's
-    clock, `rounds` done.
-    """
+class Tuning(TuningLoop[TunedTask]):
+    """A run in progress, its tasks in the order of the partition."""
 
     def __init__(
         self,
@@ -168,32 +141,20 @@ class Tuning:
         same number in `layers` compute the same result; without numbers each task has its own. `scheduler` says how
         rounds are given to tasks.
         """
-        self.origin = origin
-        self.scheduler = scheduler or SchedulerOptions()
-        self.model = model
         numbers = list(layers) or list(range(len(tasks)))
-        shared = {number for number in numbers if numbers.count(number) > 1}
-        self.tasks = tuple(
-            TaskProgress(task, weight, make_policy(task), _untuned(task, weight, number, number in shared), known=set())
-            for task, weight, number in zip(tasks, weights, numbers, strict=True)
+        names = [f"layer {number}" if numbers.count(number) > 1 else "" for number in numbers]
+        tuned = (
+            TunedTask(task, first_state(task, float(weight), name), weight=weight, policy=make_policy(task))
+            for task, weight, name in zip(tasks, weights, names, strict=True)
         )
-        for progress, small in zip(self.tasks, are_small(tasks, weights), strict=True):
+        super().__init__(tuned, scheduler, seed=origin.seed)
+        self.origin = origin
+        self.model = model
+        for task, small in zip(self.tasks, are_small(tasks, weights), strict=True):
             if small:  # its time is no part of the estimated latency: nothing measures it before the end
-                progress.stop_reason = "too small a share of the network's time for trials"
-                progress.state = replace(progress.state, exhausted=True, weight=0.0)
-        self.trials = 0
-        self.elapsed = 0.0
-        self.rounds = 0
-        self._progress: list[tuple[int, float]] = []
+                task.stop_reason = "too small a share of the network's time for trials"
+                task.state = replace(task.state, exhausted=True, weight=0.0)
         self._contention: list[float] = []
-        self._foreign: tuple[BestProgram, ...] = ()
-
-    @property
-    def latency(self) -> float:
-        """The estimated latency of the network in seconds: the weighted sum of the best times; infinite while one is
-        unknown.
-        """
-        return network_latency([task.state for task in self.tasks])
 
     @property
     def latency_so_far(self) -> float:
@@ -209,16 +170,6 @@ class Tuning:
             best[layer] = min(state.best_seconds, best.get(layer, math.inf))
         return sum(map(math.isinf, best.values()))
 
-    @property
-    def live(self) -> int:
-        """How many tasks may still get a round."""
-        return sum(not task.state.exhausted for task in self.tasks)
-
-    @property
-    def round_seconds(self) -> float:
-        """How long a round takes on average; 0 before the first."""
-        return self.elapsed / self.rounds if self.rounds else 0.0
-
     def row(self, index: int) -> TaskRow:
         """Task `index` as it stands."""
         task = self.tasks[index]
@@ -233,7 +184,7 @@ class Tuning:
             best_seconds=task.state.best_seconds,
             stop_reason=task.stop_reason,
             moved_bytes=moved_bytes(task.task.dag),
-            behind=best_rival([each.state for each in self.tasks], index) < task.state.best_seconds,
+            behind=self.is_behind(index),
         )
 
     def summary(self) -> TuningSummary:
@@ -245,21 +196,21 @@ class Tuning:
         self,
         history: Mapping[str, Sequence[MeasureRecord]],
         own: Iterable[MeasureRecord],
-        lessons: Sequence[TrainingBatch] = (),
+        training_data: Sequence[TrainingBatch] = (),
         foreign: Iterable[MeasureRecord] = (),
     ) -> None:
         """Bring the state to where the records end.
 
         `history` holds, by task key, what earlier runs measured: it is learned but is no part of this run's budget.
-        `own` holds the records of this run; they are told round by round, in the order of their rounds. `lessons` are
-        what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
+        `own` holds the records of this run; they are told round by round, in the order of their rounds. `training_data`
+        are what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
         programs of tasks that are none of this run's, for tasks that are like them.
         """
         self._foreign = tuple(BestProgram.of(one) for one in foreign if one.costs)
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
                 keys = {task.task.workload_key for task in self.tasks}
-                self.model.learn([lesson for lesson in lessons if lesson.task_key not in keys])
+                self.model.learn([batch for batch in training_data if batch.task_key not in keys])
             self._replay(history, own)
 
     def _replay(self, history: Mapping[str, Sequence[MeasureRecord]], own: Iterable[MeasureRecord]) -> None:
@@ -267,10 +218,11 @@ class Tuning:
             records = history.get(task.task.workload_key, ())
             if records:
                 self._learn(task, records)
+                task.fastest = fastest((*map(BestProgram.of, records), *task.fastest))
                 task.guessed_seconds = min((one.seconds for one in records if one.is_guess), default=math.inf)
                 if not all(one.is_guess for one in records):  # a task with guesses alone was never searched
                     task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
-        self._end_losers()
+        self.end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
         mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
         for key, index in by_key.items():
@@ -281,14 +233,8 @@ class Tuning:
             records = tuple(group)
             self.tell(by_key[records[0].task_key], records)
 
-    def choose(self) -> int | None:
-        """The index of the task that gets the next round; None when no task has anything left to try."""
-        # a generator per round: a resumed run draws what the run would have drawn
-        rng = np.random.default_rng((self.origin.seed, self.rounds))
-        return choose_task([task.state for task in self.tasks], self.scheduler, rng)
-
     def ask(self, index: int, count: int, spent: float = 0.0) -> tuple[Candidate, ...]:
-        """Up to `count` programs of a task that nobody has measured; the first round begins with the untuned program.
+        """Up to `count` programs of a task that nobody has measured; the first round begins with the default schedule.
         May be empty. `spent` is the share of the run's budget that is gone.
         """
         task = self.tasks[index]
@@ -299,16 +245,15 @@ class Tuning:
             if text not in task.known:
                 first = (Candidate(steps, text, None, None, DEFAULT_SCHEDULE),)
         if count > len(first):
-            asked = self._asked(task, count - len(first), spent)
+            asked = self._asked(index, count - len(first), spent)
             first = (*first, *(candidate for candidate in asked if candidate.steps_text not in task.known))
         return first
 
-    def _asked(self, task: TaskProgress, count: int, spent: float) -> tuple[Candidate, ...]:
+    def _asked(self, index: int, count: int, spent: float) -> tuple[Candidate, ...]:
+        task = self.tasks[index]
         if not isinstance(task.policy, SketchPolicy):
             return task.policy.ask(count, task.state.rounds)
-        shared = (one for other in self.tasks if other is not task for one in other.fastest)
-        similar = k_nearest(task.task.workload_key, (*shared, *self._foreign), ADVICE)
-        task.policy.warm_start([one.steps for one in similar])
+        task.policy.warm_start(self.advice(index))
         return task.policy.ask(count, task.state.rounds, spent)
 
     def records_of(
@@ -320,9 +265,9 @@ class Tuning:
         new_id: Callable[[], str],
     ) -> tuple[MeasureRecord, ...]:
         """The rows of one measured round, in the order of the candidates. `elapsed` is the run's clock now."""
-        task = self.tasks[index].task
+        task, origin = self.tasks[index].task, replace(self.origin, round=self.rounds, elapsed=elapsed)
         return tuple(
-            self.origin.record(candidate, measured, task.workload_key, task.name, self.rounds, elapsed, new_id())
+            origin.record(task.workload_key, task.name, candidate, measured, new_id())
             for candidate, measured in zip(candidates, measurements, strict=True)
         )
 
@@ -331,59 +276,26 @@ class Tuning:
         `stop_reason`.
         """
         task = self.tasks[index]
+        is_first = task.state.rounds == 0 and math.isinf(task.state.best_seconds)
         self._learn(task, records)
-        best = min((record.seconds for record in records), default=math.inf)
-        first_try = task.state.rounds == 0 and math.isinf(task.state.best_seconds)
-        task.stop_reason = common_failure(records) if first_try else ""
-        task.state = task.state.after_round(min(best, task.guessed_seconds), exhausted=bool(task.stop_reason))
-        if leaves_group([other.state for other in self.tasks], index, self.scheduler):
-            task.state = replace(task.state, group="")
-        self._end_losers()
         task.trials += len(records)
-        self.trials += len(records)
-        self.rounds = max([self.rounds, *(record.round + 1 for record in records)])
+        before = self.rounds
+        failure = common_failure(records) if is_first else ""
+        self.finish_round(index, [*map(BestProgram.of, records)], failure, task.guessed_seconds)
+        self.rounds = max([before, *(record.round + 1 for record in records)])
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
-        self._progress.append((self.trials, self.latency))
         self._contention += contention_of(records)
 
     @property
     def metrics(self) -> ModelMetrics | None:
-        """How well the model foretold the latest round; None while it knew too little."""
+        """How well the model predicted the latest round; None while it knew too little."""
         return None if self.model is None else self.model.last_metrics
 
-    def is_stalled(self, patience: int) -> bool:
-        """Whether the last `patience` trials did not shorten the estimated latency; never for 0."""
-        return is_stalled(self._progress, patience)
-
-    def exhaust(self, index: int, reason: str) -> None:
-        """Give a task no further rounds."""
-        task = self.tasks[index]
-        task.stop_reason = reason
-        task.state = replace(task.state, exhausted=True)
-
-    def _end_losers(self) -> None:
-        """Give no further rounds to tasks whose layer is computed faster in another way."""
-        for index, task in enumerate(self.tasks):
-            if not task.state.exhausted and has_lost([each.state for each in self.tasks], index, self.scheduler):
-                rivals = (each for each in self.tasks if each is not task and each.state.layer == task.state.layer)
-                best = min(rivals, key=lambda each: each.state.best_seconds)
-                self.exhaust(index, f"{best.task.name} computes the same faster")
-
-    def _learn(self, task: TaskProgress, records: Sequence[MeasureRecord]) -> None:
+    def _learn(self, task: TunedTask, records: Sequence[MeasureRecord]) -> None:
         task.policy.tell([Observation(record.steps, record.seconds) for record in records])
-        task.remember(records)
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
         task.default_seconds = min([task.default_seconds, *defaults])
-
-
-def _untuned(task: SearchTask, weight: int, layer: int, has_rivals: bool) -> TaskState:
-    return TaskState(
-        flops=task.flop_count,
-        weight=float(weight),
-        group=structure_of(task.dag),
-        layer=f"layer {layer}" if has_rivals else "",
-    )
 
 
 def begin(

@@ -1,6 +1,6 @@
 """Choice of the program that a task of a compiled network uses: its fastest record, or a first guess of the search.
 
-The chosen program was built again, was the fastest when all were timed in turn, the default schedule among them, and
+The chosen program was the fastest when all were timed in turn, the default schedule among them, and
 gave the right answer in a fresh process after that. Of several tasks that compute the same result one is chosen.
 """
 
@@ -13,7 +13,7 @@ from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.driver.tuning import Origin
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
-from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -93,7 +93,7 @@ def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
 
 
 def record_guesses(
-    confirmed: Iterable[Confirmation], origin: Origin, round_index: int, elapsed: float, new_id: Callable[[], str]
+    confirmed: Iterable[Confirmation], origin: Origin, new_id: Callable[[], str]
 ) -> tuple[tuple[Confirmation, ...], tuple[MeasureRecord, ...]]:
     """What was confirmed, with a record for every program that had none, and these records."""
     found, records = [], []
@@ -101,15 +101,14 @@ def record_guesses(
         guess, measured = one.program, one.measured
         if guess is not None and not guess.record_id and measured is not None:
             candidate = Candidate(load_steps(guess.steps), guess.steps, None, None, guess.mutation)
-            about = one.task_key, one.name, round_index, elapsed, new_id()
-            records.append(origin.record(candidate, measured, *about))
+            records.append(origin.record(one.task_key, one.name, candidate, measured, new_id()))
             one = replace(one, program=BestProgram.of(records[-1]))
         found.append(one)
     return tuple(found), tuple(records)
 
 
 def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> Confirmation:
-    """Build the untuned program and `programs` once more, and take the fastest right one.
+    """Time the default schedule and `programs` once more, and take the fastest right one.
 
     Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
     the machine hits all of them, and the fastest turn counts. The fastest runs once more in a fresh process, where it
@@ -119,7 +118,7 @@ def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Buil
     steps = [*(load_steps(program.steps) for program in programs), default_steps_of(task)]
     texts = [*(program.steps for program in programs), dump_steps(steps[-1])]
     builds = builder.build(task, steps)
-    results = _in_turn(task, builds, runner.run(task, builds), runner)
+    results = _interleaved(task, builds, runner.run(task, builds), runner)
     seconds = [min(result.costs, default=math.inf) for result in results]
     untuned = len(programs)
     order = sorted((place for place in range(untuned) if math.isfinite(seconds[place])), key=lambda one: seconds[one])
@@ -134,9 +133,9 @@ def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Buil
     return _confirmation(task, programs, texts, builds, results, untuned)
 
 
-def _in_turn(
-    task: SearchTask, builds: Sequence[BuildResult], results: Sequence[MeasureResult], runner: Runner
-) -> list[MeasureResult]:
+def _interleaved(
+    task: SearchTask, builds: Sequence[BuiltProgram], results: Sequence[Measurement], runner: Runner
+) -> list[Measurement]:
     """The results; those in reach of the fastest with the times and the contention of a comparison in turn."""
     seconds = [min(result.costs, default=math.inf) for result in results]
     close = [place for place, each in enumerate(seconds) if each <= REACH * min(seconds) and math.isfinite(each)]
@@ -151,11 +150,11 @@ def _confirmation(
     task: SearchTask,
     programs: Sequence[BestProgram],
     texts: Sequence[str],
-    builds: Sequence[BuildResult],
-    results: Sequence[MeasureResult],
+    builds: Sequence[BuiltProgram],
+    results: Sequence[Measurement],
     place: int,
 ) -> Confirmation:
-    """The program at `place` serves; behind the last one stands the untuned program."""
+    """The program at `place` serves; after the last one stands the default schedule."""
     seconds = [min(result.costs, default=math.inf) for result in results]
     rejected = tuple(
         f"{program.record_id or 'a guess'}: {_failure(result)}"
@@ -163,13 +162,12 @@ def _confirmation(
         if result.status is not MeasureStatus.OK
     )
     chosen = programs[place] if place < len(programs) else None
-    measured = join(builds[place], results[place])
     kept = ((texts[each], builds[each].artifact) for each in (place, len(programs)))
     kernels = {text: kernel for text, kernel in kept if kernel is not None}
     about = task.workload_key, task.name, chosen
-    return Confirmation(*about, seconds[-1], seconds[place], rejected, measured=measured, kernels=kernels)
+    return Confirmation(*about, seconds[-1], seconds[place], rejected, measured=results[place], kernels=kernels)
 
 
-def _failure(result: MeasureResult) -> str:
+def _failure(result: Measurement) -> str:
     """Why a program failed, in one line."""
     return f"{result.status.name}: {result.error.strip().partition(chr(10))[0]}"

@@ -1,4 +1,4 @@
-"""What a worker does with a request: build programs, time kernels, describe its device.
+"""The service of a worker: builds programs, times kernels, describes its device.
 
 A request is data (`retune.compiler.measure.fleet`); nothing of it is looked up by a name that it brings.
 """
@@ -16,14 +16,14 @@ import numpy as np
 
 from retune.compiler import config
 from retune.compiler.codegen.cpu import describe
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.driver.hardware import target_on
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.report import Comparison, Contender
 from retune.compiler.errors import DeviceError, MeasureError, RetuneError
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.cuda_runner import CudaRunner, gpu_here, gpu_of_key
-from retune.compiler.measure.device_lock import PROCESSOR, device_lock
+from retune.compiler.measure.cuda_runner import RUNNERS, gpu_here, gpu_of_key, runner_for
+from retune.compiler.measure.device_lock import CPU, device_lock
 from retune.compiler.measure.fleet import (
     BUILD,
     BuildRequest,
@@ -38,12 +38,12 @@ from retune.compiler.measure.fleet import (
 )
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_inputs import register_task_input_buffer, special_inputs
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.compiler.measure.worker_process import WorkerProcess
-from retune.compiler.runtime.affinity import choose_processors
+from retune.compiler.runtime.affinity import choose_cpus
 from retune.compiler.runtime.machine import last_cache_bytes
 from retune.compiler.target import Target
 
@@ -61,7 +61,7 @@ class DeviceFacts:
 
     @classmethod
     def of_this_machine(cls, gpu: int | None = None) -> Self:
-        """The processor that this process runs on, or the GPU of that number.
+        """The CPU that this process runs on, or the GPU of that number.
 
         Raises: DeviceError when there is no such GPU.
         """
@@ -109,7 +109,7 @@ class WorkerService:
         self._parallel = parallel
         self._is_shared = is_shared
         self._builders: dict[tuple[float, int, bool], LocalBuilder] = {}
-        self._runner: tuple[tuple[MeasureOptions, bool], LocalRunner] | None = None
+        self._runner: tuple[tuple[MeasureOptions, str], LocalRunner] | None = None
         self._comparing = WorkerProcess()
         self._opening, self._timing = threading.Lock(), threading.Lock()
         self._round: tuple[str, float] = "", math.inf
@@ -117,8 +117,10 @@ class WorkerService:
     def do(self, request: Request) -> Any:
         """The answer to a request. Raises: MeasureError, OptionError, DeviceError."""
         if isinstance(request, BuildRequest):
-            return self.builder(request.options, gpu=request.task.target.is_gpu).build(request.task, request.candidates)
-        device = PROCESSOR if self.gpu is None else f"cuda:{self.gpu}"
+            return self.builder(request.options, request.task.target.traits.device).build(
+                request.task, request.candidates
+            )
+        device = CPU if self.gpu is None else f"cuda:{self.gpu}"
         with self._timing, device_lock(device) if self._is_shared else nullcontext():
             match request:
                 case TimeRequest():
@@ -132,18 +134,18 @@ class WorkerService:
                     return asdict(DeviceFacts.of_this_machine(self.gpu))
         raise MeasureError(f"a worker was asked for {request!r:.80}, which is no request")
 
-    def builder(self, options: MeasureOptions, *, gpu: bool) -> LocalBuilder:
-        """What builds here while nothing is timed on the same processors."""
-        key = options.build_timeout_s, options.threads, options.overlap and not gpu
+    def builder(self, options: MeasureOptions, device: str) -> LocalBuilder:
+        """What builds here while nothing is timed on the same CPUs; `device` is the kind that kernels are for."""
+        key = options.build_timeout_s, options.threads, options.overlap and RUNNERS[device].uses_threads
         with self._opening:
             if key not in self._builders:
-                lane = (choose_processors(options.threads) if key[2] else ()) or usable_processors()
-                self._builders[key] = LocalBuilder(options.build_timeout_s, self._parallel, lane=lane)
+                timing = (choose_cpus(options.threads) if key[2] else ()) or usable_cpus()
+                self._builders[key] = LocalBuilder(options.build_timeout_s, self._parallel, lane=timing)
             return self._builders[key]
 
-    def overlaps(self, options: MeasureOptions, *, gpu: bool) -> bool:
-        """Whether programs are built while others are timed."""
-        return self.builder(options, gpu=gpu).n_steady > 0
+    def overlaps(self, options: MeasureOptions) -> bool:
+        """Whether programs for the service's device are built while others are timed."""
+        return self.builder(options, "cpu" if self.gpu is None else "cuda").n_steady > 0
 
     def stop(self) -> None:
         """From any thread or a signal handler: make requests in progress and all later ones fail, until `close`."""
@@ -171,20 +173,20 @@ class WorkerService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _time(self, request: TimeRequest) -> list[MeasureResult] | None:
-        task, gpu = request.task, request.task.target.is_gpu
+    def _time(self, request: TimeRequest) -> list[Measurement] | None:
+        task, device = request.task, request.task.target.traits.device
         known = {task.dag.inputs[place].name: array for place, array in special_inputs(task).items()}
         for name, array in request.inputs.items():
             if name not in known or not np.array_equal(known[name], array):
                 register_task_input_buffer(task.workload_key, name, array, overwrite=True)
-        builds = [BuildResult(kernel, MeasureStatus.OK, "", 0.0) for kernel in request.kernels]
-        runner = self._runner_for(request.options, gpu=gpu)
+        builds = [BuiltProgram(kernel, MeasureStatus.OK, "", 0.0) for kernel in request.kernels]
+        runner = self._runner_for(request.options, task.target)
         if request.fresh:
             runner.restart()
         best = min(request.best, self._round[1]) if request.round and self._round[0] == request.round else request.best
-        with self.builder(request.options, gpu=gpu).quiet():
-            if request.turns:
-                return runner.compare(task, builds, request.turns)
+        with self.builder(request.options, device).quiet():
+            if request.passes:
+                return runner.compare(task, builds, request.passes)
             times = runner.run(task, builds, best)
         self._round = request.round, min([best, *(cost for time in times for cost in time.costs)])
         return times
@@ -198,21 +200,14 @@ class WorkerService:
             compare = "retune.compiler.driver.compare:compare_networks"
             return asdict(worker.call(compare, paths, request.model, request.threads, request.seed))
 
-    def _runner_for(self, options: MeasureOptions, *, gpu: bool) -> LocalRunner:
-        """What times on this machine's processor or a GPU. Raises: DeviceError when there is no such GPU."""
-        key = options, gpu
+    def _runner_for(self, options: MeasureOptions, target: Target) -> LocalRunner:
+        """What times on this machine's CPU or a GPU. Raises: DeviceError when there is no such GPU."""
+        key = options, target.traits.device
         if self._runner is None or self._runner[0] != key:
             if self._runner is not None:
                 self._runner[1].close()
                 self._runner = None
-            runner = CudaRunner(options, self.gpu or 0) if gpu else LocalRunner(options=options)
-            if isinstance(runner, CudaRunner):
-                try:
-                    runner.check()
-                except DeviceError:
-                    runner.close()
-                    raise
-            self._runner = key, runner
+            self._runner = key, runner_for(target, options, self.gpu or 0)
         return self._runner[1]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from retune.compiler.errors import DeviceError, OptionError
 from retune.compiler.executor.device_constants import CONSTANTS
-from retune.compiler.executor.memory import OneExecutor
+from retune.compiler.executor.device_memory import OneExecutor
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.cuda_array import DeviceArray

@@ -38,6 +38,8 @@ from retune.compiler.executor.library import Library
 from retune.compiler.executor.params import save_param_dict_to_file
 from retune.compiler.executor.plan import BufferSpec
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import AnyArray
+from retune.compiler.runtime.host_array import HostArray
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 
@@ -202,9 +204,9 @@ class GraphModuleDebug(GraphModule):
         if not isinstance(out_ind, int) or not 0 <= out_ind < self._nodes[node].num_outputs:
             raise OptionError(f"node {node} ({self._nodes[node].name}) has no output {out_ind!r}")
         with self.module.lock:
-            return self.module.value(self._first[node] + out_ind).copy()
+            return self.module.value(self._first[node] + out_ind).copy().view(HostArray)
 
-    def debug_get_output(self, node: int | str, out: Array | None = None) -> Array:
+    def debug_get_output(self, node: int | str, out: AnyArray | None = None) -> Array:
         """Run the graph up to a node, by number or name, and copy its first output, into `out` when given.
 
         Raises: OptionError when there is no such node, or `out` does not fit.
@@ -213,7 +215,8 @@ class GraphModuleDebug(GraphModule):
         with self.module.lock:
             for number in range(last + 1):
                 self.execute_node(number)
-            return copy_to(out, self.module.value(self._first[last]), self._spec(last), "the array for the value")
+            found = copy_to(out, self.module.value(self._first[last]), self._spec(last), "the array for the value")
+        return found.view(HostArray) if out is None else found
 
     def profile(self, collectors: Sequence[object] | None = None, **input_dict: Array) -> Report:
         """Time every node of one run, after three that are not timed. There are no `collectors` of further metrics.

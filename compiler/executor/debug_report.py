@@ -1,6 +1,6 @@
-"""In: how long every node of a graph took. Out: a table for people, a trace for viewers, a report as JSON.
+"""The profile of a graph: how long every node took, as a table, a trace and JSON.
 
-Always: frozen; a report that went through JSON prints the same table.
+A report is frozen; one that went through JSON prints the same table.
 """
 
 import csv

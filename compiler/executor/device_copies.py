@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from retune.compiler.errors import OptionError
+from retune.compiler.executor.device_memory import DeviceMemory
 from retune.compiler.executor.host_memory import HostMemory
-from retune.compiler.executor.memory import DeviceMemory
 from retune.compiler.executor.placement import HOST, Copy, PlacedPlan
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, Plan
 from retune.compiler.runtime.artifact import Array

@@ -10,7 +10,7 @@ from retune.compiler.executor.network import CompiledNetwork, check_machine, req
 from retune.compiler.gpu_facts import runs_code
 from retune.compiler.runtime.cuda import driver
 from retune.compiler.runtime.cuda_driver import GpuDevice
-from retune.compiler.runtime.device import Device, cpu, cuda, is_gpu, same_device
+from retune.compiler.runtime.device import Device, cuda, gpus_among
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.target import Target
 
@@ -33,10 +33,7 @@ def executor_of(
     need = gpu_count(network)
     if devices is None:
         devices = [cuda(number) for number in range(need)]
-    gpus = [device for device in devices if is_gpu(device)]
-    for device in devices:
-        if not is_gpu(device) and not same_device(device, cpu()):
-            raise OptionError(f"networks run on cpu(0) and on GPUs such as cuda(0), not on {device}")
+    gpus = gpus_among(devices, "networks")
     if len(gpus) != need:
         given = ", ".join(map(str, gpus)) or "no GPU"
         what_to_do = {0: 'run it on cpu(0), or compile it for "cuda"', 1: "name it, such as cuda(0)"}.get(

@@ -16,9 +16,9 @@ from retune.compiler.executor.argument_checks import check_fit, copy_to, paramet
 from retune.compiler.executor.binding import bind_calls, check_devices, order_steps
 from retune.compiler.executor.claims import Claims
 from retune.compiler.executor.device_copies import DeviceCopies
+from retune.compiler.executor.device_memory import DeviceMemory, MemoryUse
 from retune.compiler.executor.host_function import HostFunction
 from retune.compiler.executor.host_memory import HostMemory
-from retune.compiler.executor.memory import DeviceMemory, MemoryUse
 from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.executor.params import load_param_dict
 from retune.compiler.executor.placement import HOST, place_copies
@@ -97,7 +97,7 @@ class GraphExecutor(TimedExecutor):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What it runs on; the CPU comes first."""
+        """What it runs on: the CPU, then GPUs."""
         return tuple(memory.device for memory in self._memories)
 
     def check_device(self, where: Device) -> None:
@@ -248,7 +248,7 @@ class GraphExecutor(TimedExecutor):
     def get_input_index(self, name: str) -> int:
         """The index of the input `name`, -1 when there is none. Raises: OptionError for what is no name."""
         if not isinstance(name, str):
-            raise OptionError(f"the name of an input is a text, not {name!r}")
+            raise OptionError(f"the name of an input is a string, not {name!r}")
         return self._index.get(name, -1)
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:

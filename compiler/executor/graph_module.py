@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -17,13 +17,33 @@ from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.device import AnyArray, Device
 from retune.compiler.runtime.function import KernelFunction
+from retune.compiler.runtime.host_array import HostArray
 from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.registry import lending
 from retune.compiler.runtime.timing import BenchmarkResult
 
-FunctionTable = Mapping[str, KernelFunction | Kernel | HostFunction]
+if TYPE_CHECKING:
+    from retune.compiler.runtime.packed_func import PackedFunc
+
+
+class FunctionModule(Protocol):
+    """A module of `retune.compiler.build`; this package does not load the FFI that such a module needs."""
+
+    def implements_function(self, name: str, query_imports: bool = False) -> bool:
+        """Whether there is a function of that name."""
+        ...
+
+    def get_function(self, name: str, query_imports: bool = False) -> Callable[..., Any]:
+        """The function of that name."""
+        ...
+
+
+FunctionTable = Mapping[str, KernelFunction | Kernel | HostFunction] | FunctionModule
 """Functions by name: compiled ones, or Python functions that are given inputs and then outputs, which they fill."""
 
 Devices = Device | Sequence[Device]
+
+_Out = TypeVar("_Out")
 
 
 def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices) -> "GraphModule":
@@ -39,8 +59,8 @@ def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices
 
 def import_graph_for(graph_json_str: str, libmod: Library | FunctionTable) -> ImportedGraph:
     """Read a graph whose functions are in `libmod`. Raises: as `create`."""
-    if not isinstance(libmod, Library | Mapping):
-        raise OptionError(f"a library, or functions by their names, is needed, not {libmod!r}")
+    if not isinstance(libmod, Library | Mapping) and not hasattr(libmod, "implements_function"):
+        raise OptionError(f"a library, a module, or functions by their names, is needed, not {libmod!r}")
     return import_graph(graph_json_str, libmod.gpu_kernels if isinstance(libmod, Library) else ())
 
 
@@ -73,10 +93,12 @@ def get_device(libmod: object, device: Devices) -> tuple[list[Device], int, list
 class GraphModule:
     """A graph that can be run.
 
-    module = GraphModule(Library.load("resnet18.so")["default"](cpu(0)))
-    module.set_input("image", array)
-    module.run()
-    scores = module.get_output(0)
+    For example:
+
+        module = GraphModule(Library.load("resnet18.so")["default"](cpu(0)))
+        module.set_input("image", array)
+        module.run()
+        scores = module.get_output(0)
     """
 
     def __init__(self, module: GraphExecutor) -> None:
@@ -84,10 +106,30 @@ class GraphModule:
         if not isinstance(module, GraphExecutor):
             raise OptionError(f'an executor is needed, such as library["default"](cpu()) makes, not {module!r:.80}')
         self.module = module
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in module.get_input_info()[1].items()}
 
-    def set_input(self, key: str | int | None = None, value: AnyArray | None = None, /, **params: AnyArray) -> None:
-        """Copy arrays into inputs: one by name or number, others by keyword. Raises: see `GraphExecutor.set_input`."""
-        self.module.set_input(key, value, **params)
+    def set_input(self, key: Any = None, value: Any = None, **params: Any) -> None:
+        """Copy arrays into inputs: one by name or number, others by keyword, also to inputs that are called "key" and
+        "value". Lists, and numbers of another type of the same kind, are converted.
+
+        Raises: see `GraphExecutor.set_input`.
+        """
+        if type(value) is np.ndarray and type(key) is str and not params and value.dtype == self._dtypes.get(key):
+            self.module.set_input(key, value)  # what nearly every call is, without the microsecond of the rest
+            return
+        named = key is None or isinstance(key, str | int)
+        if not named:
+            params["key"] = key
+        if value is not None and (not named or (key is None and self.get_input_index("value") >= 0)):
+            params["value"] = value
+            value = None
+        key = key if named else None
+        if isinstance(key, str) and value is not None:
+            value = self._converted(key, value)
+        self.module.set_input(key, value, **{name: self._converted(name, one) for name, one in params.items()})
+
+    def _converted(self, name: str, value: Any) -> Any:
+        return _converted(value, self._dtypes.get(name))
 
     def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read an input from the caller's array. Raises: see `GraphExecutor.set_input_zero_copy`."""
@@ -99,7 +141,7 @@ class GraphModule:
 
     def run(self, /, **input_dict: AnyArray) -> None:
         """Set the given inputs and run the graph. Raises: OptionError; what a function of the graph raises."""
-        self.module.run(**input_dict)
+        self.module.run(**{name: self._converted(name, one) for name, one in input_dict.items()})
 
     def get_num_outputs(self) -> int:
         """How many outputs there are."""
@@ -109,9 +151,14 @@ class GraphModule:
         """How many inputs there are, parameters included."""
         return self.module.get_num_inputs()
 
-    def get_input(self, index: int | str, out: Array | None = None) -> Array:
-        """A copy of an input, in `out` when given. Raises: OptionError when something does not fit."""
-        return self.module.get_input(index, out)
+    @overload
+    def get_input(self, index: int | str, out: None = None) -> HostArray: ...
+    @overload
+    def get_input(self, index: int | str, out: _Out) -> _Out: ...
+    def get_input(self, index: int | str, out: Any = None) -> Any:
+        """A copy of an input, as `get_output` gives it. Raises: OptionError when something does not fit."""
+        found = self.module.get_input(index, out)
+        return found.view(HostArray) if out is None else out
 
     def get_input_index(self, name: str) -> int:
         """The number of the input `name`, -1 when there is none."""
@@ -121,9 +168,17 @@ class GraphModule:
         """Shapes and dtypes of the inputs by name, without those that were loaded as parameters."""
         return self.module.get_input_info()
 
-    def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
-        """A copy of an output, in `out` when given. Raises: OptionError when something does not fit."""
-        return self.module.get_output(index, out)
+    @overload
+    def get_output(self, index: int | str, out: None = None) -> HostArray: ...
+    @overload
+    def get_output(self, index: int | str, out: _Out) -> _Out: ...
+    def get_output(self, index: int | str, out: Any = None) -> Any:
+        """A copy of an output, in `out` when given; a new one is a NumPy array that also has `.numpy()`.
+
+        Raises: OptionError when something does not fit.
+        """
+        found = self.module.get_output(index, out)
+        return found.view(HostArray) if out is None else out
 
     def debug_get_output(self, node: int | str, out: Array) -> Array:
         """What a node computes: only the debug executor keeps it.
@@ -186,12 +241,11 @@ def _functions(
     plan: Plan, libmod: Library | FunctionTable, on_gpu: Mapping[str, KernelArtifact]
 ) -> tuple[dict[str, Kernel], dict[str, HostFunction]]:
     """The kernels for the CPU and the Python functions that a graph calls, by name."""
-    table: Mapping[str, Any] = libmod.kernels if isinstance(libmod, Library) else libmod
     kernels: dict[str, Kernel] = {}
     functions: dict[str, HostFunction] = {}
     for call in plan.calls:
         name = call.kernel
-        found = _copy if name == COPY else table.get(name)
+        found: Any = _copy if name == COPY else _function(libmod, name)
         if name in on_gpu:
             continue
         if isinstance(found, KernelFunction):
@@ -199,10 +253,33 @@ def _functions(
         if isinstance(found, Kernel):
             kernels[name] = _fitting(found, name)
         elif callable(found):
-            functions[name] = found
+            functions[name] = lending(cast("PackedFunc", found)) if hasattr(found, "__chandle__") else found
         else:
             raise ArtifactError(f"graph, node {call.label}: the library has no function {name!r}")
     return kernels, functions
+
+
+def _function(libmod: Library | FunctionTable, name: str) -> Any:
+    """The function `name`, None when there is none."""
+    if isinstance(libmod, Library):
+        return libmod.kernels.get(name)
+    if isinstance(libmod, Mapping):
+        return libmod.get(name)
+    return libmod.get_function(name, True) if libmod.implements_function(name, True) else None
+
+
+def _converted(value: Any, wanted: np.dtype[Any] | None) -> Any:
+    """Numbers of the CPU in the type of an input, as TVM converts them; float64 becomes float32, but no fraction an
+    integer. What is no such array stays as it is.
+    """
+    foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+    if wanted is None or foreign or isinstance(value, int | float):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths: the executor names the input
+        return value
+    return array.astype(wanted) if array.dtype != wanted and np.can_cast(array.dtype, wanted, "same_kind") else value
 
 
 def _fitting(kernel: Kernel, name: str) -> Kernel:

@@ -14,8 +14,8 @@ import numpy as np
 
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.argument_checks import as_array, check_fit, copy_to, shared_array
+from retune.compiler.executor.device_memory import MemoryUse, OneExecutor
 from retune.compiler.executor.host_function import HostCall, HostFunction
-from retune.compiler.executor.memory import MemoryUse, OneExecutor
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
@@ -39,7 +39,7 @@ class HostMemory(OneExecutor):
         if not isinstance(loaded, Mapping) or not all(isinstance(each, Kernel) for each in loaded.values()):
             raise OptionError(f"kernels are given by their names, loaded, not as {kernels!r:.80}")
         if not is_thread_count(threads):
-            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
+            raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r}")
         self._threads = threads
         self._kernels = kernels
         self._workspace_bytes = max((each.artifact.workspace_bytes for each in loaded.values()), default=0)

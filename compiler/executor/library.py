@@ -35,9 +35,11 @@ def require_suffix(path: Path) -> None:
 class Library:
     """The kernels of a network, its graph, and its parameters until they are removed.
 
-    library = Library(network)                       or Library.load(path)
-    executor = library["default"](cpu())
-    graph_json, kernels, params = library
+    For example:
+
+        library = Library(network)                       or Library.load(path)
+        executor = library["default"](cpu())
+        graph_json, kernels, params = library
     """
 
     def __init__(self, network: CompiledNetwork, kernels: LoadedKernels | None = None) -> None:

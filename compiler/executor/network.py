@@ -23,7 +23,7 @@ from retune.compiler.runtime.archive import Archive, refusing_damage, write_arch
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import constant_array
-from retune.compiler.runtime.processor import check_processor
+from retune.compiler.runtime.cpu_features import check_cpu
 
 KIND, VERSION = "network", 2
 _UNSEALED_VERSION = 1
@@ -128,7 +128,7 @@ def require_network(network: object) -> None:
 
 def check_machine(network: CompiledNetwork) -> None:
     """Check that this machine's CPU can run the network. Raises: ArtifactError."""
-    check_processor(f"network {network.plan.name}", network.metadata)
+    check_cpu(f"network {network.plan.name}", network.metadata)
 
 
 def network_parts(network: CompiledNetwork, *, with_code: bool = True) -> dict[str, object]:

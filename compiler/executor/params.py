@@ -1,7 +1,7 @@
 """Parameters: arrays by name, as bytes or as a file (an archive, see `retune.compiler.runtime.archive`).
 
-    params.json       the names, in order
-    N.npy             the array of name number N
+params.json       the names, in order
+N.npy             the array of name number N
 """
 
 import hashlib

@@ -5,7 +5,7 @@ its own.
 
     Plan   = name, buffers, calls, inputs, outputs, arena_bytes
     Buffer = name: dtype[shape], kind, storage       storage: where its memory is
-             input, output, constant                 an array of its own, storage is the buffer's own number
+             input, output, constant                 its own array, storage is the buffer's own number
              intermediate                            `offset` bytes into the arena
              any with another storage                a view of that buffer in another shape
     Call   = kernel(buffer numbers in argument order)
@@ -202,7 +202,7 @@ def _from_data(data: Mapping[str, Any]) -> Plan:
 
 def _int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")
+        raise ValueError(f"{value!r} is not an integer")
     return value
 
 
@@ -212,5 +212,5 @@ def _ints(values: Sequence[Any]) -> tuple[int, ...]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
+        raise ValueError(f"{value!r} is not a string")
     return value

@@ -1,4 +1,4 @@
-"""A compiled network as one shared library: its kernels, linked, and the rest of the network in an archive behind them.
+"""A compiled network as one shared library: its kernels, linked, and the rest of the network in an archive after them.
 
 The file is linked by the system's linker. The archive is that of `retune.compiler.executor.network`, without object
 code, with length and SHA-256 of the linked part, which are checked before any code is loaded.
@@ -13,9 +13,9 @@ from pathlib import Path
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.network import VERSION, CompiledNetwork, network_parts, read_network
 from retune.compiler.runtime.archive import Archive, append_archive, refusing_damage
+from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.linking import LINKERS, link_objects
 from retune.compiler.runtime.loader import LoadedKernels, load_library
-from retune.compiler.runtime.published import published
 
 _ELF = b"\x7fELF"
 _KIND = "network library"
@@ -32,7 +32,7 @@ def is_shared_library(path: str | Path) -> bool:
 
 
 def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence[str] = LINKERS) -> Path:
-    """Link the kernels of a network into the file at `path` and put the rest behind them.
+    """Link the kernels of a network into the file at `path` and put the rest after them.
 
     Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function or is for
     a GPU, or the file cannot be written.
@@ -40,7 +40,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
     for kernel in network.kernels:
         if kernel.device is not None:
             raise ArtifactError(
-                f"kernel {kernel.name} is code for {kernel.target}, and a shared library is for a processor; save the "
+                f"kernel {kernel.name} is code for {kernel.target}, and a shared library is for a CPU; save the "
                 "network as .retune"
             )
         if kernel.calls:
@@ -48,7 +48,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
                 f"kernel {kernel.name} calls {kernel.calls[0].function}, a function of Python, which a shared library "
                 "cannot hold; save the network as .retune"
             )
-    with published(path) as temporary:
+    with atomic_write(path) as temporary:
         link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
         append_archive(temporary, _KIND, VERSION, network_parts(network, with_code=False))
     return path
@@ -58,7 +58,7 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
     """The network in a shared library, and its kernels, loaded.
 
     Raises: ArtifactError when the file is not one that `write_shared_library` made, damaged, of another version, or for
-    another kind of processor.
+    another kind of CPU.
     """
     path = Path(path).absolute()
     with refusing_damage("library of a network (strip removes what stands at the end)", path):

@@ -119,7 +119,7 @@ class TimedExecutor(TimedFunctions):
     def profile(self, repeat: int = 10) -> tuple[CallTime, ...]:
         """Time of every kernel call, in running order: the median of `repeat` runs after one that is not timed."""
         if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
-            raise OptionError(f"repeat must be a whole number of at least 1, not {repeat!r}")
+            raise OptionError(f"repeat must be an integer of at least 1, not {repeat!r}")
         samples = np.empty((repeat, len(self.network.plan.calls)), np.int64)
         with self.lock:
             self.run()

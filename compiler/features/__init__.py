@@ -1,4 +1,7 @@
-"""In: loop nests of many programs. Out: numbers that a cost model can learn from. Always: one column, one meaning."""
+"""Features: columns of numbers that describe loop nests for a cost model.
+
+Each column has one meaning.
+"""
 
 from retune.compiler.features.extract import extract
 from retune.compiler.features.table import FEATURE_NAMES, FEATURE_VERSION

@@ -1,13 +1,16 @@
-"""In: what a statement's buffers touch. Out: the columns of its first five buffers. Always: one buffer, one slot."""
+"""The feature columns of a statement's first five buffers.
+
+Each buffer has one slot.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from retune.compiler.features.footprint import Footprint
 from retune.compiler.features.nest import Flags, Floats, Nest
 from retune.compiler.features.table import BUFFERS
-from retune.compiler.features.touch import Touch
 
 Columns = Iterator[tuple[str, Floats | float]]
 
@@ -16,13 +19,13 @@ Columns = Iterator[tuple[str, Floats | float]]
 class Producer:
     """A buffer that is read here and written by a statement inside loops that both share.
 
-    `shared` is the number of shared loops; `written` the elements it writes in one iteration of them, `touched` the
+    `shared` is the number of shared loops; `written` the elements it writes in one iteration of them, `footprints` the
     bytes of all buffers that it touches there.
     """
 
     shared: int
     written: Floats
-    touched: Floats
+    footprints: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,11 @@ class Reuse:
     count: Floats
 
 
-def touched_bytes(nest: Nest, touched: Sequence[Touch]) -> Floats:
+def footprint_bytes(nest: Nest, footprints: Sequence[Footprint]) -> Floats:
     """(L + 1, B): bytes of all buffers touched at each level."""
     total = np.zeros((nest.depth + 1, nest.count))
-    for touch in touched:
-        total += touch.elements * touch.element_bytes
+    for footprint in footprints:
+        total += footprint.elements * footprint.element_bytes
     return total
 
 
@@ -51,26 +54,30 @@ def pick(values: Floats, levels: np.ndarray[tuple[int], np.dtype[np.intp]]) -> F
 
 
 def buffer_columns(
-    nest: Nest, touched: Sequence[Touch], producers: Sequence[Producer | None], all_bytes: Floats, line_bytes: int
+    nest: Nest,
+    footprints: Sequence[Footprint],
+    producers: Sequence[Producer | None],
+    all_bytes: Floats,
+    line_bytes: int,
 ) -> Columns:
     """Columns `B0.*` ... of one statement; buffers that it does not have stay 0."""
-    for slot, (touch, producer) in enumerate(zip(touched[:BUFFERS], producers, strict=False)):
-        reuse = _reuse(nest, touch, producer, all_bytes)
-        for name, value in _columns(nest, touch, reuse, line_bytes):
+    for slot, (footprint, producer) in enumerate(zip(footprints[:BUFFERS], producers, strict=False)):
+        reuse = _reuse(nest, footprint, producer, all_bytes)
+        for name, value in _columns(nest, footprint, reuse, line_bytes):
             yield f"B{slot}.{name}", value
 
 
-def _columns(nest: Nest, touch: Touch, reuse: Reuse, line_bytes: int) -> Columns:
-    lines, stride = _line_transfers(nest, touch, line_bytes)
+def _columns(nest: Nest, footprint: Footprint, reuse: Reuse, line_bytes: int) -> Columns:
+    lines, stride = _line_transfers(nest, footprint, line_bytes)
     volume = {
-        "bytes": nest.inner[0] * touch.element_bytes,
-        "unique_bytes": touch.elements[0] * touch.element_bytes,
+        "bytes": nest.inner[0] * footprint.element_bytes,
+        "unique_bytes": footprint.elements[0] * footprint.element_bytes,
         "lines": lines,
-        "unique_lines": touch.lines[0],
+        "unique_lines": footprint.lines[0],
     }
-    yield "read", float(touch.is_read and not touch.is_write)
-    yield "write", float(touch.is_write and not touch.is_read)
-    yield "read_write", float(touch.is_read and touch.is_write)
+    yield "read", float(footprint.is_read and not footprint.is_write)
+    yield "write", float(footprint.is_write and not footprint.is_read)
+    yield "read_write", float(footprint.is_read and footprint.is_write)
     yield from volume.items()
     yield "loop_multiple_read", reuse.by_loop.astype(np.float64)
     yield "serial_multiple_read_write", reuse.serial.astype(np.float64)
@@ -82,27 +89,27 @@ def _columns(nest: Nest, touch: Touch, reuse: Reuse, line_bytes: int) -> Columns
     for name, value in volume.items():
         yield f"{name}_d_reuse_ct", value / again
     yield "stride", stride
-    yield "packed", float(touch.packed)
-    yield "local", float(touch.local)
+    yield "packed", float(footprint.packed)
+    yield "local", float(footprint.local)
 
 
-def _line_transfers(nest: Nest, touch: Touch, line_bytes: int) -> tuple[Floats, Floats]:
+def _line_transfers(nest: Nest, footprint: Footprint, line_bytes: int) -> tuple[Floats, Floats]:
     """Cache lines that the accesses ask for one after the other, and the stride of the innermost loop, 0 if none."""
     # Row 0 says "no loop moves the address": all iterations then ask for the same line.
-    moving = np.vstack([np.ones((1, nest.count), dtype=bool), touch.moving])
+    moving = np.vstack([np.ones((1, nest.count), dtype=bool), footprint.moving])
     loop = nest.depth - np.argmax(moving[::-1], axis=0)
     repeats = pick(nest.inner, loop)
-    strides = np.vstack([np.zeros((1, nest.count)), touch.strides])
+    strides = np.vstack([np.zeros((1, nest.count)), footprint.strides])
     found = pick(strides, loop)
-    share = np.minimum(1.0, found * touch.element_bytes / line_bytes)
+    share = np.minimum(1.0, found * footprint.element_bytes / line_bytes)
     lines = np.maximum(1.0, nest.inner[0] / repeats * share)
     return lines, np.where(repeats == 1, found, 0.0)
 
 
-def _reuse(nest: Nest, touch: Touch, producer: Producer | None, all_bytes: Floats) -> Reuse:
+def _reuse(nest: Nest, footprint: Footprint, producer: Producer | None, all_bytes: Floats) -> Reuse:
     """The innermost loop that leaves the address alone, unless a producer's loop lies further in."""
     # Row 0 says "nowhere".
-    still = np.vstack([np.ones((1, nest.count), dtype=bool), nest.real & ~touch.moving])
+    still = np.vstack([np.ones((1, nest.count), dtype=bool), nest.real & ~footprint.moving])
     loop = nest.depth - np.argmax(still[::-1], axis=0)
     by_loop = loop > 0
     serial = np.zeros(nest.count, dtype=bool)
@@ -113,7 +120,7 @@ def _reuse(nest: Nest, touch: Touch, producer: Producer | None, all_bytes: Float
     if producer is not None:
         serial = loop <= producer.shared
         by_loop = by_loop & ~serial
-        iterations = np.where(serial, np.minimum(producer.written, touch.elements[producer.shared]), iterations)
-        distance = np.where(serial, producer.touched + all_bytes[producer.shared], distance)
+        iterations = np.where(serial, np.minimum(producer.written, footprint.elements[producer.shared]), iterations)
+        distance = np.where(serial, producer.footprints + all_bytes[producer.shared], distance)
         count = np.where(serial, 1.0, count)
     return Reuse(by_loop, serial, iterations, distance, count)

@@ -1,7 +1,8 @@
-"""In: columns of one statement. Out: the cycles it should take. Always: first principles, nothing measured.
+"""Analytical cost model of CPU statements: estimated cycles from their features, without measurements.
 
-A statement takes the longer of its arithmetic and memory time and a part of the shorter: steps of the register tile,
-accumulators that do not fit or have to be moved, bytes from each level of the memory, shared by the threads with work.
+A statement takes the longer of its arithmetic and memory times plus a part of the shorter. The inputs are the steps of
+the register tile, accumulators that spill or have to be moved, and bytes from each level of the memory hierarchy,
+divided among the threads that have work.
 """
 
 from collections.abc import Mapping

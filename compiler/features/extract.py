@@ -1,4 +1,7 @@
-"""In: statements of B programs of one structure. Out: features (B, S, F). Always: row i depends on program i alone."""
+"""Extracts features (B, S, F) from the S statements of B programs of one structure.
+
+Row i depends on program i alone.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -6,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.dtype import is_float
-from retune.compiler.features.buffers import Columns, Producer, buffer_columns, touched_bytes
+from retune.compiler.features.buffers import Columns, Producer, buffer_columns, footprint_bytes
 from retune.compiler.features.estimate import estimate_columns, operation_cost
+from retune.compiler.features.footprint import Footprint, footprints_of
 from retune.compiler.features.gpu import gpu_columns, is_bound, shared_tensors
 from retune.compiler.features.gpu_estimate import Launched, Moved, gpu_estimates
 from retune.compiler.features.lowering import innermost
-from retune.compiler.features.memory import allocation_columns, intensity_columns, memory_columns
+from retune.compiler.features.main_loop import Statement
+from retune.compiler.features.memory_traffic import allocation_columns, intensity_columns, memory_columns
 from retune.compiler.features.nest import Floats, Nest, column, nest_arrays
 from retune.compiler.features.table import FEATURE_NAMES, INDEX, OPERATION_NAMES
 from retune.compiler.features.tensor_estimate import tensor_estimates
 from retune.compiler.features.tile import parallel_columns, tile_columns
 from retune.compiler.features.tiled_estimate import tiled_estimates
-from retune.compiler.features.touch import Touch, touches
-from retune.compiler.features.turn_loop import Statement
 from retune.compiler.ir.dot import Pair
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.linear import Linear
@@ -30,7 +33,7 @@ _WEIGHTS = {
     kind: {name: 2 if name == f"{kind}_mad" else 1 for name in OPERATION_NAMES if name.startswith(f"{kind}_")}
     for kind in ("float", "int")
 }
-"""How much an operation is, of those on results that are floats, or whole numbers."""
+"""How much an operation is, of those on results that are floats, or integers."""
 
 
 def extract(
@@ -43,7 +46,7 @@ def extract(
 ) -> NDArray[np.float32]:
     """Features of all programs of a family at once.
 
-    Extents, coefficients and choices are whole numbers or int64 arrays (B,). Returns (B, S, F) with a row per
+    Extents, coefficients and choices are integers or int64 arrays (B,). Returns (B, S, F) with a row per
     statement, in the order of `nests`, and a column per entry of `FEATURE_NAMES`. B is 1 when nothing is an array,
     unless `count` says how many equal programs there are. `dots` are the types of factors that the target has
     instructions for dot products of.
@@ -51,23 +54,23 @@ def extract(
     programs = count or _program_count(nests, choices)
     local = frozenset(write.tensor for nest in nests if nest.attached for write in nest.writes)
     arrays = [nest_arrays(nest, choices, programs) for nest in nests]
-    touched = [touches(nest, local, hardware.cache_line_bytes) for nest in arrays]
-    volumes = [touched_bytes(nest, touch) for nest, touch in zip(arrays, touched, strict=True)]
+    footprints = [footprints_of(nest, local, hardware.cache_line_bytes) for nest in arrays]
+    volumes = [footprint_bytes(nest, each) for nest, each in zip(arrays, footprints, strict=True)]
     features = np.empty((programs, len(nests), len(FEATURE_NAMES)), dtype=np.float32)
     statements: list[dict[str, Floats | float]] = []
     shared = shared_tensors(arrays)
     launches: dict[int, Launched] = {}
     bound: list[Statement] = []
     for row, nest in enumerate(arrays):
-        producers = [_producer(row, touch, arrays, touched, volumes) for touch in touched[row]]
-        values = dict(_statement(nest, touched[row], producers, volumes[row], hardware, dots))
+        producers = [_producer(row, footprint, arrays, footprints, volumes) for footprint in footprints[row]]
+        values = dict(_statement(nest, footprints[row], producers, volumes[row], hardware, dots))
         cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
         values.update(estimate_columns(values, cost, any(nest.reduce), hardware))
         values.update(gpu_columns(row, arrays))
         if is_bound(nest):
             launched = launches[row] = Launched.of(values, hardware.gpu)
-            moved = Moved(nest, touched[row], shared, launched, hardware.gpu)
-            bound.append(Statement(row, nest, touched[row], moved))
+            moved = Moved(nest, footprints[row], shared, launched, hardware.gpu)
+            bound.append(Statement(row, nest, footprints[row], moved))
             values.update(gpu_estimates(nest, moved, launched, cost, hardware.gpu))
         statements.append(values)
     for estimates_of in (tiled_estimates, tensor_estimates):
@@ -94,7 +97,7 @@ def _scaled(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.f
 
 def _statement(
     nest: Nest,
-    touched: Sequence[Touch],
+    footprints: Sequence[Footprint],
     producers: Sequence[Producer | None],
     volume: Floats,
     hardware: HardwareParams,
@@ -109,22 +112,26 @@ def _statement(
     yield "outer_prod", nest.inner[0]
     yield "num_loops", nest.real.sum(axis=0).astype(np.float64)
     yield "auto_unroll_max_step", nest.unroll_limit
-    yield "inexact", float(not all(touch.exact for touch in touched))
-    yield from tile_columns(nest, touched, innermost(nest, touched, hardware, dots), hardware)
+    yield "inexact", float(not all(footprint.exact for footprint in footprints))
+    yield from tile_columns(nest, footprints, innermost(nest, footprints, hardware, dots), hardware)
     yield from parallel_columns(nest, operations, hardware)
-    yield from buffer_columns(nest, touched, producers, volume, line_bytes)
+    yield from buffer_columns(nest, footprints, producers, volume, line_bytes)
     yield from intensity_columns(nest, volume, operations)
-    yield from memory_columns(nest, touched, operations, line_bytes)
-    yield from allocation_columns(nest, touched)
+    yield from memory_columns(nest, footprints, operations, line_bytes)
+    yield from allocation_columns(nest, footprints)
 
 
 def _producer(
-    row: int, touch: Touch, nests: Sequence[Nest], touched: Sequence[Sequence[Touch]], volumes: Sequence[Floats]
+    row: int,
+    footprint: Footprint,
+    nests: Sequence[Nest],
+    footprints: Sequence[Sequence[Footprint]],
+    volumes: Sequence[Floats],
 ) -> Producer | None:
     """The statement that writes a buffer inside loops of this statement, if there is one."""
     loops = nests[row].source.loops
     for other, nest in enumerate(nests):
-        found = [one for one in touched[other] if one.is_write and one.tensor == touch.tensor]
+        found = [one for one in footprints[other] if one.is_write and one.tensor == footprint.tensor]
         if other == row or not found or not nest.source.attached:
             continue
         written = found[0]

@@ -1,6 +1,6 @@
-"""In: the statements of programs whose loops are bound to GPU threads. Out: columns of the group "gpu".
+"""The feature columns of the group "gpu", for statements whose loops are bound to GPU threads.
 
-Always: nothing for a statement that is not bound, so that its columns are 0.
+They are 0 for a statement that is not bound.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
-"""In: a statement whose loops are bound to GPU threads. Out: the cycles it should take, and why.
+"""Estimates the cycles of a statement whose loops are bound to GPU threads, and what limits it.
 
-Always: first principles, nothing measured. A statement takes the longest of its arithmetic, shared memory and global
-memory time and a part of the others; each is spread over the multiprocessors that have blocks, and is longer where too
-few warps are there to hide latency.
+The estimate is analytical. A statement takes the longest of its arithmetic, shared-memory and global-memory times plus
+a part of the others. Each is spread over the multiprocessors that have blocks, and grows where there are too few warps
+to hide latency.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler.features.buffers import Columns, pick
+from retune.compiler.features.footprint import Footprint
 from retune.compiler.features.nest import Flags, Floats, Nest, product_where
-from retune.compiler.features.touch import Touch
 from retune.compiler.features.warp import SECTOR, warp_access
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.kernel import WARP
@@ -119,7 +119,12 @@ class Moved:
     """
 
     def __init__(
-        self, nest: Nest, touched: Sequence[Touch], shared: frozenset[Tensor], launched: Launched, facts: GpuFacts
+        self,
+        nest: Nest,
+        footprints: Sequence[Footprint],
+        shared: frozenset[Tensor],
+        launched: Launched,
+        facts: GpuFacts,
     ) -> None:
         self.shared_cycles = np.zeros(nest.count)
         self.shared_requests = np.zeros(nest.count)
@@ -128,28 +133,28 @@ class Moved:
         self.written_bytes = np.zeros(nest.count)
         self.conflicts = np.zeros(nest.count)
         self.width = np.ones(nest.count)
-        self.repeated = _repeated(nest, touched, shared)
-        for touch in touched:
-            if touch.local and touch.tensor not in shared:
+        self.repeated = _repeated(nest, footprints, shared)
+        for footprint in footprints:
+            if footprint.local and footprint.tensor not in shared:
                 continue  # a register
-            access = warp_access(nest, touch)
-            accesses = _accesses(nest, touch, self.repeated)
-            requests = accesses * touch.element_bytes / access.width * launched.idle / WARP
-            if touch.tensor in shared:
+            access = warp_access(nest, footprint)
+            accesses = _accesses(nest, footprint, self.repeated)
+            requests = accesses * footprint.element_bytes / access.width * launched.idle / WARP
+            if footprint.tensor in shared:
                 self.shared_cycles += requests * access.conflicts
                 self.shared_requests += requests
                 self.conflicts = np.maximum(self.conflicts, access.conflicts)
                 continue
             asked = requests * access.sectors * SECTOR
-            once = touch.elements[0] * touch.element_bytes
-            inside = pick(touch.elements, np.full(nest.count, _inside_blocks(nest), dtype=np.intp))
+            once = footprint.elements[0] * footprint.element_bytes
+            inside = pick(footprint.elements, np.full(nest.count, _inside_blocks(nest), dtype=np.intp))
             wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
-            within = np.minimum(asked, launched.blocks * inside * touch.element_bytes * wasted)
+            within = np.minimum(asked, launched.blocks * inside * footprint.element_bytes * wasted)
             self.cache_bytes += within
             moved = np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
-            if touch.is_read:
+            if footprint.is_read:
                 self.read_bytes += moved
-            if touch.is_write:  # the cache joins what is written of a sector before that goes to memory
+            if footprint.is_write:  # the cache joins what is written of a sector before that goes to memory
                 self.written_bytes += np.minimum(once, moved)
             self.width = np.maximum(self.width, access.width)
 
@@ -160,11 +165,11 @@ def _inside_blocks(nest: Nest) -> int:
     return bound[-1] + 1 if bound else 0
 
 
-def _repeated(nest: Nest, touched: Sequence[Touch], shared: frozenset[Tensor]) -> Flags:
+def _repeated(nest: Nest, footprints: Sequence[Footprint], shared: frozenset[Tensor]) -> Flags:
     """Loops (L, B) around a stage that the threads of a block compute together, over these threads: each of them has a
     part of the stage and not all of it.
     """
-    together = any(touch.is_write and touch.tensor in shared for touch in touched)
+    together = any(footprint.is_write and footprint.tensor in shared for footprint in footprints)
     bound = [
         together and index < nest.depth - nest.source.own and loop.annotation in _TOGETHER
         for index, loop in enumerate(nest.source.loops)
@@ -172,12 +177,12 @@ def _repeated(nest: Nest, touched: Sequence[Touch], shared: frozenset[Tensor]) -
     return np.array(bound, dtype=np.bool_)[:, None] & nest.real
 
 
-def _accesses(nest: Nest, touch: Touch, repeated: Flags) -> Floats:
+def _accesses(nest: Nest, footprint: Footprint, repeated: Flags) -> Floats:
     """How often threads access a buffer: what a register tile or virtual threads read again is read once, what a
     reduction sums is written once, and `repeated` loops do not run.
     """
     virtual = np.array([loop.annotation is Annotation.VTHREAD for loop in nest.source.loops], dtype=np.bool_)
-    kept = (nest.tile | virtual[:, None]) & ~touch.moving
-    if touch.is_write:
+    kept = (nest.tile | virtual[:, None]) & ~footprint.moving
+    if footprint.is_write:
         kept = kept | np.array(nest.reduce, dtype=np.bool_)[:, None]
     return np.asarray(nest.inner[0] / product_where((kept & nest.real) | repeated, nest.extents))

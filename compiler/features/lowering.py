@@ -1,6 +1,6 @@
-"""In: a statement's loops and what its buffers touch, for B programs. Out: what lowering makes of the innermost loops.
+"""Predicts what lowering makes of the innermost loops of a statement, for B programs.
 
-Always: the rules of the passes dot-products, vector-reductions and register-tiles, said in arrays.
+These are the rules of the passes dot-products, vector-reductions and register-tiles on arrays.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,8 +10,8 @@ import numpy as np
 
 from retune.compiler.dtype import BFLOAT16, accumulated, item_bytes
 from retune.compiler.features.buffers import pick
+from retune.compiler.features.footprint import Footprint
 from retune.compiler.features.nest import Flags, Floats, Nest, product_where
-from retune.compiler.features.touch import Touch
 from retune.compiler.ir.dot import BYTES, Pair, is_possible
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Reduce
@@ -30,7 +30,7 @@ class Innermost:
     `lanes` is how many accumulators a register holds. Lanes are iterations of a spatial loop where it is `vectorised`,
     those of the innermost reduction where it is `in_lanes`: then `length` partial results are joined in the end.
     Else `length` is the extent of the vector loop, 1 without one. `vectors` registers hold a row of `length`, and there
-    are `rows` of them for each of the `results`. `turns` steps of the reduction lie between loading and storing
+    are `rows` of them for each of the `results`. `iterations` steps of the reduction lie between loading and storing
     accumulators, in each of which `dot` products of an element are summed; `steps` is how many there are in all.
     """
 
@@ -42,7 +42,7 @@ class Innermost:
     rows: Floats
     results: int
     dot: Floats
-    turns: Floats
+    iterations: Floats
     steps: Floats
 
     @property
@@ -51,23 +51,25 @@ class Innermost:
         return self.rows * self.vectors * self.results
 
 
-def innermost(nest: Nest, touched: Sequence[Touch], hardware: HardwareParams, dots: Collection[Pair]) -> Innermost:
+def innermost(
+    nest: Nest, footprints: Sequence[Footprint], hardware: HardwareParams, dots: Collection[Pair]
+) -> Innermost:
     """What lowering makes of a statement; `dots` are the factor types that there are dot products of."""
     held = max(item_bytes(accumulated(write.tensor.dtype)) for write in nest.source.writes)
     lanes = max(1, hardware.vector_unit_bytes // held)
     vectorised: Flags = np.any(nest.vector, axis=0)
     reduction, window, extent = _reduction(nest)
-    in_lanes = ~vectorised & (extent >= _LEAST_IN_LANES) & _neighbours(nest, touched, window)
+    in_lanes = ~vectorised & (extent >= _LEAST_IN_LANES) & _neighbours(nest, footprints, window)
     width = np.minimum(lanes * CHAINS, np.exp2(np.floor(np.log2(np.maximum(extent, 1.0)))))
     length = np.where(in_lanes, width, product_where(nest.vector, nest.extents))
     vectors = np.where(vectorised | in_lanes, vector_count(length, lanes, hardware), 1.0)
     rows = product_where(nest.tile & ~nest.vector, nest.extents)
     dot = _dot_width(nest, dots, vectorised, reduction)
-    per_turn = np.where(in_lanes, extent / np.ceil(extent / width), 1.0) * dot
-    turns = product_where(reduction, nest.extents) / per_turn
-    steps = nest.inner[0] / (rows * np.where(in_lanes, 1.0, length) * per_turn)
+    per_iteration = np.where(in_lanes, extent / np.ceil(extent / width), 1.0) * dot
+    iterations = product_where(reduction, nest.extents) / per_iteration
+    steps = nest.inner[0] / (rows * np.where(in_lanes, 1.0, length) * per_iteration)
     return Innermost(
-        lanes, vectorised, in_lanes, length, vectors, rows, len(nest.source.writes), dot, turns, steps
+        lanes, vectorised, in_lanes, length, vectors, rows, len(nest.source.writes), dot, iterations, steps
     )
 
 
@@ -98,7 +100,7 @@ def _reduction(nest: Nest) -> tuple[Flags, Flags, Floats]:
     return flags, window, product_where(window, nest.extents)
 
 
-def _neighbours(nest: Nest, touched: Sequence[Touch], window: Flags) -> Flags:
+def _neighbours(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Flags:
     """(B,): whether every read moves to the next element, or not at all, as the loop of `window` runs."""
     body = nest.source.op.body
     one_value = isinstance(body, Reduce) and isinstance(body.combiner, str)
@@ -107,11 +109,11 @@ def _neighbours(nest: Nest, touched: Sequence[Touch], window: Flags) -> Flags:
     loop = np.argmax(window, axis=0)
     straight = np.ones(nest.count, dtype=bool)
     some = np.zeros(nest.count, dtype=bool)
-    for touch in touched:
-        if touch.is_write:
+    for footprint in footprints:
+        if footprint.is_write:
             continue
-        stride = pick(touch.strides, loop)
-        straight = straight & (stride <= 1) & touch.exact
+        stride = pick(footprint.strides, loop)
+        straight = straight & (stride <= 1) & footprint.exact
         some = some | (stride == 1)
     return straight & some & window.any(axis=0)
 

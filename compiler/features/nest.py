@@ -1,8 +1,7 @@
-"""In: one statement's loops and their choices, for B programs. Out: float64 arrays. Always: no loop over programs.
+"""The loop nest of a statement in float64 arrays over B programs, without a loop over programs.
 
-A *level* i of a nest of L loops stands for "loops i .. L-1 run, those outside are fixed": level 0 is the whole
-statement, level L one iteration. Arrays over loops have the shape (L, B), arrays over levels (L + 1, B). Numbers are
-whole.
+A *level* i of a nest of L loops means "loops i .. L-1 run, those outside are fixed": level 0 is the whole statement,
+level L one iteration. Arrays over loops have the shape (L, B), arrays over levels (L + 1, B). All values are integers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ Flags = NDArray[np.bool_]
 
 
 def column(number: Number, count: int) -> Floats:
-    """`number`, a whole number or an array (B,), as float64 (count,)."""
+    """`number`, an integer or an array (B,), as float64 (count,)."""
     return np.full(count, number, dtype=np.float64)
 
 

@@ -1,40 +1,40 @@
-"""In: nothing. Out: name, order and scaling of the features. Always: `FEATURE_VERSION` rises when a meaning changes.
+"""The table of features: names, order and scaling. `FEATURE_VERSION` increases when the meaning of a column changes.
 
 A program has one row per statement. Every value but the flags in `FLAG_NAMES` is scaled by log2(x + 1).
 
-* operations: how often each kind of operation runs in all
-* annotations: number, product and innermost length of vector, unrolled and parallel loops, and where they lie
+* operations: how often each kind of operation runs in total
+* annotations: number, product and innermost length of vector, unrolled and parallel loops, and their positions
 * buffers: the written buffer, then the buffers read in reading order: volume, cache lines, reuse, stride
-* intensity: operations per touched byte at ten points on the way from the innermost loop to the whole statement
+* intensity: operations per touched byte at ten points between the innermost loop and the whole statement
 * allocation: size and number of the buffers inside other statements' loops, and how much is computed twice
 * nest: trip count, number of loops, unroll limit
-* tile: the register tile: rows, vectors, accumulators, idle lanes, loads and conversions a step, innermost reduction,
+* tile: the register tile: rows, vectors, accumulators, idle lanes, loads and conversions per step, innermost reduction,
   whether that runs in lanes, how many products a dot product sums
 * parallel: chunks, balance and grain of the parallel loop
 * memory: bytes touched inside each group of loops, and bytes moved with a cache of 16 KiB ... 8 MiB
-* estimate: cycles from first principles: arithmetic, memory, the statement, the whole program, its share of it, of a
-  processor's core or of a GPU
-* gpu: blocks, threads, virtual threads, bytes of shared memory and registers of the kernel, warps that run at a time,
-  waves of blocks, bytes of the sectors asked for, words in the busiest bank's queue; 0 on a processor
+* estimate: cycles of the analytical cost model: arithmetic, memory, the statement, the whole program, its share of it,
+  of a CPU core or of a GPU
+* gpu: blocks, threads, virtual threads, bytes of shared memory and registers of the kernel, resident warps, waves of
+  blocks, bytes of the requested sectors, bank conflicts (words in the busiest bank's queue); 0 on a CPU
 
-Where the well-known Ansor table has columns that are dead or wrong, these differ on purpose:
+Intended differences from Ansor's table, some columns of which are dead or wrong:
 
 * `float_mad` and `int_mad` count real multiply-adds; there these columns are always 0.
-* Operations are those of the value that is computed: index arithmetic is left out, as it is hoisted, and a choice
+* Operations are those of the value that is computed: index arithmetic is excluded, as it is hoisted, and a choice
   (`if_then_else`) is a selection, not a function. There both are counted with the arithmetic.
-* A row is a statement, in the order of the program: the first values of a reduction are no statement of their own.
-  There a row is a buffer, in the order of a hash table, and what is counted of it comes from several stores.
+* A row is a statement, in program order; the initialization of a reduction is not a statement. There a row is a buffer,
+  in the order of a hash table, and its counts mix several stores.
 * `unroll`, `vec` and `parallel` columns of a statement without such loops are 0; there an earlier store's may remain.
 * Positions are six flags (inner, middle, outer of the spatial and of the reduction loops) that may hold together; there
   only "none" and "mixed" occur.
-* Loops of extent 1 are no loops: they count nowhere, carry no reuse and hide no stride.
-* `lines` skips each loop that leaves the address alone by its own extent, not by the extent of the innermost loop.
-* `unique_lines` looks at the region of its own buffer and multiplies full dimensions into one run of memory.
+* Loops of extent 1 are ignored: they count nowhere, carry no reuse and hide no stride.
+* `lines` skips each loop that does not change the address by its own extent, not by the extent of the innermost loop.
+* `unique_lines` uses the region of its own buffer and multiplies full dimensions into one run of memory.
 * A region counts the elements that are touched: a stride of 2 does not count the gaps, a hull never exceeds the buffer.
 * Strides come from the whole linear form, with true coefficients. A buffer read at one fixed address has stride 0.
-* Buffers keep their place, the written one first, so a column means the same buffer in all programs of a task.
+* Buffers keep their slots, the written one first, so a column means the same buffer in all programs of a task.
 * Packed weights have the addresses that the packed array has; there the model never sees the layout that is measured.
-* Where whole numbers are computed, intensity is that of the operations on them; there it is always 0.
+* For integer computations, intensity is that of the integer operations; there it is always 0.
 * A scalar that is read has stride 0, as what is read at one address; a result of one element is written at stride 0.
 """
 

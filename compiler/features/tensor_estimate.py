@@ -1,6 +1,6 @@
-"""In: a product on tensor cores and the copies of its factors. Out: the cycles that its loop over turns should take.
+"""Analytical cost model of tensor-core products: estimated cycles of their main loops.
 
-Always: first principles, nothing measured; see `retune.compiler.features.turn_loop`.
+See `retune.compiler.features.main_loop`. Nothing is measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,8 @@ import numpy as np
 from retune.compiler.dtype import item_bytes
 from retune.compiler.features.buffers import Columns
 from retune.compiler.features.gpu_estimate import Launched
+from retune.compiler.features.main_loop import PARTS, MainLoop, Statement
 from retune.compiler.features.nest import Floats, product_where
-from retune.compiler.features.turn_loop import PARTS, Statement, TurnLoop
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.tensor_core import COLUMNS, ROWS
 from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of, product_of, steps_of
@@ -24,8 +24,8 @@ _MULTIPLY_CYCLES = 34.0
 """From one addition to a sum to the next."""
 _ROUNDING = 2.0
 """Instructions that round a factor to tf32."""
-_TURN = 24.0
-"""Other instructions of a turn."""
+_ITERATION = 24.0
+"""Other instructions of an iteration."""
 
 
 def tensor_estimates(
@@ -35,14 +35,14 @@ def tensor_estimates(
     for product in statements:
         if product_of([product.nest.source]) is None:
             continue
-        read = {touch.tensor for touch in product.touched if touch.is_read}
+        read = {footprint.tensor for footprint in product.footprints if footprint.is_read}
         factors = [each for each in statements if read & {write.tensor for write in each.nest.source.writes}]
         factors = [each for each in factors if each is not product]
         yield from _TensorLoop(product, factors, launches[product.row], facts).columns()
 
 
-class _TensorLoop(TurnLoop):
-    """The loop over the turns of a product on tensor cores. Behind a barrier nothing is loaded yet, unless it was a
+class _TensorLoop(MainLoop):
+    """The main loop of a product on tensor cores. Behind a barrier nothing is loaded yet, unless it was a
     step ahead; the last step does without what is copied then.
     """
 
@@ -57,10 +57,10 @@ class _TensorLoop(TurnLoop):
         own = [place >= product.nest.depth - source.own for place in range(product.nest.depth)]
         sums = np.array([reduces and mine for reduces, mine in zip(product.nest.reduce, own, strict=True)])
         whole = product_where(sums[:, None] & product.nest.real, product.nest.extents)
-        self.turns = whole / (self.steps * self.kind.depth)
+        self.iterations = whole / (self.steps * self.kind.depth)
 
     def multiplying(self, blocks: Floats) -> Floats:
-        """Cycles in which the tensor cores of the scheduler with most warps multiply in a turn."""
+        """Cycles in which the tensor cores of the scheduler with most warps multiply in an iteration."""
         warps = np.ceil(blocks * self.launched.warps / PARTS)
         return np.asarray(warps * self.steps * self.rows * self.columns_of_warp * self.each())
 
@@ -83,7 +83,7 @@ class _TensorLoop(TurnLoop):
         else:
             elements = self.rows * self.kind.left_elements + columns * self.kind.right_elements
             loads = np.asarray(elements * (1.0 + _ROUNDING))
-        return np.asarray(self.steps * (self.rows * columns + loads) + self.all_copies() + _TURN)
+        return np.asarray(self.steps * (self.rows * columns + loads) + self.all_copies() + _ITERATION)
 
     def shared(self) -> Floats:
         """Cycles of shared memory: each fragment is loaded once a step, by each warp for itself."""

@@ -1,8 +1,8 @@
-"""In: a statement's innermost loops as they are lowered. Out: columns of the register tile and the parallel loop.
+"""The feature columns of the register tile and of the parallel loop.
 
-Always: as the code generator does it. It unrolls the tile, splits its vector loop into registers and keeps one
-accumulator per vector over the innermost reduction loops. Beside the accumulators a step needs registers for a row of
-the factor that is the same in all rows, and one for the factor that is the same in all lanes.
+They follow the code generator, which unrolls the tile, splits its vector loop into registers and keeps one accumulator
+per vector over the innermost reduction loops. Besides the accumulators, a step needs registers for a row of the factor
+that is the same in all rows, and one for the factor that is the same in all lanes.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ import numpy as np
 
 from retune.compiler.dtype import accumulated
 from retune.compiler.features.buffers import Columns, pick
+from retune.compiler.features.footprint import Footprint
 from retune.compiler.features.lowering import Innermost
 from retune.compiler.features.nest import Flags, Floats, Nest, product_where, unrolled_flags
-from retune.compiler.features.touch import Touch
 from retune.compiler.target import HardwareParams
 
 
-def tile_columns(nest: Nest, touched: Sequence[Touch], inside: Innermost, hardware: HardwareParams) -> Columns:
+def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost, hardware: HardwareParams) -> Columns:
     """Columns of the groups "tile" and "annotations"."""
     vectorised, vectors = inside.vectorised | inside.in_lanes, inside.vectors
     accumulators = inside.accumulators
@@ -31,10 +31,10 @@ def tile_columns(nest: Nest, touched: Sequence[Touch], inside: Innermost, hardwa
     yield "tile_idle_lanes", np.where(vectorised, whole - inside.length, inside.lanes - 1.0) / inside.lanes
     yield "tile_fits", (needed <= hardware.registers).astype(np.float64)
     yield "tile_spilled", np.maximum(0.0, needed - hardware.registers)
-    yield "tile_reduction", inside.turns
-    yield "tile_accumulator_moves", inside.steps / inside.turns * _moves(inside)
+    yield "tile_reduction", inside.iterations
+    yield "tile_accumulator_moves", inside.steps / inside.iterations * _moves(inside)
     yield "tile_straight_line", straight_line
-    loads = _loads(nest, touched, inside)
+    loads = _loads(nest, footprints, inside)
     yield from loads.items()
     fetched = loads["tile_vector_loads"] + loads["tile_broadcasts"] + loads["tile_gathers"]
     yield "tile_loads_per_fma", fetched / accumulators
@@ -63,7 +63,7 @@ def _moves(inside: Innermost) -> Floats:
     return np.where(inside.in_lanes, np.log2(inside.length) / 2.0 + 1.0, inside.accumulators)
 
 
-def _loads(nest: Nest, touched: Sequence[Touch], inside: Innermost) -> dict[str, Floats]:
+def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost) -> dict[str, Floats]:
     """What one step of the innermost reduction loads into registers, by kind, and how many of these vectors have to be
     converted or interleaved.
     """
@@ -72,22 +72,22 @@ def _loads(nest: Nest, touched: Sequence[Touch], inside: Innermost) -> dict[str,
     held = accumulated(nest.source.write.tensor.dtype)
     lane_loop = _lane_loop(nest, inside)
     has_lanes = inside.vectorised | inside.in_lanes
-    for touch in touched:
-        if not touch.is_read or touch.is_write:
+    for footprint in footprints:
+        if not footprint.is_read or footprint.is_write:
             continue
-        rows = product_where(nest.tile & ~nest.vector & touch.moving, nest.extents)
-        stride = pick(np.vstack([np.zeros((1, nest.count)), touch.strides]), lane_loop)
+        rows = product_where(nest.tile & ~nest.vector & footprint.moving, nest.extents)
+        stride = pick(np.vstack([np.zeros((1, nest.count)), footprint.strides]), lane_loop)
         straight = has_lanes & (stride == 1)
         scattered = has_lanes & (stride > 1)
         # Factors of a dot product that do not lie side by side are read step by step.
-        apart = np.where((inside.dot > 1) & straight & (not touch.packed), inside.dot, 1.0)
+        apart = np.where((inside.dot > 1) & straight & (not footprint.packed), inside.dot, 1.0)
         vectors = np.where(straight, rows * inside.vectors, 0.0) * apart
         gathers = np.where(scattered, rows * inside.length, 0.0)
         broadcasts = np.where(straight | scattered, 0.0, rows)
         found["tile_vector_loads"] += vectors
         found["tile_broadcasts"] += broadcasts
         found["tile_gathers"] += gathers
-        if touch.tensor.dtype != held:
+        if footprint.tensor.dtype != held:
             plain = vectors + np.where(has_lanes, broadcasts, 0.0)
             found["tile_conversions"] += np.where(inside.dot > 1, np.where(apart > 1, 2.0 * vectors, 0.0), plain)
     return found

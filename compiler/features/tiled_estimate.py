@@ -1,7 +1,7 @@
-"""In: a product on CUDA cores and the copies of its factors. Out: the cycles that its loop over turns should take.
+"""Analytical cost model of products on CUDA cores: estimated cycles of their main loops.
 
-Always: first principles, nothing measured; see `retune.compiler.features.turn_loop`. Each step of the sum reads from
-shared memory what the sums of a thread need, several steps at once, and its arithmetic shares the schedulers with that.
+See `retune.compiler.features.main_loop`. Nothing is measured. Each step of the sum reads from shared memory what the
+accumulators of a thread need, several steps at once, and these loads compete with the arithmetic for issue slots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ from retune.compiler.dtype import is_float
 from retune.compiler.features.buffers import Columns
 from retune.compiler.features.estimate import operation_cost
 from retune.compiler.features.gpu_estimate import Launched
+from retune.compiler.features.main_loop import PARTS, MainLoop, Statement
 from retune.compiler.features.nest import Floats, product_where
-from retune.compiler.features.turn_loop import PARTS, Statement, TurnLoop
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.kernel import WARP
 from retune.compiler.schedule.linear import LoopKey
@@ -29,8 +29,8 @@ _TOGETHER = 4.0
 """Steps of a sum whose factor is read at once where its neighbours lie along the sum."""
 _SPILLED = 3.0
 """Instructions for a number that registers have no room for, each time that it is wanted."""
-_TURN = 28.0
-"""Other instructions of a turn: the tile that it is at, addresses, a barrier, whether there is more to copy."""
+_ITERATION = 28.0
+"""Other instructions of an iteration: the tile that it is at, addresses, a barrier, whether there is more to copy."""
 
 
 def tiled_estimates(
@@ -42,7 +42,7 @@ def tiled_estimates(
     for product in statements:
         if not any(product.nest.reduce) or product_of([product.nest.source]) is not None:
             continue
-        read = {touch.tensor for touch in product.touched if touch.is_read}
+        read = {footprint.tensor for footprint in product.footprints if footprint.is_read}
         stage = product.nest.source.stage
         factors = [
             each
@@ -61,8 +61,8 @@ def _around(statement: Statement) -> list[LoopKey]:
     return [loop.key for loop in source.loops[: len(source.loops) - source.own]]
 
 
-class _TiledLoop(TurnLoop):
-    """The loop over the turns of a product on CUDA cores, in each of which tiles of its factors are fetched."""
+class _TiledLoop(MainLoop):
+    """The main loop of a product on CUDA cores, in each of which tiles of its factors are fetched."""
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
         super().__init__(product, factors, launched, facts)
@@ -77,7 +77,7 @@ class _TiledLoop(TurnLoop):
                 self.steps = self.steps * nest.extents[at]
             elif mine or loop.annotation is Annotation.VTHREAD:
                 self.sums = self.sums * nest.extents[at]
-        self.turns = outer
+        self.iterations = outer
         if nest.source.pipeline is not None:
             self.starts = outer / nest.extents[nest.place[nest.source.stage, nest.source.pipeline[0]]]
         self.spilled = np.maximum(0.0, self.registers() - facts.most_registers(launched.threads))
@@ -86,7 +86,7 @@ class _TiledLoop(TurnLoop):
         self.operations = self.sums * self.steps * cost
 
     def multiplying(self, blocks: Floats) -> Floats:
-        """Cycles of the lanes of the scheduler with most warps in a turn of so many blocks."""
+        """Cycles of the lanes of the scheduler with most warps in an iteration of so many blocks."""
         warps = np.ceil(blocks * self.launched.warps / PARTS)
         return np.asarray(warps * self.operations * WARP / (self.facts.lanes / PARTS))
 
@@ -97,9 +97,9 @@ class _TiledLoop(TurnLoop):
 
     def instructions(self) -> Floats:
         """Instructions of a warp."""
-        loads = self.product.moved.shared_requests / self.launched.blocks / self.launched.warps / self.turns
+        loads = self.product.moved.shared_requests / self.launched.blocks / self.launched.warps / self.iterations
         spilled = _SPILLED * self.spilled * np.maximum(1.0, self.steps / _TOGETHER)
-        return np.asarray(self.operations + loads + spilled + self.all_copies() + _TURN)
+        return np.asarray(self.operations + loads + spilled + self.all_copies() + _ITERATION)
 
     def registers(self) -> Floats:
         """Registers of a thread: its sums, what is loaded for some steps of them, and indices."""
@@ -107,13 +107,13 @@ class _TiledLoop(TurnLoop):
         loaded = np.zeros(nest.count)
         virtual = np.array([loop.annotation is Annotation.VTHREAD for loop in nest.source.loops], dtype=np.bool_)
         points = (nest.tile | virtual[:, None]) & nest.real
-        for touch in self.product.touched:
-            if not touch.is_write:
-                words = product_where(points & touch.moving, nest.extents)
-                row = np.any([points[at] & (touch.strides[at] == 1) for at in range(nest.depth)], axis=0)
+        for footprint in self.product.footprints:
+            if not footprint.is_write:
+                words = product_where(points & footprint.moving, nest.extents)
+                row = np.any([points[at] & (footprint.strides[at] == 1) for at in range(nest.depth)], axis=0)
                 loaded += words * np.where(row, 1.0, np.minimum(self.steps, _TOGETHER))
         return np.asarray(self.sums + loaded + _INDEX_REGISTERS)
 
     def shared(self) -> Floats:
         """Cycles of shared memory."""
-        return np.asarray(self.product.moved.shared_cycles / self.launched.blocks / self.turns + self.written())
+        return np.asarray(self.product.moved.shared_cycles / self.launched.blocks / self.iterations + self.written())

@@ -1,6 +1,6 @@
-"""In: a statement whose loops are bound to GPU threads, and a buffer. Out: what one warp's access of it costs.
+"""Cost of one warp's access to a buffer: memory sectors and bank conflicts.
 
-Always: the addresses of all threads of a warp are looked at, those of B programs at once; distances are never negative.
+It evaluates the addresses of all threads of a warp, for B programs at once. Strides are never negative.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retune.compiler.features.footprint import Footprint
 from retune.compiler.features.nest import Floats, Nest, column
-from retune.compiler.features.touch import Touch
 from retune.compiler.ir.alignment import VECTOR_BYTES
 from retune.compiler.ir.kernel import WARP
 from retune.compiler.schedule.state import Annotation, Number
@@ -50,12 +50,12 @@ def thread_loops(nest: Nest) -> list[int]:
     return found
 
 
-def warp_access(nest: Nest, touch: Touch) -> WarpAccess:
+def warp_access(nest: Nest, footprint: Footprint) -> WarpAccess:
     """What the first warp of a block asks for at once."""
-    offsets, active = _offsets(nest, touch)
-    places = np.where(active, offsets * touch.element_bytes, _NOWHERE)
-    lanes = _vector_lanes(nest, touch)
-    width = lanes * touch.element_bytes
+    offsets, active = _offsets(nest, footprint)
+    places = np.where(active, offsets * footprint.element_bytes, _NOWHERE)
+    lanes = _vector_lanes(nest, footprint)
+    width = lanes * footprint.element_bytes
     sectors = np.where(places < 0, _NOWHERE, np.floor(places / SECTOR))
     words = np.where(places < 0, _NOWHERE, np.floor(places / _BANK_BYTES))
     conflicts = np.ones(nest.count)
@@ -66,16 +66,16 @@ def warp_access(nest: Nest, touch: Touch) -> WarpAccess:
     return WarpAccess(width, _distinct(sectors), conflicts)
 
 
-def _offsets(nest: Nest, touch: Touch) -> tuple[Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+def _offsets(nest: Nest, footprint: Footprint) -> tuple[Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
     """(32, B): where each thread's element lies relative to the first one's, and which threads there are."""
     rest = np.repeat(np.arange(WARP, dtype=np.float64)[:, None], nest.count, axis=1)
     offsets = np.zeros_like(rest)
-    weights = _fetched_weights(nest, touch)
+    weights = _fetched_weights(nest, footprint)
     place = rest * _width_of_fetch(nest)
-    lanes = _vector_lanes(nest, touch)
+    lanes = _vector_lanes(nest, footprint)
     for index in thread_loops(nest):
         extent = nest.extents[index]
-        stride = touch.strides[index]
+        stride = footprint.strides[index]
         # Neighbours that are moved at once lie between those of two threads, also where a fused loop hides it.
         offsets += np.mod(rest, extent) * np.where(stride == 1, np.maximum(stride, lanes), stride)
         rest = np.floor(rest / extent)
@@ -88,15 +88,15 @@ def _offsets(nest: Nest, touch: Touch) -> tuple[Floats, np.ndarray[tuple[int, ..
     return offsets, rest == 0
 
 
-def _fetched_weights(nest: Nest, touch: Touch) -> list[Floats] | None:
+def _fetched_weights(nest: Nest, footprint: Footprint) -> list[Floats] | None:
     """Of a tile that threads fetch together, element by element whatever its rows, how far apart its neighbours along
     each dimension lie; None for all other statements.
     """
     source = nest.source
-    shape: Sequence[Number] = source.write.shape if touch.is_write else touch.tensor.shape
+    shape: Sequence[Number] = source.write.shape if footprint.is_write else footprint.tensor.shape
     if not source.op.name.endswith(SHARED) or len(shape) != len(source.write.shape):
         return None
-    if touch.is_write and source.write.strides is not None:
+    if footprint.is_write and source.write.strides is not None:
         return [column(stride, nest.count) for stride in source.write.strides]
     weights, weight = [], np.ones(nest.count)
     for extent in reversed(shape):
@@ -114,25 +114,25 @@ def _width_of_fetch(nest: Nest) -> Floats:
     return lanes
 
 
-def _vector_lanes(nest: Nest, touch: Touch) -> Floats:
+def _vector_lanes(nest: Nest, footprint: Footprint) -> Floats:
     """How many neighbours each thread moves at once."""
-    if _fetched_weights(nest, touch) is not None:
-        rows = nest.source.write.shape[-1] if touch.tensor.shape else 1
+    if _fetched_weights(nest, footprint) is not None:
+        rows = nest.source.write.shape[-1] if footprint.tensor.shape else 1
         lanes = _width_of_fetch(nest)
         return np.where(np.mod(rows, lanes) == 0, lanes, 1.0)
     lanes = np.ones(nest.count)
     for index, loop in enumerate(nest.source.loops):
         if loop.annotation is Annotation.VECTORIZE:
-            lanes = np.where(touch.strides[index] == 1, lanes * nest.extents[index], lanes)
-    return np.where(lanes > 1, lanes, _merged_lanes(nest, touch))
+            lanes = np.where(footprint.strides[index] == 1, lanes * nest.extents[index], lanes)
+    return np.where(lanes > 1, lanes, _merged_lanes(nest, footprint))
 
 
-def _merged_lanes(nest: Nest, touch: Touch) -> Floats:
+def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
     """How many neighbours of a register tile, or along the steps of a thread's sums, code moves at once: as many as
     these loops run over, if all else that moves the access moves it by a multiple of these.
     """
-    most = max(1, VECTOR_BYTES // int(touch.element_bytes))
-    strides = [np.abs(stride) for stride in touch.strides]
+    most = max(1, VECTOR_BYTES // int(footprint.element_bytes))
+    strides = [np.abs(stride) for stride in footprint.strides]
     run, inside = np.ones(nest.count), []
     for index in reversed(range(nest.depth)):
         written_out = nest.tile[index] | (nest.reduce[index] and nest.source.attached)

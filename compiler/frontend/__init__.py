@@ -1,1 +1,1 @@
-"""In: the name of a network of the zoo, or an ONNX file. Out: a `Graph`. Always: `onnx` is imported nowhere else."""
+"""Importers that turn ONNX models, and the networks of the built-in zoo, into a `Graph`; only they import `onnx`."""

@@ -1,4 +1,4 @@
-"""In: a name of the zoo or a path. Out: its `Graph`, its `Program`, or its ONNX bytes. Always: zoo names come first."""
+"""Loads a network by zoo name or path, as a `Graph`, as a `Program` or as ONNX bytes; zoo names take precedence."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

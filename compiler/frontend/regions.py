@@ -1,12 +1,14 @@
-"""In: a region as data, see `retune.compiler.graph.region`. Out: the region. Always: data only; damage is refused."""
+"""Reads the regions that front ends keep as their own data. A machine comes here only for one that has no symbolic
+graph, or none for the shapes at hand.
+"""
 
 from collections.abc import Callable, Mapping
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.frontend.onnx.region import KIND, OnnxRegion
-from retune.compiler.graph.region import GraphRegion, Region
+from retune.compiler.graph.region import Region
 
-_READERS: Mapping[str, Callable[[bytes], Region]] = {"graph": GraphRegion.from_bytes, KIND: OnnxRegion.from_bytes}
+_READERS: Mapping[str, Callable[[bytes], Region]] = {KIND: OnnxRegion.from_bytes}
 
 
 def region_from_bytes(kind: str, data: bytes) -> Region:

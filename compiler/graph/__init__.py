@@ -1,1 +1,1 @@
-"""In: an imported network. Out: an optimised graph, cut into kernels and tasks. Always: graphs are immutable."""
+"""Graph IR of networks, its passes, and the partition into kernels and tuning tasks. Graphs are immutable."""

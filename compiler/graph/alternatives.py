@@ -1,11 +1,10 @@
-"""In: a group of fused nodes. Out: the same value computed in another way.
+"""Alternative computations of a fused group, such as Winograd's for a convolution.
 
-Always: the group's result stays, and what it reads of other groups; what changes is its nodes, and constants, which are
-made of the network's own.
+An alternative replaces the nodes of a group and computes constants of its own from the network's. The result of the
+group and its inputs from other groups stay the same.
 
-A kind of alternative is a `Rewrite`. Which way is the fastest is a matter of measurement:
-`retune.compiler.graph.partition` makes a task of each, and the network is compiled with the one whose record is the
-fastest.
+A kind of alternative is a `Rewrite`. Measurement decides which one is the fastest: `retune.compiler.graph.partition`
+makes a task of each, and the network is compiled with the one whose record is the fastest.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,10 @@ from retune.compiler.graph.ir import Array, Graph, Node, Value
 
 @dataclass(frozen=True, slots=True)
 class MadeConstant:
-    """A constant `value` that `make` makes of the constant `source` when the network is compiled."""
+    """A constant that an alternative needs, computed when the network is compiled.
+
+    `value` describes it, `source` names the network's constant it is computed from, and `make` computes it.
+    """
 
     value: Value
     source: str
@@ -29,8 +31,10 @@ class MadeConstant:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The nodes that compute a group's result in another way, and the constants that they need; the one at `place` is
-    the operator that stands for the group's.
+    """The nodes that compute the result of a group in another way.
+
+    `values` describes their results, `made` are the constants they need, and `place` is the index of the node that is
+    the group's anchor operator.
     """
 
     nodes: tuple[Node, ...]
@@ -45,9 +49,7 @@ class Variant:
 
     def described(self, graph: Graph) -> Graph:
         """The graph with the new values described; the new constants have a shape and no contents yet."""
-        hollow = {
-            one.value.name: np.broadcast_to(np.zeros((), one.value.dtype), one.value.shape) for one in self.made
-        }
+        hollow = {one.value.name: np.broadcast_to(np.zeros((), one.value.dtype), one.value.shape) for one in self.made}
         return self._with(graph, hollow)
 
     def computed(self, graph: Graph) -> Graph:
@@ -60,7 +62,7 @@ class Variant:
 
 
 class Rewrite(Protocol):
-    """One kind of alternative; a frozen value without state."""
+    """One kind of alternative: an immutable value without state."""
 
     @property
     def name(self) -> str:

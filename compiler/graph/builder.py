@@ -5,12 +5,13 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import numpy as np
 
 from retune.compiler.errors import DefinitionError
-from retune.compiler.graph.derived import derived
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
+from retune.compiler.graph.memoize import memoized
 from retune.compiler.graph.verify import call_of, infer_value
+from retune.compiler.ir.dims import Dim, integers
 
-_KEPT = ("identity", "dequantize")
+KEPT = ("identity", "dequantize")
 """Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""
 
 
@@ -55,7 +56,12 @@ class GraphBuilder:
 
     def scalar(self, number: float, dtype: str) -> str:
         """A constant of rank 0."""
-        return self.constant(np.asarray(number, dtype=dtype), "scalar")
+        return self.constant(integers(number) if isinstance(number, Dim) else np.asarray(number, dtype=dtype), "scalar")
+
+    def arange(self, count: int, shape: Sequence[int] | None = None, *, start: int = 0, step: int = 1) -> str:
+        """The constant start, start + step, ...: `count` integers, as an array of this shape if one is given."""
+        line = self.emit("arange", [], {"start": start, "count": count, "step": step})
+        return line if shape is None else self.emit("reshape", [line], {"shape": tuple(shape)})
 
     def emit(
         self,
@@ -82,12 +88,14 @@ class GraphBuilder:
         value = infer_value(node, described)
         if value.size > _MOST_ELEMENTS:
             raise call_of(node, described).misfit(f"{value} has too many elements")
-        if op not in _KEPT and all(operand in self._constants for operand in inputs):
-            if value.size > max(_MOST_FOLDED, *(operand.size for operand in described)):
+        # Constant folding on construction, so every pass folds what it emits. A constant far larger than its operands
+        # is an error: a broken network may ask for any size.
+        if op not in KEPT and all(operand in self._constants for operand in inputs):
+            if value.size > max([_MOST_FOLDED, *(operand.size for operand in described)]):
                 raise call_of(node, described).misfit(f"{value} has too many elements for a constant")
             known = [self._constants[operand] for operand in inputs]
             what = (op, tuple(sorted(node.attrs.items())))
-            return self.constant(derived(what, known, lambda: evaluate_node(node, known)), wish)
+            return self.constant(memoized(what, known, lambda: evaluate_node(node, known)), wish)
         if value.size == 0:
             return self.constant(np.empty(value.shape, value.dtype), wish)
         if all(operand.size == 0 for operand in described):
@@ -96,6 +104,10 @@ class GraphBuilder:
         self._values[output] = value
         self._producers[output] = node
         return output
+
+    def filled(self, number: float, dtype: str, shape: Sequence[int]) -> str:
+        """The constant of this shape whose elements are all one number."""
+        return self.emit("broadcast_to", [self.scalar(number, dtype)], {"shape": tuple(shape)}, output="filled")
 
     def value(self, name: str) -> Value:
         """The description of a value."""
@@ -108,6 +120,10 @@ class GraphBuilder:
             return self._constants.get(name)
         arrays = [self._constants[operand] for operand in node.inputs if operand in self._constants]
         return evaluate_node(node, arrays) if len(arrays) == len(node.inputs) else None
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the content of a value is known before the network runs: whether `array` has it."""
+        return self.array(name) is not None
 
     def producer(self, name: str) -> Node | None:
         """The node that computes a value; None for inputs and constants."""
@@ -130,6 +146,8 @@ class GraphBuilder:
         """
         alive = set(outputs.values())
         kept: list[Node] = []
+        # Dead code elimination by one backward sweep: nodes are in topological order, so all readers come before a
+        # node.
         for node in reversed(self._nodes):
             if alive.intersection(node.outputs):
                 kept.append(node)

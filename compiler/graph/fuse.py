@@ -2,7 +2,7 @@
 
 Every node is in one group or is an alias; a group has one visible result; groups stand in running order.
 
-A convolution, a matrix product or a reduction takes the element-wise operators behind it into its group; element-wise
+A convolution, a matrix product or a reduction takes the element-wise operators after it into its group; element-wise
 and injective operators start groups of their own. What lies between an operator and its immediate post-dominator (the
 node that every path to a graph output passes first) is taken whole or not at all, so a group never waits for itself:
 
@@ -82,15 +82,17 @@ def fuse(graph: Graph) -> Fusion:
             free[start] = False
             before = _concatenated(graph, flow, start, free)
             groups.append(([*before, *_grow(graph, flow, start, free)], len(before)))
+    # By its last node: a group's inputs are all computed before that, and nodes are in topological order.
     groups.sort(key=lambda group: group[0][-1])
     fused = tuple(FusedOp(tuple(graph.nodes[index] for index in members), place) for members, place in groups)
     return Fusion(fused, aliases)
 
 
 def _aliases(graph: Graph) -> dict[str, str]:
-    """The operand of every node that computes nothing, by the node's result. Outputs are never parts of other values.
-    """
+    """The operand of each node that computes nothing, by the node's result. Outputs are never parts of other values."""
     shown, found = set(graph.outputs), dict[str, str]()
+    # Backward, so that a value whose view is a graph output is known as visible before its own producer is visited:
+    # visible values must not be slices of others.
     for node in reversed(graph.nodes):
         whole = _is_view(graph, node)
         if whole or (node.output not in shown and _is_beginning(graph, node)):
@@ -136,6 +138,7 @@ def _starts(graph: Graph) -> list[int]:
     order = range(len(graph.nodes))
     kinds = [OPS[node.op].kind for node in graph.nodes]
     complex_ = [index for index in reversed(order) if kinds[index] is FusionKind.COMPLEX]
+    # The sort is stable: nodes with equal work stay in reverse order, so the later one claims the addition.
     complex_.sort(key=lambda index: -_work(graph, graph.nodes[index]))
     reductions = [index for index in reversed(order) if kinds[index] is FusionKind.REDUCTION]
     claimed = {*complex_, *reductions}
@@ -154,6 +157,8 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
         return members
     shape = graph.values[graph.nodes[start].output].shape
     depth, size = {start: 1}, {start: 1}
+    # Grow from one post-dominator to the next. Each region is taken whole: a part of it would make the group depend on
+    # a node outside that depends on the group, a cycle between kernels.
     while (region := flow.region(members[-1])) is not None:
         nodes = [graph.nodes[index] for index in region]
         pointwise = all(OPS[node.op].kind in _POINTWISE for node in nodes)
@@ -163,6 +168,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
         for index, node in zip(region, nodes, strict=True):
             read = [flow.number[name] for name in node.inputs if flow.number.get(name) in depth]
             depth[index] = 1 + max(depth[one] for one in read)
+            # An operator that reads its operand several times duplicates the whole expression of the operand.
             size[index] = 1 + OPS[node.op].reads * sum(size[one] for one in read)
         if depth[region[-1]] > _DEEPEST or size[region[-1]] > _LARGEST:
             break
@@ -185,8 +191,7 @@ def _concatenated(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> 
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
-    """Nodes, taken from `free`, that turn bytes into numbers which members other than the first read, and nobody else.
-    """
+    """Nodes, taken from `free`, that turn bytes into numbers which only members other than the first read."""
     inside, found = set(members[1:]), list[int]()
     for member in members[1:]:
         for name in graph.nodes[member].inputs:
@@ -237,6 +242,9 @@ class _Flow:
         self._meet = [count] * (count + 1)
         self._jump = [count] * (count + 1)
         self._depth = [0] * (count + 1)
+        # Nodes are in topological order, so all readers of a node have been processed. Its immediate post-dominator is
+        # their nearest common ancestor in the tree, as in the algorithm of Cooper, Harvey and Kennedy, which needs no
+        # iteration on an acyclic graph.
         for index in reversed(range(count)):
             ends = not self._readers[index] or index in self._outputs
             meeting = count if ends else self._readers[index][0]
@@ -245,6 +253,8 @@ class _Flow:
             self._meet[index] = meeting
             self._depth[index] = self._depth[meeting] + 1
             far = self._jump[meeting]
+            # Skew-binary numbers: two jumps of equal length are followed by one that spans both, else by a jump to the
+            # parent.
             equal = self._depth[meeting] - self._depth[far] == self._depth[far] - self._depth[self._jump[far]]
             self._jump[index] = self._jump[far] if equal else meeting
 
@@ -252,6 +262,8 @@ class _Flow:
         depth, jump, meet = self._depth, self._jump, self._meet
         if depth[one] < depth[two]:
             one, two = two, one
+        # First the deeper node rises to the depth of the other, then both rise together; a jump is taken if it does not
+        # pass the common ancestor.
         while depth[one] > depth[two]:
             one = jump[one] if depth[jump[one]] >= depth[two] else meet[one]
         while one != two:
@@ -272,6 +284,7 @@ class _Flow:
             return None
         found = {last}
         stack = [start]
+        # Depth-first search that stops at the post-dominator, which is in `found` from the start.
         while stack and len(found) <= _LARGEST:
             for reader in self._readers[stack.pop()]:
                 if reader not in found:

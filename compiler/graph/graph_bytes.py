@@ -1,11 +1,12 @@
-"""In: a graph, or bytes made of one. Out: the other. Always: data only; damage is refused.
+"""Graphs as data: an archive of `graph.json` and the constants. Dimensions may be symbolic.
 
-Layout: the length of a JSON head (8 bytes, little endian), the head, then the constants one after another, row-major.
+Read as well is what earlier versions wrote: the length of a JSON head (8 bytes, little endian), the head, then the
+constants one after another, row-major.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,43 +15,33 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import verify
-from retune.compiler.runtime.archive import DAMAGE
+from retune.compiler.ir.dims import dim_from_json, dim_to_json
+from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes
 
+_KIND, _VERSION = "graph", 1
+_ZIP = b"PK"
 _LENGTH = 8
 
 
 def graph_to_bytes(graph: Graph) -> bytes:
     """The graph with its constants."""
-    values = {name: [value.dtype, *value.shape] for name, value in graph.values.items()}
-    nodes = [[node.op, node.inputs, node.outputs, dict(node.attrs), node.name] for node in graph.nodes]
-    head = json.dumps(
-        {
-            "name": graph.name,
-            "inputs": [value.name for value in graph.inputs],
-            "outputs": graph.outputs,
-            "nodes": nodes,
-            "constants": list(graph.constants),
-            "values": values,
-        }
-    ).encode()
-    parts = [np.ascontiguousarray(array).tobytes() for array in graph.constants.values()]
-    return b"".join([len(head).to_bytes(_LENGTH, "little"), head, *parts])
+    head, constants = graph_to_parts(graph)
+    arrays = {f"constants/{place}.npy": array for place, array in enumerate(constants)}
+    return archive_bytes(_KIND, _VERSION, {"graph.json": head, **arrays})
 
 
 def graph_from_bytes(data: bytes) -> Graph:
     """The graph that `graph_to_bytes` was given. Raises: ArtifactError when the bytes are not those of a graph."""
     try:
-        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        head = json.loads(data[_LENGTH:start])
-        values = {name: Value(name, tuple(map(int, shape)), dtype) for name, (dtype, *shape) in head["values"].items()}
-        graph = Graph(
-            name=str(head["name"]),
-            inputs=tuple(values[name] for name in head["inputs"]),
-            outputs=tuple(head["outputs"]),
-            nodes=tuple(_node(*row) for row in head["nodes"]),
-            constants=_constants([values[name] for name in head["constants"]], data, start),
-            values=values,
-        )
+        if data.startswith(_ZIP):
+            archive = Archive(data, _KIND, _VERSION)
+            head = archive.json("graph.json")
+            arrays = [archive.array(f"constants/{place}.npy") for place in range(len(head["constants"]))]
+        else:
+            start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+            head = json.loads(data[_LENGTH:start])
+            arrays = _constants([_value(name, *head["values"][name]) for name in head["constants"]], data, start)
+        graph = graph_from_parts(head, arrays)
         verify(graph)
     except RetuneError as error:
         raise ArtifactError(f"these bytes are not a graph: {error}") from None
@@ -59,19 +50,71 @@ def graph_from_bytes(data: bytes) -> Graph:
     return graph
 
 
-def _constants(values: list[Value], data: bytes, start: int) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
+def graph_to_parts(graph: Graph) -> tuple[dict[str, Any], Sequence[Array]]:
+    """The graph as JSON, and its constants in order."""
+    head = {
+        "name": graph.name,
+        "inputs": [value.name for value in graph.inputs],
+        "outputs": graph.outputs,
+        "nodes": [[node.op, node.inputs, node.outputs, _attrs_to_json(node), node.name] for node in graph.nodes],
+        "constants": list(graph.constants),
+        "values": {name: [value.dtype, *map(dim_to_json, value.shape)] for name, value in graph.values.items()},
+    }
+    return head, list(graph.constants.values())
+
+
+def graph_from_parts(head: Mapping[str, Any], constants: Sequence[Array]) -> Graph:
+    """The graph that `graph_to_parts` was given; its nodes are not checked against their operators.
+
+    Raises: DefinitionError when its parts do not fit each other; an error of `archive.DAMAGE` for other JSON.
+    """
+    values = {name: _value(name, *row) for name, row in head["values"].items()}
+    graph = Graph(
+        name=str(head["name"]),
+        inputs=tuple(values[name] for name in head["inputs"]),
+        outputs=tuple(head["outputs"]),
+        nodes=tuple(_node(*row) for row in head["nodes"]),
+        constants=dict(zip(head["constants"], constants, strict=True)),
+        values=values,
+    )
+    graph.verify()
+    return graph
+
+
+def _value(name: str, dtype: str, *shape: Any) -> Value:
+    return Value(name, tuple(map(dim_from_json, shape)), dtype)
+
+
+def _constants(values: Sequence[Value], data: bytes, start: int) -> list[Array]:
+    """The constants in what earlier versions wrote."""
+    arrays: list[Array] = []
     for value in values:
         stop = start + math.prod(value.shape) * item_bytes(value.dtype)
         if not start <= stop <= len(data):
             raise ValueError(f"the constant {value} is not all there")
-        arrays[value.name] = np.frombuffer(data[start:stop], value.dtype).reshape(value.shape)
+        arrays.append(np.frombuffer(data[start:stop], value.dtype).reshape(value.shape))
         start = stop
     if start != len(data):
         raise ValueError(f"{len(data) - start} bytes are left over")
     return arrays
 
 
+def _attrs_to_json(node: Node) -> dict[str, Any]:
+    return {key: _attr_to_json(attr) for key, attr in node.attrs.items()}
+
+
+def _attr_to_json(attr: Attribute) -> Any:
+    if isinstance(attr, tuple):
+        return list(map(dim_to_json, attr))
+    return attr if isinstance(attr, float | bool | str) else dim_to_json(attr)
+
+
 def _node(op: str, inputs: list[str], outputs: list[str], attrs: Mapping[str, Any], name: str) -> Node:
-    read: dict[str, Attribute] = {key: tuple(attr) if isinstance(attr, list) else attr for key, attr in attrs.items()}
-    return Node(op, tuple(inputs), tuple(outputs), read, name)
+    return Node(op, tuple(inputs), tuple(outputs), {key: _attr_from_json(attr) for key, attr in attrs.items()}, name)
+
+
+def _attr_from_json(attr: Any) -> Attribute:
+    if isinstance(attr, list):
+        return tuple(map(dim_from_json, attr))
+    read: Attribute = dim_from_json(attr) if isinstance(attr, dict) else attr
+    return read

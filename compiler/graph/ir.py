@@ -66,6 +66,16 @@ class Node(Attributed):
         return f"{call} {{{attrs}}}" if attrs else call
 
 
+_PRINTED_INTEGERS = 8
+
+
+def _contents(array: Array) -> str:
+    """What a graph prints of a constant: one number, or a few integers such as a shape."""
+    if array.size == 1 or (0 < array.size <= _PRINTED_INTEGERS and array.dtype.kind in "iu"):
+        return f" = {array.tolist()}"
+    return ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A network. Compared by identity; `fingerprint()` compares content.
@@ -168,7 +178,7 @@ class Graph:
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}({', '.join(map(str, self.inputs))})"]
-        lines += [f"  const {self.values[name]}" for name in self.constants]
+        lines += [f"  const {self.values[name]}{_contents(array)}" for name, array in self.constants.items()]
         for node in self.nodes:
             types = ", ".join(str(self.values[name]).partition(": ")[2] for name in node.outputs)
             lines.append(f"  {node} : {types}")

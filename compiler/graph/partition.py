@@ -1,10 +1,10 @@
-"""In: an optimised graph and a target. Out: the kernels it needs, as search tasks, and how often each is called.
+"""Partition of an optimized graph into kernels: search tasks and how often each kernel is called.
 
-Always: equal computations become one task; names inside a task are canonical (`p0`, `p1`, operator names), so its
-workload key depends on what is computed and not on where in which network it stands.
+Equal computations become one task. Names inside a task are canonical (`p0`, `p1`, operator names), so its workload key
+depends on what is computed and not on where in which network it appears.
 
 A task may have alternatives: other tasks whose kernels compute the same result. The calls are those of the direct
-kernels until `with_alternatives` puts others in their place.
+kernels until `with_alternatives` replaces some.
 """
 
 import math
@@ -32,7 +32,11 @@ _LONGEST = 96
 
 @dataclass(frozen=True, slots=True)
 class FusedCall:
-    """One call of kernel `name`: `inputs` and `outputs` are graph values in the order of its arguments."""
+    """One call of a kernel.
+
+    `name` is the kernel's name and `task` its search task. `inputs` and `outputs` are graph values in the order of the
+    kernel's arguments; `nodes` are the labels of the graph nodes it computes.
+    """
 
     name: str
     task: SearchTask
@@ -43,7 +47,9 @@ class FusedCall:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another way to compute what the task with key `of` does: `task`, and the `rewrite` that makes it of a group."""
+    """Another way to compute a task: `task` computes what the task with workload key `of` does, by the rewrite
+    `rewrite`.
+    """
 
     task: SearchTask
     of: str
@@ -52,12 +58,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A network as calls of kernels.
+    """A network as a sequence of kernel calls.
 
-    `kernels` are the calls in running order. `tasks` are the distinct kernels in order of first use, `weights` how
-    often each is called, `tunable` which of them have loops worth searching: convolutions and products, whose data is
-    reused, and reductions, whose order matters; the others run with the default schedule. `aliases` maps a value to
-    the one whose memory it shares. `alternatives` are other tasks, each for one of `tasks`.
+    `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, and `weights` is
+    how often each is called. `tunable` tells which tasks have loops worth searching: convolutions and products, which
+    reuse data, and reductions, where the loop order matters; the others run with the default schedule. `aliases` maps a
+    value to the one whose buffer it shares. `alternatives` are further tasks, each equivalent to one of `tasks`.
     """
 
     kernels: tuple[FusedCall, ...]
@@ -94,15 +100,15 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What `weight` calls of a network compute, and the tasks any of which computes it, the direct one first."""
+    """A tunable computation of a network: `tasks` are the equivalent ways to compute it, the direct one first,
+    and `weight` is how often the network calls it.
+    """
 
     tasks: tuple[SearchTask, ...]
     weight: int
 
 
-def partition(
-    graph: Graph, target: Target, hardware: HardwareParams, rewrites: Sequence[Rewrite] = ()
-) -> Partition:
+def partition(graph: Graph, target: Target, hardware: HardwareParams, rewrites: Sequence[Rewrite] = ()) -> Partition:
     """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives that its tasks may have.
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
@@ -123,6 +129,7 @@ def partition(
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             tunable[key] = group.kind is FusionKind.COMPLEX or _reduces(dag)
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
+        # An alternative serves every call of its task, so its error must be small with the constants of each call.
         alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)
@@ -190,6 +197,7 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
             value = graph.values[name]
             tensor = te.placeholder(value.shape, value.dtype, f"p{len(placeholders)}")
             placeholders[name] = operands[name] = tensor
+            # Only a constant with a single use in the group may be repacked: its layout then suits one access.
             if name in graph.constants and uses.count(name) == 1:
                 known.add(tensor)
         order = _ordered(node, inside)

@@ -1,6 +1,5 @@
-"""In: an imported graph. Out: the graph that is cut into kernels. Always: it is verified after every pass."""
+"""The pass pipeline: optimizes an imported graph for partition into kernels, and verifies it after every pass."""
 
-import logging
 from collections.abc import Sequence
 
 from retune.compiler.errors import DefinitionError
@@ -8,19 +7,18 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.passes.base import GraphPass
 from retune.compiler.graph.passes.channels_last import ChannelsLast
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
-from retune.compiler.graph.passes.even_rows import EvenRows
 from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from retune.compiler.graph.passes.fold_constants import FoldConstants
 from retune.compiler.graph.passes.fold_scales import FoldScales
-from retune.compiler.graph.passes.phases import Phases
+from retune.compiler.graph.passes.pad_rows import PadRows
 from retune.compiler.graph.passes.quantised import Quantised
 from retune.compiler.graph.passes.recognise import Recognise
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
+from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.verify import verify
-
-_log = logging.getLogger(__name__)
+from retune.compiler.ir import trace
 
 PIPELINE: tuple[GraphPass, ...] = (
     Quantised(),
@@ -36,9 +34,9 @@ PIPELINE: tuple[GraphPass, ...] = (
     FoldScales(name="fold_scales_of_slices"),
     TransposedProducts(),
     ChannelsLast(),
-    Phases(),
+    SubpixelConv(),
     Simplify(),
-    EvenRows(),
+    PadRows(),
     Simplify(name="settle", rules=SETTLING_RULES),
     CommonSubexpressions(name="common_subexpressions_again"),
 )
@@ -54,11 +52,17 @@ def optimize(graph: Graph, passes: Sequence[GraphPass] = PIPELINE) -> Graph:
     Raises: DefinitionError that names the pass after which the graph is malformed (a bug of that pass).
     """
     for graph_pass in passes:
-        before = len(graph.nodes)
+        before = graph
         graph = graph_pass.apply(graph)
         try:
             verify(graph)
         except DefinitionError as error:
             raise DefinitionError(f"after pass {graph_pass.name}: {error}") from error
-        _log.debug("%s: %s: %d nodes, now %d", graph.name, graph_pass.name, before, len(graph.nodes))
+        _show(before, graph, graph_pass.name)
     return graph
+
+
+def _show(before: Graph, graph: Graph, name: str) -> None:
+    stage = f"after {name}: {len(before.nodes)} nodes, now {len(graph.nodes)}"
+    trace.show(trace.STEPS, graph.name, stage, str)
+    trace.show(trace.PASSES, graph.name, stage, lambda: str(graph))

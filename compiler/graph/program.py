@@ -1,15 +1,15 @@
-"""In: pieces of a network and the control flow between them. Out: a `Program`. Always: its text is deterministic.
+"""`Program`: a network with control flow, or with shapes that are known only at run time. Its text is deterministic.
 
-A network whose shapes or course are known only when it runs is a few functions. Their statements call *regions*: pieces
-without control flow at run time, of which one `Graph` is made for each set of shapes that turns up.
+A program is a few functions. Their statements call *regions*: subgraphs without control flow at run time, each of which
+yields one `Graph` for every set of input shapes that occurs.
 
-Program   = functions by name (`main` is what the caller calls), constants by name
-Function  = name, parameters, statements in order, results
-Statement = Call | HostCall | Branch | Loop
-Region    = name, inputs, constants, determining inputs, outputs; makes a `Graph` once shapes are known
+    Program   = functions by name (`main` is the entry point), constants by name
+    Function  = name, parameters, statements in order, results
+    Statement = Call | HostCall | Branch | Loop
+    Region    = name, inputs, constants, determining inputs, outputs; makes a `Graph` once shapes are known
 
-In a function every name is defined once, by a parameter or a statement, and statements read only what is defined above
-them. Functions are closed: what a branch or a loop's body takes from around it is passed to it.
+In a function every name is defined once, by a parameter or a statement, and statements read only what is defined before
+them. Functions are closed: what a branch or a loop body needs from outside is passed to it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """outputs = region(inputs), by NumPy on the host: the data decides how many elements the outputs have."""
+    """outputs = region(inputs), by NumPy on the host, because the output shapes depend on the data."""
 
     region: Region
     inputs: tuple[str, ...]
@@ -42,7 +42,7 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a branch: a function and what it is called with."""
+    """One arm of a branch: the name of a function and its arguments."""
 
     function: str
     inputs: tuple[str, ...]
@@ -60,13 +60,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Turn after turn, until `count` turns are made or the condition is false: at first this one, then the body's.
+    """Runs `body` until `count` iterations are done or the condition is false.
 
-    `body` is called with (turn, condition, *carried, *captured) and gives (condition, *carried, *rows): the turn is an
-    int64 and the condition a bool, both of rank 0; the shapes of what is carried may change from turn to turn. Without
-    a count only the condition ends the loop; without a condition it begins. `outputs` are what is carried after the
-    last turn; each of `collected` is what the turns gave for one of the rows, stacked along a new first axis. If there
-    was no turn, it has no rows, of the dimensions that the body's result tells, 0 for those that are not numbers.
+    `body` is called with (iteration, condition, *carried, *captured) and returns (condition, *carried, *rows): the
+    iteration number is an int64 and the condition a bool, both of rank 0. Shapes of carried values may change between
+    iterations. `condition` is the first iteration's condition, the body's result those of the others. Without `count`
+    only the condition ends the loop; without `condition` it is true before the first iteration.
+
+    `outputs` are the carried values after the last iteration. Each of `collected` stacks one of the rows of all
+    iterations along a new first axis. If there was no iteration, it has zero rows, with the dimensions of the body's
+    result, 0 where these are unknown.
     """
 
     count: str | None
@@ -101,9 +104,10 @@ def defines(statement: Statement) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Statements over parameters. A result is any name of the function or a constant of the program, perhaps twice.
+    """Statements over parameters.
 
-    `results` tell the values by their names here; dtype and dimensions are what is known of them.
+    `results` names the returned values, each with what is known of its dtype and dimensions. A result is any name of
+    the function or a constant of the program, and may repeat.
     """
 
     name: str
@@ -127,10 +131,10 @@ class Function:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A network with control flow or shapes that are known only when it runs. Compared by identity.
+    """A network with control flow or with shapes that are known only at run time. Compared by identity.
 
-    `outputs` are the names that the results of `main` have for the caller; `constants` hold read-only arrays, which
-    regions and statements name as they do what a function defines; a function's own names come first.
+    `outputs` are the caller's names of the results of `main`. `constants` holds read-only arrays that regions and
+    statements refer to by name; a function's own names shadow them.
     """
 
     name: str
@@ -251,7 +255,7 @@ def _text(statement: Statement) -> str:
         case Loop():
             passed = [f"{', '.join(statement.carried)}"]
             passed += [f"captured {', '.join(statement.captured)}"] if statement.captured else []
-            ends = "" if statement.count is None else f" for {statement.count} turns"
+            ends = "" if statement.count is None else f" for {statement.count} iterations"
             ends += "" if statement.condition is None else f" while {statement.condition}"
             return f"{outputs} = loop{ends} {statement.body}({'; '.join(passed)})"
 

@@ -1,6 +1,6 @@
-"""In: a piece of a network whose shapes may be known only when it runs. Out: a `Graph` for each set of shapes.
+"""Regions: subgraphs without run-time control flow that yield a `Graph` for each set of input shapes.
 
-Always: a `Graph` serves all inputs of its shapes that have the same values of the determining inputs.
+A `Graph` is valid for all inputs of its shapes that have the same values of the determining inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,13 @@ from retune.compiler.graph.ir import Array, Graph
 
 Dimension = int | str | None
 """A number; a symbol, which stands for one number wherever a function's parameters name it; None when unknown."""
+Dims = tuple[Dimension, ...]
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What is known of a tensor beforehand: `dims` is None when not even the rank is, `dtype` when nothing says it."""
+    """What is statically known of a tensor: `dims` is None if the rank is unknown, `dtype` is None if the dtype is."""
 
     name: str
     dtype: str | None
@@ -32,6 +33,20 @@ class Param:
         numbers = tuple(extent for extent in dims if isinstance(extent, int))
         return numbers if self.dims is not None and len(numbers) == len(dims) else None
 
+    def to_json(self) -> list[object]:
+        """The description as JSON."""
+        return [self.name, self.dtype, self.dims]
+
+    @classmethod
+    def from_json(cls, name: object, dtype: object, dims: object) -> "Param":
+        """The description that `to_json` was asked for. Raises: TypeError when there is none."""
+        if not isinstance(name, str) or not isinstance(dtype, str | None) or not isinstance(dims, list | None):
+            raise TypeError(f"{name!r} is not described")
+        extents: list[Dimension] = [dim for dim in dims or () if isinstance(dim, int | str | None)]
+        if len(extents) != len(dims or ()):
+            raise TypeError(f"{name!r} has other dimensions than numbers and symbols")
+        return cls(name, dtype, None if dims is None else tuple(extents))
+
     def __str__(self) -> str:
         inner = "..." if self.dims is None else ", ".join("?" if dim is None else str(dim) for dim in self.dims)
         return f"{self.name}: {self.dtype or '?'}[{inner}]"
@@ -39,12 +54,12 @@ class Param:
 
 @runtime_checkable
 class Region(Protocol):
-    """A piece of a network without control flow at run time.
+    """A subgraph of a network without control flow at run time.
 
-    `inputs` and `constants` are the region's own names for what it reads: arrays of the run, and arrays of the
-    program's constants of those names. `determining` are the inputs whose values, not only shapes, decide on the shapes
-    of results: a `Graph` serves only inputs with the same values of these. `key` is equal for regions that compute the
-    same from the same constants, in every process.
+    `inputs` and `constants` are the region's own names for what it reads: run-time arrays, and the program's constants
+    of those names. `determining` are the inputs whose values, not only their shapes, determine the shapes of results: a
+    `Graph` is valid only for inputs with the same values of these. `key` is equal for regions that compute the same
+    from the same constants, in every process.
     """
 
     @property
@@ -98,6 +113,15 @@ class Region(Protocol):
         """The outputs, by NumPy: correct for all inputs, slow. Raises: ShapeMismatchError when these do not fit."""
         ...
 
+    def symbolic(
+        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> "Region":
+        """The region with symbolic dimensions, so that `specialise` needs nothing of a front end; the region itself
+        where it cannot be said so. `dims` are what inputs most likely have, `fixed` are inputs that are the same array
+        in every call.
+        """
+        ...
+
     @property
     def kind(self) -> str:
         """Which function reads what `to_bytes` writes."""
@@ -108,9 +132,21 @@ class Region(Protocol):
         ...
 
 
+def check_results(region: Region, graph: Graph) -> None:
+    """Check that a graph gives what is known of the results: who makes room for them, or compiles what reads them,
+    relies on that. Raises: ShapeMismatchError.
+    """
+    for result, found in zip(region.results, graph.output_values(), strict=True):
+        known = result.dims if result.dims is not None else (None,) * len(found.shape)
+        fits = len(known) == len(found.shape) and result.dtype in (None, found.dtype)
+        numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
+        if not fits or any(dim != extent for dim, extent in numbers):
+            raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {found}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphRegion:
-    """A region of shapes that are all known: a `Graph`, which holds its constants itself."""
+    """A region of static shapes: a `Graph`, which holds its constants itself."""
 
     graph: Graph
 
@@ -163,6 +199,13 @@ class GraphRegion:
         """The outputs for arrays of the graph's inputs. Raises: DefinitionError when they do not fit."""
         del constants
         return evaluate(self.graph, inputs)
+
+    def symbolic(
+        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> Region:
+        """The region itself: its shapes are numbers."""
+        del dims, fixed, constants
+        return self
 
     @property
     def kind(self) -> str:

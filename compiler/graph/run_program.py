@@ -1,6 +1,6 @@
-"""In: a program and arrays for its inputs. Out: the arrays of its outputs. Always: plain NumPy, statement by statement.
+"""Reference interpreter of a `Program`: NumPy, statement by statement.
 
-The oracle of the tests, and what the virtual machine computes where nothing is compiled.
+Tests use it as the oracle, and the virtual machine for whatever is not compiled.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,15 @@ def truth(condition: Array, where: str) -> bool:
 
 def _one(array: Array, where: str) -> int:
     if array.size != 1:
-        raise ShapeMismatchError(f"{where}: the condition or number of turns has {array.size} elements instead of one")
+        raise ShapeMismatchError(
+            f"{where}: the condition or number of iterations has {array.size} elements instead of one"
+        )
     return int(array.item())
 
 
 def stacked(rows: Sequence[Array], described: Param) -> Array:
-    """What the turns of a loop gave, along a new first axis; if there were none, of the dimensions that are described.
+    """What the iterations of a loop gave, along a new first axis; if there were none, of the dimensions that are
+    described.
 
     Raises: ShapeMismatchError when the rows have different shapes.
     """
@@ -67,18 +70,18 @@ def _run(program: Program, function: Function, arguments: Sequence[Array]) -> tu
 def _loop(program: Program, loop: Loop, held: Mapping[str, Array]) -> dict[str, Array]:
     function = program.functions[loop.body]
     going = True if loop.condition is None else truth(held[loop.condition], loop.body)
-    turns = None if loop.count is None else _one(held[loop.count], loop.body)
+    iterations = None if loop.count is None else _one(held[loop.count], loop.body)
     carried = [held[name] for name in loop.carried]
     captured = [held[name] for name in loop.captured]
     columns: list[list[Array]] = [[] for _ in loop.collected]
-    turn = 0
-    while going and (turns is None or turn < turns):
-        condition, *results = _run(program, function, [np.asarray(turn), np.asarray(True), *carried, *captured])
+    iteration = 0
+    while going and (iterations is None or iteration < iterations):
+        condition, *results = _run(program, function, [np.asarray(iteration), np.asarray(True), *carried, *captured])
         carried, rows = results[: len(carried)], results[len(carried) :]
         for column, row in zip(columns, rows, strict=True):
             column.append(row)
         going = truth(condition, loop.body)
-        turn += 1
+        iteration += 1
     described = function.results[1 + len(carried) :]
     whole = [stacked(column, row) for column, row in zip(columns, described, strict=True)]
     return dict(zip((*loop.outputs, *loop.collected), (*carried, *whole), strict=True))

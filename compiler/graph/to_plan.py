@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from retune.compiler.errors import LoweringError
 from retune.compiler.executor.placement import FIRST_GPU
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.graph.derived import derived
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.memory import Request, plan_memory
+from retune.compiler.graph.memoize import memoized
+from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.partition import FusedCall, Partition
 from retune.compiler.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
@@ -68,6 +68,7 @@ class _Table:
 
     def root(self, name: str) -> str:
         """The value whose memory `name` shares."""
+        # A reshape of a slice is an alias of an alias; the chain is acyclic, since each is made of an earlier value.
         while name in self.cut.aliases:
             name = self.cut.aliases[name]
         return name
@@ -113,7 +114,7 @@ class _Table:
         key = (name, packing)
         if key not in self._numbers:
             array: Array = self.graph.constants[name]
-            packed = derived(
+            packed = memoized(
                 ("plan", packing), [array], lambda: constant_array(array if packing is None else packing.pack(array))
             )
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)

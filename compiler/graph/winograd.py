@@ -1,8 +1,8 @@
-"""In: a group that grew from a 3x3 convolution of stride 1. Out: the same by Winograd's minimal filtering. Always:
-float32, constant weights, channels last.
+"""Winograd's minimal filtering for groups with a 3x3 convolution of stride 1: float32, constant weights, channels last.
 
-F(4x4, 3x3) needs a quarter of the products and four times the weights, F(2x2, 3x3) 4/9 of the products and 16/9 of the
-weights. Few tiles do not repay that the weights grow, so then the smaller transform is offered, or none.
+F(4x4, 3x3) needs a quarter of the products and four times the weights; F(2x2, 3x3) 4/9 of the products and 16/9 of the
+weights. With few tiles the larger weights cost more than the products save, so then the smaller transform is offered,
+or none.
 """
 
 from dataclasses import dataclass, replace
@@ -58,8 +58,11 @@ class Winograd:
         """Whether the error is within `TOLERANCE` on a small random image."""
         node = group.core
         weight = graph.constants[node.inputs[1]]
+        # Every result channel is computed independently, so evenly spaced ones are a sample of the error.
         weight = weight[..., :: max(1, weight.shape[3] // _PROBED_CHANNELS)]
         image = np.random.default_rng(0).standard_normal((1, _PROBE, _PROBE, weight.shape[2]))
+        # The transforms of larger tiles have larger constants and lose accuracy by cancellation, depending on the
+        # weights. The error is measured with the layer's own weights instead of being bounded for all.
         exact = evaluate_node(node, [image, weight.astype(np.float64)])
         operands = [image.astype(weight.dtype), transformed_weight(weight, self.tile)]
         found: Array = evaluate_node(self._node(node, ""), operands)
@@ -91,5 +94,5 @@ WINOGRAD = (Winograd(4), Winograd(2))
 
 
 def winograd_for(target: Target) -> tuple[Winograd, ...]:
-    """The transforms that kernels for `target` may use: the search has sketches of them for processors alone."""
+    """The transforms that kernels for `target` may use: the search has sketches of them for CPUs alone."""
     return WINOGRAD if target.traits.has_winograd else ()

@@ -1,7 +1,7 @@
-"""In: the types of two factors, and the pairs that a machine multiplies and sums at once. Out: how to use one of them.
+"""Chooses how to use a machine's dot-product instruction for two factor types.
 
-Always: a byte of one sign becomes one of the other by flipping its highest bit, which moves it by 128. Of the products
-with such a factor x' the sum is Σ x y = Σ x' y - Σ c y, where c has the flipped bit alone: 128 unsigned, -128 signed.
+A byte of one signedness becomes one of the other by flipping its highest bit, which shifts it by 128. With such a
+factor x' the sum is Σ x y = Σ x' y - Σ c y, where c is the flipped bit: 128 unsigned, -128 signed.
 """
 
 from collections.abc import Collection

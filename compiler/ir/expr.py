@@ -1,6 +1,6 @@
-"""In: Python numbers and other expressions. Out: immutable expression trees.
+"""Expressions: immutable trees over numbers, variables and reads.
 
-Always: `==` is structural equality, a node never changes, constants fold.
+`==` is structural equality, nodes never change, and constants fold.
 
 The grammar (all nodes carry `dtype`, a NumPy type name):
 

@@ -1,8 +1,8 @@
-"""In: the loop IR of GPU kernels with the numbers of blocks and threads. Out: a function that a GPU runs.
+"""GPU kernels in loop IR, and the function that runs them with numbers of blocks and threads.
 
-Always: immutable; `str()` is deterministic. A kernel's body has no loops over blocks or threads: each thread runs it
-with its own `blockIdx` and `threadIdx`. Its shared buffers live in the block, local and register ones in the thread.
-Kernels run one after another, each sees what those before it wrote.
+All are immutable; `str()` is deterministic. A kernel's body has no loops over blocks or threads: each thread runs it
+with its own `blockIdx` and `threadIdx`. Shared buffers belong to the block, local and register ones to the thread.
+Kernels run one after another; each sees what earlier ones wrote.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""In: the operators and intrinsics of expressions, and arrays. Out: what they compute, in NumPy.
+"""The meaning of operators and intrinsics, in NumPy.
 
-Always: the meaning that generated code is compared with; halves are computed in float32 and rounded once.
+Generated code is compared with it. 16-bit floats are computed in float32 and rounded once.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""In: nothing. Out: the operators of expressions: names, kinds, symbols, and what they make of literals.
+"""The operators of expressions: names, kinds, symbols, and constant folding.
 
-Always: integer results wrap around as their type does.
+Integer results wrap around as their type does.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ BOOL_MEANING = {BinaryOp.BIT_AND: BinaryOp.AND, BinaryOp.BIT_OR: BinaryOp.OR, Bi
 
 
 def wrapped(value: int, dtype: str) -> int:
-    """A whole number as the integer type holds it: its lowest bits."""
+    """An integer as the integer type holds it: its lowest bits."""
     if dtype in (INDEX, BOOL) and abs(value) < 1 << 63:
         return value
     width = item_bytes(dtype) * 8

@@ -1,14 +1,14 @@
-"""In: expressions and buffers. Out: the loop IR of one kernel. Always: immutable; `str()` is deterministic.
+"""Statements of the loop IR of one kernel. Immutable; `str()` is deterministic.
 
-Stmt = For(var, extent, kind, body)      var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll, or a GPU's
-     | Let(var, value, extent, body)        value lies in 0 .. extent-1
+Stmt = For(var, extent, kind, body)    var runs over 0 .. extent-1; kind: serial, parallel, vector, unroll, or a GPU's
+     | Let(var, value, extent, body)   value is in 0 .. extent-1
      | If(condition, body)
      | Store(buffer, indices, value)
-     | Allocate(buffer, body)            the buffer lives as long as the body
-     | Invoke(function, args, written)   call a registered function; only outside of all loops
-     | Barrier()                         the threads of a GPU block wait for each other
-     | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp hand each other values
-     | AsyncCopy … Mma                   see `retune.compiler.ir.tensor_core`
+     | Allocate(buffer, body)          the buffer's lifetime is the body
+     | Invoke(function, args, written) call a registered function; only outside of all loops
+     | Barrier()                       the threads of a GPU block wait for each other
+     | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp exchange values
+     | AsyncCopy … Mma                 see `retune.compiler.ir.tensor_core`
      | Block(statements)
 """
 
@@ -89,7 +89,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """`body` with a buffer of its own."""
+    """`body` with its own buffer."""
 
     buffer: Buffer
     body: "Stmt"
@@ -104,7 +104,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """Call the function registered under a name with whole buffers, numbers and texts; it writes `written`."""
+    """Call the function registered under a name with whole buffers, numbers and strings; it writes `written`."""
 
     function: str
     args: tuple[Buffer | int | float | str | bool, ...]
@@ -118,7 +118,7 @@ class Barrier(Together):
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Together):
-    """Every thread of a warp writes an element of its own buffer: what `value` is in the thread `distance` further on.
+    """Every thread of a warp writes its own element buffer: what `value` is in the thread `distance` further on.
 
     Groups of `width` threads, a power of two, hand values to each other alone: what would come from beyond the group is
     one's own value, and what would come from a thread that the block lacks is undefined. Of `distance` None all get

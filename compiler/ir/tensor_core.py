@@ -1,13 +1,12 @@
-"""In: buffers and index expressions. Out: the statements of tensor cores and asynchronous copies, and which lane of a
-warp holds what.
+"""Statements for tensor cores and asynchronous copies, and the mapping of fragment elements to lanes.
 
-Always: immutable; only for GPU kernels, from `sm_80` on. A warp is 32 threads that follow each other in the block; all
-of them execute a `LoadMatrix` or an `Mma` together, each as its own lane.
+They are immutable and only for GPU kernels, from `sm_80` on. A warp is 32 consecutive threads of a block; all of them
+execute a `LoadMatrix` or an `Mma` together, each as its own lane.
 
     AsyncCopy(target, indices, source, source_indices, count, condition)
-                        starts to copy `count` neighbours into shared memory, or zeros where the condition fails
+                        starts to copy `count` neighbors into shared memory, or zeros where the condition fails
     CommitGroup()       the copies that the thread has started since the last one become a group
-    WaitGroup(pending)  the thread waits until at most `pending` of its youngest groups are under way
+    WaitGroup(pending)  the thread waits until at most `pending` of its youngest groups are in flight
     LoadMatrix(target, indices, source, source_indices, count, transposed)
                         8 × 8 halves of shared memory, `count` times, as fragments of a warp
     Mma(kind, sums, at, left, left_at, right, right_at)
@@ -95,7 +94,7 @@ Exprs = tuple[Expr, ...]
 
 
 class Together:
-    """What the threads of a GPU's block or warp do together, without statements inside; no processor has it."""
+    """What the threads of a GPU's block or warp do together, without statements inside; no CPU has it."""
 
     __slots__ = ()
 
@@ -103,7 +102,7 @@ class Together:
 @dataclass(frozen=True, slots=True)
 class AsyncCopy(Together):
     """Start to copy `count` neighbouring elements of global memory; where `condition` fails nothing is read and zeros
-    are copied. What is copied is there for the thread when it has waited, for others behind a barrier after that.
+    are copied. What is copied is there for the thread when it has waited, for others after a barrier after that.
     """
 
     target: Buffer

@@ -1,6 +1,6 @@
-"""In: the loop IR of a kernel. Out: nothing, or the first rule that it breaks.
+"""Verifies the loop IR of a kernel and names the first rule that it breaks.
 
-Always: cheap; what it accepts has a meaning, so a pass that makes nonsense is named before code is made of it.
+Verification is cheap. What it accepts has a meaning, so a faulty pass is named before code is generated.
 
 The rules: a variable is bound once on its path and before it is used; an access has as many indices as its buffer has
 dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used inside its

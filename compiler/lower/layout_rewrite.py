@@ -1,8 +1,7 @@
-"""In: a compute graph, the steps of a schedule, and what to do about inputs of free layout. Out: the graph and steps in
-which the schedule reads them from one end to the other.
+"""Rewrites the layout of constant inputs so that a schedule reads them sequentially.
 
-Always: the same computation. The layout is the one that the code generator packs constants in: the digits of the
-indices in the order of the loops.
+The computation stays the same. The layout is the one that the code generator packs constants in: the index digits in
+the order of the loops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, Comp
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp, Operation, PlaceholderOp, Tensor, TensorRead
 
 TRANSFORM = "auto_scheduler_layout_transform"
-"""Name of the stage that lays an input out anew."""
+"""Name of the stage that lays an input out again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def rewrite_layout(
 ) -> tuple[ComputeDAG, tuple[Step, ...]]:
     """The graph and steps after the rewrite; those given when nothing is to be rewritten.
 
-    REWRITE_FOR_PRE_TRANSFORMED changes the shape of the inputs. INSERT_TRANSFORM_STAGE adds a stage right behind the
+    REWRITE_FOR_PRE_TRANSFORMED changes the shape of the inputs. INSERT_TRANSFORM_STAGE adds a stage right after the
     input, and steps that run it in parallel. A `ComputeDAG` of the tensors of the graph numbers its stages alike, so
     the steps fit that too; TVM's stage stands right before the reader, which is the same unless another input is read
     later.
@@ -147,7 +146,7 @@ def _with_new_input(dag: ComputeDAG, change: Relayout) -> ComputeDAG:
 
 
 def _with_transform(dag: ComputeDAG, steps: Sequence[Step], change: Relayout) -> tuple[ComputeDAG, tuple[Step, ...]]:
-    """The graph with a stage that lays the input out anew, and the steps with what runs that stage in parallel."""
+    """The graph with a stage that lays the input out again, and the steps with what runs that stage in parallel."""
     source = dag.nodes[change.source].tensor
     axes = tuple(
         Axis(f"{digit.axis}_{place}", digit.extent, AxisKind.SPATIAL) for place, digit in enumerate(change.digits)
@@ -185,7 +184,7 @@ def _renumbered(steps: Sequence[Step], place: int) -> tuple[tuple[Step, ...], in
 
 
 def _rebuilt(dag: ComputeDAG, nodes: Sequence[Node], change: Relayout, laid: Tensor) -> ComputeDAG:
-    """The graph over `nodes` in which the reader reads `laid`; everything behind it is made anew."""
+    """The graph over `nodes` in which the reader reads `laid`; everything after it is made again."""
     source = dag.nodes[change.source].tensor
     known: dict[Tensor, Tensor] = {}
     if nodes[change.source].tensor == laid:
@@ -203,7 +202,7 @@ def _rebuilt(dag: ComputeDAG, nodes: Sequence[Node], change: Relayout, laid: Ten
 def _relinked(
     dag: ComputeDAG, op: Operation, change: Relayout, laid: Tensor, known: Mapping[Tensor, Tensor], is_reader: bool
 ) -> Operation:
-    """An operation that reads what was made anew; the reader of the input reads it in the new layout."""
+    """An operation that reads what was made again; the reader of the input reads it in the new layout."""
     if isinstance(op, ExternOp) and any(tensor in known for tensor in op.inputs):
         return replace(op, inputs=tuple(known.get(tensor, tensor) for tensor in op.inputs))
     if not isinstance(op, ComputeOp):

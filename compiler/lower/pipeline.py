@@ -1,10 +1,12 @@
-"""In: a concrete state. Out: the loop IR that code is generated from.
+"""Lowers a concrete state to the loop IR that CPU code is generated from.
 
-Always: the passes of a target are one tuple, in order.
+The passes of a target are one tuple, in order.
 """
 
 from collections.abc import Collection
 
+from retune.compiler import config
+from retune.compiler.ir import trace
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.ir.verify import verify
@@ -63,19 +65,26 @@ def lower(
     layout: LayoutRewriteOption = PRE_TRANSFORMED,
     *,
     dots: Collection[Pair] = (),
-    check: bool = False,
+    check: bool | None = None,
 ) -> LoopFunction:
     """The kernel `name` of a concrete state, ready for code generation.
 
     `layout` says what is done about inputs of free layout, `dots` which pairs of factor types the target has
-    instructions for dot products of; `check` verifies the kernel after every pass.
-    Raises: ScheduleError, LoweringError.
+    instructions for dot products of; `check` verifies the kernel after every pass, by default
+    as RETUNE_CHECK says.
+    Raises: ScheduleError; LoweringError, which names the pass whose result is malformed.
     """
-    function = build_loops(state, name)
-    if check:
-        verify(function, "build-loops")
+    checks = config.checks_ir() if check is None else check
+    function = finish_pass(build_loops(state, name), "build-loops", checks)
     for loop_pass in cpu_passes(hardware, layout, dots):
-        function = loop_pass.apply(function)
-        if check:
-            verify(function, loop_pass.name)
+        function = finish_pass(loop_pass.apply(function), loop_pass.name, checks)
+    trace.show(trace.LOOPS, name, "loop IR", lambda: str(function))
+    return function
+
+
+def finish_pass(function: LoopFunction, after: str, checks: bool) -> LoopFunction:
+    """The kernel that a pass made, shown to whoever watches. Raises: LoweringError when `checks` finds it malformed."""
+    trace.show(trace.PASSES, function.name, f"after {after}", lambda: str(function))
+    if checks:
+        verify(function, after)
     return function

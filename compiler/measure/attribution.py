@@ -1,8 +1,7 @@
-"""In: a worker that answers for many candidates in one stream. Out: one result per candidate, in order.
+"""Attributes the results and failures of a worker that handles many candidates in one stream.
 
-Always: a candidate that kills or stalls its worker costs one result, its own; those before it keep theirs,
-and those after it run in a fresh worker. What fails before any candidate has begun is nobody's result but an
-exception.
+A candidate that kills or stalls its worker costs one result, its own: earlier ones keep theirs, and later ones run in a
+new worker. A failure before any candidate has begun is raised as an exception.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""In: bytes to read and to write, a number of threads. Out: a kernel that does only that, the fastest way we know.
+"""Measures the memory bandwidth that a number of threads reaches, with a kernel that only reads and writes.
 
-Always: the same bytes at every call, so that what fits into a cache stays there, as it does for the kernels that are
-compared with it; written as LLVM text and compiled by our own back end.
+Every call touches the same bytes, so data that fits into a cache stays there, as for the kernels it is compared with.
+The kernel is LLVM text, compiled by our own back end.
 """
 
 from retune.compiler.codegen.cpu import compile_module, function_attributes
@@ -11,7 +11,7 @@ from retune.compiler.runtime.loader import BoundKernel, load_kernels
 from retune.compiler.target import HardwareParams, Target
 
 UNROLL = 8
-"""Vectors a turn: independent, so that many accesses are under way at a time."""
+"""Vectors an iteration: independent, so that many accesses are under way at a time."""
 
 
 def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[BoundKernel, int]:

@@ -1,4 +1,7 @@
-"""In: schedules of a task. Out: their kernels. Always: runs inside a worker process; a bad candidate is a value."""
+"""Builds the kernels of candidates in a worker process.
+
+A candidate that cannot be built is a value, not an exception.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,7 +10,7 @@ from retune.compiler.errors import MeasureError, ScheduleError
 from retune.compiler.ir.stmt import is_function_name
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, describe
+from retune.compiler.measure.results import BuiltProgram, describe
 from retune.compiler.measure.worker_main import resolve
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
@@ -36,7 +39,7 @@ def kernel_name(task: SearchTask) -> str:
     return task.name if not task.key and is_function_name(task.name) else KERNEL_NAME
 
 
-def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | BuildResult]:
+def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]) -> Iterator[str | BuiltProgram]:
     """STARTED, then one result per candidate."""
     if key not in _tasks:
         raise MeasureError("this worker was replaced before it was told of the task; ask again")
@@ -52,10 +55,10 @@ def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]
             status, error = MeasureStatus.INSTANTIATION, describe(failure)
         except Exception as failure:  # any other way in which a candidate fails to compile
             status, error = MeasureStatus.COMPILE_HOST, describe(failure)
-        yield BuildResult(artifact, status, error, time.perf_counter() - begun)
+        yield BuiltProgram(artifact, status, error, time.perf_counter() - begun)
 
 
 def build_reference(task: SearchTask, build_func: str, steps_func: str) -> KernelArtifact:
-    """The kernel of the task's untuned schedule. Raises: whatever building it raises."""
+    """The kernel of the task's default schedule. Raises: whatever building it raises."""
     artifact: KernelArtifact = resolve(build_func)(task, resolve(steps_func)(task.dag), KERNEL_NAME)
     return artifact

@@ -1,6 +1,6 @@
 """Building candidates of a task in worker processes, several at once.
 
-One `BuildResult` a candidate, in order; a candidate that crashes the compiler or takes too long costs one result.
+One `BuiltProgram` a candidate, in order; a candidate that crashes the compiler or takes too long costs one result.
 """
 
 import math
@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Self
 
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.errors import NotYetError, OptionError
 from retune.compiler.measure.attribution import collect
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult
+from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.worker_pool import WorkerPool
 from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -31,7 +31,7 @@ class LocalBuilder:
 
     Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is
     "default" for our own, or (task, steps, kernel name) -> KernelArtifact: a function of a module that the processes
-    can import, or its path `package.module:name`. `lane` names processors on
+    can import, or its path `package.module:name`. `lane` names CPUs on
     which programs are timed: as many processes as there are others are bound to those others and build at any time, the
     rest only while nothing is timed, see `quiet`. Several threads may build at once.
     Raises: OptionError for what makes no sense, NotYetError for "ndk".
@@ -45,8 +45,8 @@ class LocalBuilder:
         *,
         lane: Sequence[int] = (),
     ) -> None:
-        others = tuple(processor for processor in usable_processors() if processor not in lane)
-        self.n_parallel = len(usable_processors()) if n_parallel is None else n_parallel
+        others = tuple(cpu for cpu in usable_cpus() if cpu not in lane)
+        self.n_parallel = len(usable_cpus()) if n_parallel is None else n_parallel
         timed = isinstance(timeout, Real) and 0 < timeout < math.inf
         if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not timed:
             raise OptionError(
@@ -61,11 +61,11 @@ class LocalBuilder:
         guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self.n_steady)]
         self._pool = WorkerPool([*bound, *guests], self.n_steady)
 
-    def leaves_alone(self, processors: Sequence[int]) -> bool:
-        """Whether some processes build while programs are timed on `processors`, and none of them on these."""
-        return bool(processors) and self.n_steady > 0 and set(processors) <= set(self.lane)
+    def leaves_alone(self, cpus: Sequence[int]) -> bool:
+        """Whether some processes build while programs are timed on `cpus`, and none of them on these."""
+        return bool(cpus) and self.n_steady > 0 and set(cpus) <= set(self.lane)
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
         """Build every candidate (the steps of one program each).
 
         A failed result has status INSTANTIATION (the steps do not apply), COMPILE_HOST or BUILD_TIMEOUT.
@@ -79,7 +79,7 @@ class LocalBuilder:
 
     def start(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]]
-    ) -> AbstractContextManager[list[Future[BuildResult]]]:
+    ) -> AbstractContextManager[list[Future[BuiltProgram]]]:
         """Begin to build; what is unfinished when the block ends is ended."""
         return self._pool.start(lambda worker, steps: self._build_one(worker, task, steps), candidates)
 
@@ -101,7 +101,7 @@ class LocalBuilder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> BuildResult:
+    def _build_one(self, worker: WorkerProcess, task: SearchTask, steps: Sequence[Step]) -> BuiltProgram:
         key = task.identity
 
         def stream_from(_: int) -> Iterator[object]:
@@ -115,11 +115,11 @@ class LocalBuilder:
         (result,) = collect(1, stream_from, self._failed)
         return result
 
-    def _failed(self, error: WorkerFailedError, seconds: float) -> BuildResult:
+    def _failed(self, error: WorkerFailedError, seconds: float) -> BuiltProgram:
         if isinstance(error, WorkerTimeoutError):
             text = f"the build took more than {self.timeout_s:g} s"
-            return BuildResult(None, MeasureStatus.BUILD_TIMEOUT, text, seconds)
-        return BuildResult(None, MeasureStatus.COMPILE_HOST, f"the compiler crashed: {error}", seconds)
+            return BuiltProgram(None, MeasureStatus.BUILD_TIMEOUT, text, seconds)
+        return BuiltProgram(None, MeasureStatus.COMPILE_HOST, f"the compiler crashed: {error}", seconds)
 
 
 def _path_of(build_func: Callable[..., KernelArtifact] | str) -> str:

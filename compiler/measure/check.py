@@ -1,6 +1,6 @@
-"""In: argument descriptions, or what two programs computed from the same inputs. Out: seeded inputs, or how
-the results differ in words. Always: inputs depend on the seed, the task and the position alone; NaN where
-the reference has none is a mismatch.
+"""Seeded inputs for kernels, and the comparison of two results.
+
+Inputs depend only on the seed, the task and the position. NaN where the reference has none is a mismatch.
 """
 
 import math

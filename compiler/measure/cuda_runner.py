@@ -1,13 +1,14 @@
-"""In: programs of a task that were built for a GPU. Out: one `MeasureResult` each, in order.
+"""Timing of programs that were built for a GPU, in a worker process.
 
-Always: CUDA is used in the worker process alone, so a kernel that breaks its context breaks nothing else; the right
-answers are those of the untuned program on the processor.
+CUDA is used in the worker process alone, so a kernel that breaks its context breaks nothing else; the right
+answers are those of the default schedule on the CPU.
 """
 
 import re
 from dataclasses import replace
+from typing import Self
 
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.runner import LocalRunner
@@ -23,31 +24,54 @@ class CudaRunner(LocalRunner):
     """Times kernels on one GPU of this machine, its number `gpu` in CUDA.
 
     Of `options` all but `threads`, `rotate_bytes` and what has to do with other processes means what it does on a
-    processor; `enable_cpu_cache_flush` empties the GPU's own cache before each call.
+    CPU; `enable_cpu_cache_flush` empties the GPU's own cache before each call.
     """
 
     worker = "retune.compiler.measure.cuda_worker"
+    uses_threads = False
 
     def __init__(self, options: MeasureOptions, gpu: int = 0) -> None:
         self.gpu = gpu
-        # All processors compute the right answers; programs are built before or after that.
-        super().__init__(options=replace(options, threads=len(usable_processors()), overlap=False))
+        # All CPUs compute the right answers; programs are built before or after that.
+        super().__init__(options=replace(options, threads=len(usable_cpus()), overlap=False))
+
+    @classmethod
+    def of(cls, options: MeasureOptions, gpu: int = 0) -> Self:
+        return cls(options, gpu)
 
     def _initial_arguments(self) -> tuple[object, ...]:
-        return self.processors, self.gpu
+        return self.cpus, self.gpu
 
     def _reference_task(self, task: SearchTask) -> SearchTask:
         return replace(task, target=Target.host(), hardware=HardwareParams(num_cores=self.options.threads))
 
     def check(self) -> None:
-        """See that there is a GPU to time programs on. Raises: DeviceError saying what is missing."""
+        """Check that there is a GPU to time programs on. Raises: DeviceError saying what is missing."""
         missing = self._worker.call(f"{self.worker}:missing", self.gpu, timeout_s=self._worker.start_timeout_s)
         if missing:
             raise DeviceError(missing)
 
 
+RUNNERS: dict[str, type[LocalRunner]] = {"cpu": LocalRunner, "cuda": CudaRunner}
+"""What times kernels on each kind of device that a target may name."""
+
+
+def runner_for(target: Target, options: MeasureOptions, gpu: int = 0) -> LocalRunner:
+    """A runner on the target's kind of device, or on the GPU number `gpu`, once the device has been found.
+
+    Raises: DeviceError when there is no such GPU.
+    """
+    runner = RUNNERS[target.traits.device].of(options, gpu)
+    try:
+        runner.check()
+    except DeviceError:
+        runner.close()
+        raise
+    return runner
+
+
 def gpu_here(number: int) -> GpuDevice | None:
-    """The GPU of that number of this machine, asked in a process of its own; None when it cannot be used."""
+    """The GPU of that number of this machine, asked in its own process; None when it cannot be used."""
     with WorkerProcess() as worker:
         found: GpuDevice | None = worker.call(
             f"{CudaRunner.worker}:described", number, timeout_s=worker.start_timeout_s

@@ -1,7 +1,7 @@
-"""In: kernels of a task for a GPU. Out: what they cost and whether they are right. Always: runs inside the one worker
-process that uses the GPU; one whose CUDA is broken by a kernel ends, and the next starts afresh.
+"""Measures and verifies GPU kernels inside the one worker process that uses the GPU.
 
-The untuned program runs first, on the processor, and what it computes is what every candidate must compute.
+The default schedule runs first, on the CPU, and every candidate must compute the same results. A worker whose CUDA
+context is broken by a kernel ends, and a fresh one replaces it.
 """
 
 import math
@@ -20,7 +20,7 @@ from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.check import poison
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult, describe
+from retune.compiler.measure.results import Measurement, describe
 from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda import driver, why_not
@@ -77,10 +77,10 @@ _gpu: _Gpu | None = None
 _tasks: dict[str, _OnDevice] = {}
 
 
-def set_up(processors: tuple[int, ...], number: int) -> None:
-    """Bind this process to `processors`; the GPU of that number, if it is there, is its own from now on."""
+def set_up(cpus: tuple[int, ...], number: int) -> None:
+    """Bind this process to `cpus`; the GPU of that number, if it is there, is its own from now on."""
     global _gpu
-    run_worker.set_up(processors)
+    run_worker.set_up(cpus)
     _gpu = None
     _tasks.clear()
     if not missing(number):
@@ -108,7 +108,7 @@ def knows(key: str) -> bool:
 
 
 def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: MeasureOptions) -> None:
-    """Make the buffers of a task, and what they should hold: `pattern` is its untuned kernel for the processor.
+    """Make the buffers of a task, and what they should hold: `pattern` is its default kernel for the CPU.
 
     Raises: DeviceError when there is no GPU, or it has no memory; as `run_worker.prepare`.
     """
@@ -118,7 +118,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
     if pattern.device is None:
         run_worker.prepare(key, pattern, setup, options)
         host = run_worker.buffers_of(key)
-    else:  # nothing is checked, so nothing was built for the processor
+    else:  # nothing is checked, so nothing was built for the CPU
         host = TaskBuffers.filled(pattern.args, options.seed, key, setup)
     arrays = tuple(gpu.array(spec.shape, spec.dtype) for spec in host.specs)
     for array, fenced in zip(arrays, host.arrays, strict=True):
@@ -128,7 +128,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
 
 def run_stream(
     key: str, artifacts: Sequence[KernelArtifact], best_seconds: float, options: MeasureOptions
-) -> Iterator[str | MeasureResult]:
+) -> Iterator[str | Measurement]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
     gpu, task = _open(), _task(key)
     yield STARTED
@@ -140,10 +140,10 @@ def run_stream(
 
 
 def compare_stream(
-    key: str, artifacts: Sequence[KernelArtifact], turns: int, options: MeasureOptions
-) -> Iterator[str | MeasureResult]:
-    """A sign of life after each of `turns`, in which every kernel is timed once after the other; then one result per
-    kernel, whose costs are those of the turns. The kernels were run and checked before.
+    key: str, artifacts: Sequence[KernelArtifact], passes: int, options: MeasureOptions
+) -> Iterator[str | Measurement]:
+    """A sign of life after each of `passes`, in which every kernel is timed once after the other; then one result per
+    kernel, whose costs are those of the passes. The kernels were run and checked before.
     """
     gpu, task = _open(), _task(key)
     yield STARTED
@@ -151,17 +151,17 @@ def compare_stream(
     try:
         watch = _watch(gpu, options)
         calls = [_bound(gpu, task, artifact) for artifact in artifacts]
-        looks = [watch.look(call) for call in calls]
-        for _ in range(turns):
-            for call, look, found in zip(calls, looks, costs, strict=True):
-                found.extend(watch.passes(call, 1, look))
+        probes = [watch.probe(call) for call in calls]
+        for _ in range(passes):
+            for call, probe, found in zip(calls, probes, costs, strict=True):
+                found.extend(watch.passes(call, 1, probe))
             yield STARTED
     except DeviceError as failure:
         if failure.lasting:  # what comes next is not to find CUDA broken
             _end(failure)
         raise
     for found in costs:
-        yield MeasureResult(tuple(found), MeasureStatus.OK, "", 0.0)
+        yield Measurement(tuple(found), MeasureStatus.OK, "")
 
 
 def _open() -> _Gpu:
@@ -195,7 +195,7 @@ def _bound(gpu: _Gpu, task: _OnDevice, artifact: KernelArtifact) -> Callable[[],
 
 def _run(
     gpu: _Gpu, task: _OnDevice, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions
-) -> MeasureResult:
+) -> Measurement:
     try:
         call = _bound(gpu, task, artifact)
     except DeviceError as failure:  # a candidate that cannot be loaded is a result
@@ -206,17 +206,17 @@ def _run(
         if wrong := _once(gpu, task, call):
             return wrong
         watch = _watch(gpu, options)
-        look = watch.look(call)
-        if look > best_seconds * options.give_up_factor:
-            return MeasureResult((look,), MeasureStatus.OK, "", 0.0, censored=True)
-        costs = watch.passes(call, options.repeat, look)
+        probe = watch.probe(call)
+        if probe > best_seconds * options.give_up_factor:
+            return Measurement((probe,), MeasureStatus.OK, "", censored=True)
+        costs = watch.passes(call, options.repeat, probe)
         if wrong := _check(gpu, task):  # threads in a race are not wrong every time
             return replace(wrong, error=f"right at first, later not: {wrong.error}")
     except DeviceError as failure:  # so is one that fails while it runs
         if failure.lasting:
             _end(failure)
         return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
-    return MeasureResult(costs, MeasureStatus.OK, "", 0.0)
+    return Measurement(costs, MeasureStatus.OK, "")
 
 
 def _end(failure: DeviceError) -> None:
@@ -226,7 +226,7 @@ def _end(failure: DeviceError) -> None:
     os._exit(BROKEN)
 
 
-def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> MeasureResult | None:
+def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> Measurement | None:
     """Run a kernel on poisoned outputs; what is wrong with it."""
     for array, host in task.outputs:
         poison(host)
@@ -236,7 +236,7 @@ def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> MeasureResult
     return _check(gpu, task)
 
 
-def _check(gpu: _Gpu, task: _OnDevice) -> MeasureResult | None:
+def _check(gpu: _Gpu, task: _OnDevice) -> Measurement | None:
     """What is wrong with what the last run left."""
     gpu.driver.wait(gpu.stream)
     texts = []
@@ -254,5 +254,5 @@ def _check(gpu: _Gpu, task: _OnDevice) -> MeasureResult | None:
     return None
 
 
-def _failed(status: MeasureStatus, error: str) -> MeasureResult:
-    return MeasureResult((), status, error, 0.0)
+def _failed(status: MeasureStatus, error: str) -> Measurement:
+    return Measurement((), status, error)

@@ -19,7 +19,7 @@ from retune.compiler import config
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.cuda_runner import gpu_of_key
 
-PROCESSOR = "cpu"
+CPU = "cpu"
 
 WAIT_SECONDS = 60.0
 """How long a process waits for a device before it says who holds it, and then again."""
@@ -27,17 +27,22 @@ WAIT_SECONDS = 60.0
 _LOG = logging.getLogger(__name__)
 
 
-def lock_name(device: str = PROCESSOR) -> str:
+def lock_name(device: str = CPU) -> str:
     """The lock of the device of this machine that a worker of a fleet with this key times on: every GPU is one, and the
-    processor is one, whatever its key.
+    CPU is one, whatever its key.
     """
     gpu = gpu_of_key(device)
-    return f"retune-device-{_safe(config.host_name())}-{PROCESSOR if gpu is None else f'cuda-{gpu}'}"
+    return f"retune-device-{_safe(config.host_name())}-{CPU if gpu is None else f'cuda-{gpu}'}"
 
 
-def device_lock(device: str = PROCESSOR) -> AbstractContextManager[None]:
+def lock_path(device: str = CPU) -> Path:
+    """The file that is locked."""
+    return Path(tempfile.gettempdir()) / f"{lock_name(device)}.lock"
+
+
+def device_lock(device: str = CPU) -> AbstractContextManager[None]:
     """Hold a device of this machine. Raises: MeasureError when there can be no lock."""
-    return locked(Path(tempfile.gettempdir()) / f"{lock_name(device)}.lock")
+    return locked(lock_path(device))
 
 
 @contextmanager

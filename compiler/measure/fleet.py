@@ -1,4 +1,4 @@
-"""Programs built and timed by workers elsewhere: what workers are asked for, and the builder and runner that ask.
+"""Building and timing on workers in other processes: the requests, and the builder and runner that send them.
 
 An `Engine` (Prefect's task runners, Dask) takes a request to a worker that serves a queue, finds another worker when
 that one is lost, and brings the answer. Programs are built in chunks on any worker of the queue `BUILD`, and timed on
@@ -18,7 +18,7 @@ import numpy as np
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.cuda_runner import gpu_of_key
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
 from retune.compiler.measure.task_inputs import special_inputs
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import Step
@@ -29,8 +29,8 @@ _LOG = logging.getLogger(__name__)
 BUILD = "build"
 """The queue of the workers that build."""
 
-TELL_SECONDS = 30.0
-"""A person is told when nobody has served a queue for so long."""
+WARN_SECONDS = 30.0
+"""After so many seconds without a worker for a queue a warning is logged."""
 
 CHUNK = 8
 """Programs in a request: enough to make its way worthwhile, few enough that several workers have something to do."""
@@ -51,7 +51,7 @@ def queues_of(key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildRequest:
-    """Build programs of a task. Answer: one `BuildResult` each."""
+    """Build programs of a task. Answer: one `BuiltProgram` each."""
 
     task: SearchTask
     candidates: Sequence[Sequence[Step]]
@@ -60,8 +60,8 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeRequest:
-    """Time kernels of a task, in a process that has begun for this where `fresh` says so. Answer: one `MeasureResult`
-    each; with `turns` as `LocalRunner.compare`.
+    """Time kernels of a task, in a process that has begun for this where `fresh` says so. Answer: one `Measurement`
+    each; with `passes` as `LocalRunner.compare`.
 
     `best` is the task's best cost so far. A worker that gets several requests with one `round` remembers the best cost
     that it has found for it.
@@ -72,12 +72,12 @@ class TimeRequest:
     options: MeasureOptions
     best: float = math.inf
     inputs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    turns: int = 0
+    passes: int = 0
     fresh: bool = False
     round: str = ""
 
     @classmethod
-    def of(cls, task: SearchTask, builds: Sequence[BuildResult], options: MeasureOptions, **more: Any) -> Self:
+    def of(cls, task: SearchTask, builds: Sequence[BuiltProgram], options: MeasureOptions, **more: Any) -> Self:
         """A request to time what was built, with the arrays that are registered for the task's inputs."""
         kernels = [build.artifact for build in builds if build.artifact is not None]
         inputs = {task.dag.inputs[place].name: array for place, array in special_inputs(task).items()}
@@ -117,7 +117,7 @@ class Pending(Protocol):
         ...
 
     def cancel(self) -> object:
-        """Nobody needs the answer any more."""
+        """Give the request up."""
         ...
 
 
@@ -126,10 +126,10 @@ class Patience:
 
     def __init__(self, queue: str, seconds: float) -> None:
         self._queue, self._seconds = queue, seconds
-        self._since, self._is_told = time.monotonic(), False
+        self._since, self._has_warned = time.monotonic(), False
 
-    def look(self, *, is_served: bool) -> None:
-        """Note whether there is a worker; without one a person is told after a while.
+    def check(self, *, is_served: bool) -> None:
+        """Note whether there is a worker; log a warning when there was none for a while.
 
         Raises: MeasureError when there was none for too long.
         """
@@ -138,9 +138,9 @@ class Patience:
             self._since = now
         elif now - self._since > self._seconds:
             raise MeasureError(f"no worker of {self._queue} was there for {self._seconds / 60:.0f} minutes")
-        elif now - self._since > TELL_SECONDS and not self._is_told:
-            self._is_told = True
-            _LOG.warning("nobody serves %s; see `retune worker --help`", self._queue)
+        elif now - self._since > WARN_SECONDS and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning("no worker serves %s; see `retune worker --help`", self._queue)
 
 
 class Engine(Protocol):
@@ -169,7 +169,7 @@ class FleetBuilder:
         self.options = options
         self.at_once = at_once
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
         """As `LocalBuilder.build`. Raises: MeasureError."""
         requests = [BuildRequest(task, part, self.options) for part in chunks(candidates, self.at_once)]
         pending = [self.engine.submit(BUILD, request, task.name) for request in requests]
@@ -184,7 +184,7 @@ class FleetBuilder:
 class FleetRunner:
     """Times on a worker of the device `key`, which has the device to itself meanwhile."""
 
-    processors: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
 
     def __init__(
         self, engine: Engine, key: str, options: MeasureOptions, at_once: int = CHUNK, in_flight: int = 0
@@ -198,13 +198,13 @@ class FleetRunner:
         self._fresh = False
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
-    ) -> list[MeasureResult]:
+        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+    ) -> list[Measurement]:
         """As `LocalRunner.run`. Raises: MeasureError."""
         built = [build for build in builds if build.artifact is not None]
         best = math.inf if best_seconds is None else best_seconds
         left, pending = deque(chunks(built, self.at_once)), deque[Pending]()
-        found: list[MeasureResult] = []
+        found: list[Measurement] = []
         try:
             while left or pending:
                 while left and not (self.in_flight and len(pending) >= self.in_flight):
@@ -218,13 +218,13 @@ class FleetRunner:
             raise
         return in_order(builds, found)
 
-    def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
+    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
         """As `LocalRunner.compare`. Raises: MeasureError."""
         if not any(build.artifact is not None for build in builds):
             return []
-        pending = self._submit(task, builds, turns=turns)
+        pending = self._submit(task, builds, passes=passes)
         try:
-            times: list[MeasureResult] | None = pending.result()
+            times: list[Measurement] | None = pending.result()
             return times
         except BaseException:
             pending.cancel()
@@ -243,19 +243,10 @@ class FleetRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, task: SearchTask, builds: Sequence[BuildResult], **more: Any) -> Pending:
+    def _submit(self, task: SearchTask, builds: Sequence[BuiltProgram], **more: Any) -> Pending:
         request = TimeRequest.of(task, builds, self.options, fresh=self._fresh, **more)
         self._fresh = False
         return self.engine.submit(device_queue(self.key), request, task.name)
-
-
-def in_order(builds: Sequence[BuildResult], times: Sequence[MeasureResult]) -> list[MeasureResult]:
-    """One result a build: the times are those of the builds that succeeded, the others fail as they did."""
-    left = iter(times)
-    return [
-        next(left) if build.artifact is not None else MeasureResult((), build.status, build.error, 0.0)
-        for build in builds
-    ]
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

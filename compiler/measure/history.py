@@ -1,4 +1,4 @@
-"""In: trials read from tuning logs. Out: the best of them for a workload. Always: failures never count as best.
+"""The best trials of tuning logs for a workload. Failures never count as best.
 
 A trial of another size can stand in where nothing better is known: `distance` says how much slower the workload is
 expected to be.
@@ -89,12 +89,12 @@ def best_trial(
     for trial in trials:
         if trial.status is not MeasureStatus.OK:
             continue
-        if target is not None and not carries_over(trial.task.target, target):
+        if target is not None and not carries_over(trial.task.target_text, target):
             continue
         factor = 1.0 if workload_key is None else distance(workload_key, trial.task.workload_key)
         if factor != 1.0 and not include_compatible:
             continue
-        rank = (layout not in (None, trial.task.layout_rewrite_option), trial.seconds * factor)
+        rank = (layout not in (None, trial.task.layout), trial.seconds * factor)
         if rank < lowest:
             best, lowest = trial, rank
     return best
@@ -105,7 +105,7 @@ def best_trials(trials: Iterable[LoggedTrial]) -> list[LoggedTrial]:
     best: dict[tuple[str, str, int], LoggedTrial] = {}
     for trial in trials:
         if trial.status is MeasureStatus.OK:
-            key = (trial.task.target, trial.task.workload_key, trial.task.layout_rewrite_option)
+            key = (trial.task.target_text, trial.task.workload_key, trial.task.layout)
             if key not in best or trial.seconds < best[key].seconds:
                 best[key] = trial
     return list(best.values())

@@ -1,6 +1,6 @@
-"""In: lines of the JSON log that TVM's auto-scheduler writes. Out: what each says, and the other way round.
+"""The JSON log of TVM's auto-scheduler: what each line says, and the other way round.
 
-Always: version "v0.6" is written, every older one is read; a line that is read and written again says the same.
+Version "v0.6" is written, every older one is read; a line that is read and written again says the same.
 
     {"i": [[key, target, [8 hardware parameters], host, layout option, [input names]], [[], [steps …]]],
      "r": [[seconds …], error number, seconds in all, timestamp], "v": "v0.6"}
@@ -27,7 +27,7 @@ from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.steps.base import step_from_row
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import Target
+from retune.compiler.target import HardwareParams, Target
 
 LOG_VERSION = "v0.6"
 FAILED_COST = 1e10
@@ -48,13 +48,15 @@ _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch", "-math")
 
 @dataclass(frozen=True, slots=True)
 class LoggedTask:
-    """What a line says of its task. `hardware` holds the eight parameters in the log's order, empty in old logs."""
+    """What a line says of its task, under the names of `SearchTask`. The computation is not there. `hardware` holds the
+    eight parameters in the log's order, empty in old logs.
+    """
 
     workload_key: str
-    target: str
+    target_text: str
     hardware: tuple[int, ...] = ()
-    target_host: str = ""
-    layout_rewrite_option: int = 0
+    target_host_text: str = ""
+    layout: int = 0
     task_input_names: tuple[str, ...] = ()
 
     @classmethod
@@ -63,6 +65,31 @@ class LoggedTask:
         hardware = tuple(task.hardware.to_row())
         names = tuple(task_input_names)
         return cls(task.workload_key, str(task.target), hardware, target_host, int(task.layout), names)
+
+    @property
+    def compute_dag(self) -> None:
+        """Nothing: `recover_measure_input` of `retune.compiler.auto_scheduler` finds the computation."""
+        return
+
+    @property
+    def target(self) -> Target:
+        """The machine, by what decides its code. Raises: TargetError for a kind of machine that is unknown here."""
+        return Target(code_target(self.target_text))
+
+    @property
+    def target_host(self) -> Target | None:
+        """The machine that drives a device. Raises: TargetError."""
+        return Target(code_target(self.target_host_text)) if self.target_host_text else None
+
+    @property
+    def hardware_params(self) -> HardwareParams | None:
+        """The parameters of the machine; old logs have none."""
+        return HardwareParams.from_row(self.hardware) if self.hardware else None
+
+    @property
+    def layout_rewrite_option(self) -> LayoutRewriteOption:
+        """What was done about inputs of free layout."""
+        return LayoutRewriteOption(self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +152,7 @@ def is_timed(costs: Sequence[float]) -> bool:
 def write_line(trial: LoggedTrial) -> str:
     """The trial as one line, without its end."""
     task = trial.task
-    head: list[Any] = [task.workload_key, task.target]
+    head: list[Any] = [task.workload_key, task.target_text]
     if any(_options_of(task)[1:]):
         head += _options_of(task)[1:]
     costs = list(trial.costs) or [FAILED_COST]
@@ -159,7 +186,7 @@ def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator
 def append_log(path: Path, trials: Iterable[LoggedTrial]) -> int:
     """Add the trials to a log, which is made with its folders when it is missing; how many were written.
 
-    They are written at once, so those of another process do not get between them, and begin a line of their own
+    They are written at once, so those of another process do not get between them, and begin their own line
     whatever the file ends with.
     Raises: LogFormatError when the file cannot be written.
     """
@@ -184,11 +211,11 @@ def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
     identity = json.dumps([write_line(trial), device])
     return MeasureRecord(
         record_id=_id_of(trial.timestamp, identity),
-        run_id=f"log-{_digest(json.dumps([trial.task.target, trial.task.workload_key]))[:12]}",
+        run_id=f"log-{_digest(json.dumps([trial.task.target_text, trial.task.workload_key]))[:12]}",
         network="",
         task_key=trial.task.workload_key,
         task_name=readable_name(trial.task.workload_key),
-        target=code_target(trial.task.target),
+        target=code_target(trial.task.target_text),
         device=device,
         threads=max(1, trial.task.hardware[0]) if trial.task.hardware else 1,
         steps=dump_steps(trial.steps),
@@ -248,7 +275,7 @@ def _task_of(row: Any) -> LoggedTask:
     """The task array of a line: two elements in the oldest logs, then three, five and six."""
     key, target = row[:2]
     if not isinstance(key, str) or not isinstance(target, str):
-        raise TypeError("a task starts with the texts of its workload key and target")
+        raise TypeError("a task starts with the strings of its workload key and target")
     hardware = tuple(_bounded(number, _PARAMETER) for number in row[2]) if len(row) > 2 else ()
     if hardware and len(hardware) != _HARDWARE_COUNT:
         raise ValueError(f"{len(hardware)} hardware parameters instead of {_HARDWARE_COUNT}")
@@ -260,7 +287,7 @@ def _task_of(row: Any) -> LoggedTask:
 
 
 def _bounded(number: Any, most: int) -> int:
-    """A whole number of no more digits than whoever keeps it has room for."""
+    """An integer of no more digits than whoever keeps it has room for."""
     if not -most <= int(number) <= most:
         raise ValueError(f"{number} is too large")
     return int(number)
@@ -299,7 +326,7 @@ def _ends_a_line(file: IO[bytes]) -> bool:
 def _options_of(task: LoggedTask) -> list[Any]:
     """A task array without its key."""
     names = list(task.task_input_names)
-    return [task.target, list(task.hardware), task.target_host, task.layout_rewrite_option, names]
+    return [task.target_text, list(task.hardware), task.target_host_text, task.layout, names]
 
 
 def _logged_options(options: str) -> list[Any] | None:
@@ -320,7 +347,7 @@ def _network_layout(target: str) -> int:
 
 def readable_name(key: str) -> str:
     """A workload key for people: the registered function and its arguments, or the shapes of a computation that has no
-    other name than its hash; a text that is no key as it is.
+    other name than its hash; a string that is no key as it is.
     """
     try:
         decoded = json.loads(key)

@@ -14,7 +14,7 @@ from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.cuda_runner import CudaRunner
 from retune.compiler.measure.fleet import FleetRunner
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuildResult, Measurement, MeasureResult, join
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -41,7 +41,7 @@ class Measurer(Protocol):
 class Builder(Protocol):
     """Whatever makes kernels of programs."""
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
         """One result per candidate, in order. Raises: MeasureError when nothing can be built."""
         ...
 
@@ -50,12 +50,12 @@ class Runner(Protocol):
     """Whatever times kernels, on one device; see `LocalRunner`."""
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
-    ) -> list[MeasureResult]:
+        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+    ) -> list[Measurement]:
         """One result per build, in order. Raises: MeasureError when nothing can be timed."""
         ...
 
-    def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
+    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
         """The builds timed in turn, or None when the process that did it was lost. Raises: MeasureError."""
         ...
 
@@ -68,8 +68,8 @@ class LocalMeasurer:
     """Builds candidates on this machine, and runs them here or on a device of a fleet.
 
     Builds overlap timing where that leaves the timing alone: programs are timed in small groups as soon as they are
-    built, on processors of their own, while the others go on building (see `LocalBuilder`). With as many threads as
-    there are processors there are no others, and everything is built before anything is timed.
+    built, on CPUs of their own, while the others go on building (see `LocalBuilder`). With as many threads as
+    there are CPUs there are no others, and everything is built before anything is timed.
     """
 
     def __init__(self, builder: LocalBuilder, runner: LocalRunner | FleetRunner) -> None:
@@ -80,7 +80,7 @@ class LocalMeasurer:
     def with_options(cls, options: MeasureOptions, n_parallel: int | None = None, gpu: int | None = None) -> Self:
         """A builder and a runner that follow `options`; programs run on the GPU number `gpu`, if one is given."""
         runner = LocalRunner(options=options) if gpu is None else CudaRunner(options, gpu)
-        lane = runner.processors if options.overlap else ()
+        lane = runner.cpus if options.overlap else ()
         return cls(LocalBuilder(options.build_timeout_s, n_parallel, lane=lane), runner)
 
     def measure(
@@ -88,7 +88,7 @@ class LocalMeasurer:
     ) -> list[Measurement]:
         """Build all candidates and run them one after the other. Raises: MeasureError, see `Measurer`."""
         best = math.inf if best_seconds is None else best_seconds
-        overlaps = self.runner.options.overlap and self.builder.leaves_alone(self.runner.processors)
+        overlaps = self.runner.options.overlap and self.builder.leaves_alone(self.runner.cpus)
         group = _GROUP if overlaps else len(candidates)
         found: dict[int, Measurement] = {}
         with self.builder.start(task, candidates) as builds:
@@ -98,8 +98,8 @@ class LocalMeasurer:
                 built = [build.result() for build in ready]
                 with self.builder.quiet():
                     runs = self.runner.run(task, built, best)
-                for future, build, run in zip(ready, built, runs, strict=True):
-                    found[places[future]] = join(build, run)
+                for future, run in zip(ready, runs, strict=True):
+                    found[places[future]] = run
                     best = min(best, *run.costs, math.inf)
         return [found[place] for place in range(len(candidates))]
 

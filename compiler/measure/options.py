@@ -1,5 +1,6 @@
-"""In: how thoroughly to measure. Out: one frozen class of options and its text form for records. Always:
-checked when made.
+"""`MeasureOptions`: how thoroughly to measure, and its text form for records.
+
+Options are frozen and checked when made.
 """
 
 import json
@@ -38,14 +39,14 @@ class MeasureOptions:
     * A pass of which other processes took more than the share `max_contention` is made again, up to
       `contended_passes` times for a candidate. TVM has no such check.
 
-    * `overlap`: while a program is timed, others are built, on processors that the timing does not use; never on those
+    * `overlap`: while a program is timed, others are built, on CPUs that the timing does not use; never on those
       that it does use. TVM builds everything first.
 
     `rotate_bytes` tells how programs are to find the constants of their task (weights): 0 leaves them in the caches
     from one call to the next; otherwise every call finds them in another place of a pool of so many bytes, so that they
     come from memory as they do in a network whose weights exceed the last cache.
 
-    `check` compares every candidate's outputs with those of the untuned program on the same random inputs, made from
+    `check` compares every candidate's outputs with those of the default schedule on the same random inputs, made from
     `seed`; `tolerance_factor` scales how far they may differ. TVM does not look at results.
     """
 
@@ -70,7 +71,7 @@ class MeasureOptions:
     def __post_init__(self) -> None:
         for name in ("threads", "number", "repeat", "seed", "rotate_bytes", "contended_passes"):
             if not isinstance(getattr(self, name), int):
-                raise OptionError(f"{name} must be a whole number, not {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be an integer, not {getattr(self, name)!r}")
         for name in _NUMBERS:
             if not isinstance(getattr(self, name), Real) or not math.isfinite(getattr(self, name)):
                 raise OptionError(f"{name} must be a finite number, not {getattr(self, name)!r}")
@@ -93,7 +94,7 @@ class MeasureOptions:
                 raise OptionError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def to_json(self) -> str:
-        """The options as JSON text, keys sorted: equal options give equal texts."""
+        """The options as JSON text, keys sorted: equal options give equal strings."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -112,3 +113,8 @@ class BestProgram:
     def of(cls, record: MeasureRecord) -> "BestProgram":
         """The program of a record."""
         return cls(record.task_key, record.steps, record.seconds, record.record_id, record.mutation)
+
+    @classmethod
+    def of_each(cls, records: Mapping[str, MeasureRecord]) -> dict[str, "BestProgram"]:
+        """The programs of records, under the same keys."""
+        return {key: cls.of(record) for key, record in records.items()}

@@ -1,17 +1,19 @@
-"""In: the ways a candidate can end. Out: plain frozen results of building, of running, and of both. Always:
-picklable; a failure carries its status and a text whose first line says it all, never a made-up cost.
+"""What building and timing a program came to, as plain values that travel between processes.
+
+A failure carries its status and a string whose first line says it all, never a made-up cost.
 """
 
 import traceback
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.runtime.artifact import KernelArtifact
 
 
 @dataclass(frozen=True, slots=True)
-class BuildResult:
-    """One built candidate: `artifact` is set exactly when `status` is OK. `seconds` is the time the build took."""
+class BuiltProgram:
+    """A program after its build of `seconds`: `artifact` is set exactly when `status` is OK."""
 
     artifact: KernelArtifact | None
     status: MeasureStatus
@@ -20,37 +22,31 @@ class BuildResult:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureResult:
-    """One run candidate: `costs` are seconds per call, one per repeat, empty unless `status` is OK. `censored` and
-    `contention` are as in `retune.compiler.measure.record.MeasureRecord`.
+class Measurement:
+    """A program, built and timed: `costs` are seconds per call, one per repeat, empty unless `status` is OK. `censored`
+    and `contention` are as in `retune.compiler.measure.record.MeasureRecord`.
     """
 
     costs: tuple[float, ...]
     status: MeasureStatus
     error: str
-    run_seconds: float
+    build_seconds: float = 0.0
+    run_seconds: float = 0.0
     censored: bool = False
     contention: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One candidate, built and run: the fields of its `BuildResult` and its `MeasureResult`."""
-
-    costs: tuple[float, ...]
-    status: MeasureStatus
-    error: str
-    build_seconds: float
-    run_seconds: float
-    censored: bool = False
-    contention: float | None = None
-
-
-def join(build: BuildResult, run: MeasureResult) -> Measurement:
-    """What building and running one candidate came to."""
-    return Measurement(
-        run.costs, run.status, run.error, build.seconds, run.run_seconds, run.censored, run.contention
-    )
+def in_order(builds: Sequence[BuiltProgram], times: Sequence[Measurement]) -> list[Measurement]:
+    """One measurement a build, with the time it took: `times` are those of the builds that succeeded, in order; the
+    others fail as they did.
+    """
+    left = iter(times)
+    return [
+        replace(next(left), build_seconds=build.seconds)
+        if build.artifact is not None
+        else Measurement((), build.status, build.error, build.seconds)
+        for build in builds
+    ]
 
 
 def describe(error: BaseException) -> str:

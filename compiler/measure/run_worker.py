@@ -1,7 +1,6 @@
-"""In: kernels of a task. Out: what they cost and whether they are right. Always: runs inside the one worker
-process that times.
+"""Measures and verifies CPU kernels inside the one worker process that times.
 
-The untuned kernel runs first, and what it computes is what every candidate must compute, on the buffers of
+The default schedule runs first, and every candidate must compute the same results, on the buffers of
 `retune.compiler.measure.task_buffers`.
 """
 
@@ -14,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from retune.compiler.errors import ArtifactError, MeasureError
+from retune.compiler.measure.adaptive_timer import AdaptiveTimer, Timing
 from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.check import Expected
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.race import Race, Timing
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult, describe
+from retune.compiler.measure.results import Measurement, describe
 from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
 from retune.compiler.runtime.affinity import bind_process
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -32,9 +31,9 @@ _KEPT_BYTES = 1 << 30
 _tasks: OrderedDict[str, TaskBuffers] = OrderedDict()
 
 
-def set_up(processors: tuple[int, ...]) -> None:
-    """Bind this process to `processors` and load the OpenMP runtime. Raises: ArtifactError when there is none."""
-    bind_process(processors)
+def set_up(cpus: tuple[int, ...]) -> None:
+    """Bind this process to `cpus` and load the OpenMP runtime. Raises: ArtifactError when there is none."""
+    bind_process(cpus)
     openmp_runtime()
 
 
@@ -44,10 +43,10 @@ def knows(key: str) -> bool:
 
 
 def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: MeasureOptions) -> None:
-    """Make the buffers of a task; `pattern` is its untuned kernel, run here for what it computes when answers
+    """Make the buffers of a task; `pattern` is its default kernel, run here for what it computes when answers
     are checked.
 
-    Raises: ArtifactError when the untuned kernel cannot be run or writes out of bounds; MemoryError; OptionError when
+    Raises: ArtifactError when the default kernel cannot be run or writes out of bounds; MemoryError; OptionError when
     an input given in `setup` does not fit.
     """
     buffers = TaskBuffers.filled(pattern.args, options.seed, key, setup)
@@ -55,7 +54,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
         buffers.poison_outputs()
         buffers.bind(pattern, options.threads)()
         if damage := buffers.damage():
-            raise ArtifactError(f"the untuned kernel writes {damage}")
+            raise ArtifactError(f"the default kernel writes {damage}")
         names = [spec.name for spec in pattern.outputs]
         buffers.expected = tuple(
             Expected.of(
@@ -70,7 +69,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
 
 def run_stream(
     key: str, artifacts: Sequence[KernelArtifact], best_seconds: float, options: MeasureOptions
-) -> Iterator[str | MeasureResult]:
+) -> Iterator[str | Measurement]:
     """STARTED, then one result per kernel. `best_seconds` is the best cost known for the task, infinite for none."""
     buffers = buffers_of(key)
     yield STARTED
@@ -82,10 +81,10 @@ def run_stream(
 
 
 def compare_stream(
-    key: str, artifacts: Sequence[KernelArtifact], turns: int, options: MeasureOptions
-) -> Iterator[str | MeasureResult]:
-    """A sign of life after each of `turns`, in which every kernel is timed once after the other, so that a noisy moment
-    hits them all alike; then one result per kernel, whose costs are those of the turns.
+    key: str, artifacts: Sequence[KernelArtifact], passes: int, options: MeasureOptions
+) -> Iterator[str | Measurement]:
+    """A sign of life after each of `passes`, in which every kernel is timed once after the other, so that a noisy
+    moment hits them all alike; then one result per kernel, whose costs are those of the passes.
 
     The kernels were run and checked before: here they share packed constants, in whatever order those are.
     """
@@ -96,13 +95,13 @@ def compare_stream(
         kernel()
     before_pass = _before_pass(buffers, options)
     with ContentionMeter(options.threads) as meter:
-        races = [Race(options, meter, _call(buffers, kernel, options), before_pass) for kernel in kernels]
-        for _ in range(turns):
-            for race in races:
-                race.take_turn()
+        timers = [AdaptiveTimer(options, meter, _call(buffers, kernel, options), before_pass) for kernel in kernels]
+        for _ in range(passes):
+            for timer in timers:
+                timer.interleave()
             yield STARTED
-        for timing in (race.timing for race in races):
-            yield MeasureResult(timing.costs, MeasureStatus.OK, "", 0.0, False, timing.contention)
+        for timing in (timer.timing for timer in timers):
+            yield Measurement(timing.costs, MeasureStatus.OK, "", contention=timing.contention)
 
 
 def buffers_of(key: str) -> TaskBuffers:
@@ -113,7 +112,7 @@ def buffers_of(key: str) -> TaskBuffers:
     return _tasks[key]
 
 
-def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions) -> MeasureResult:
+def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions) -> Measurement:
     try:
         kernel = buffers.bind(artifact, options.threads)
     except MemoryError as failure:  # no memory for what it wants to run on
@@ -130,14 +129,14 @@ def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, op
             return replace(wrong, error=f"right at first, later not: {wrong.error}")
     except Exception as failure:  # so is one that fails while it runs
         return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
-    return MeasureResult(timing.costs, MeasureStatus.OK, "", 0.0, timing.censored, timing.contention)
+    return Measurement(timing.costs, MeasureStatus.OK, "", censored=timing.censored, contention=timing.contention)
 
 
 def _time(buffers: TaskBuffers, kernel: BoundKernel, limit: float, options: MeasureOptions) -> Timing:
     """Race a kernel that has just run, with its constants where `options` want them."""
     with ContentionMeter(options.threads) as meter:
         call = _call(buffers, kernel, options)
-        timing = Race(options, meter, call, _before_pass(buffers, options)).run(limit)
+        timing = AdaptiveTimer(options, meter, call, _before_pass(buffers, options)).run(limit)
     if isinstance(call, RotatingKernel):
         call.restore()
     return timing
@@ -153,14 +152,14 @@ def _before_pass(buffers: TaskBuffers, options: MeasureOptions) -> Callable[[], 
     return buffers.flusher() or Sweeper() if options.enable_cpu_cache_flush else None
 
 
-def _check_once(buffers: TaskBuffers, kernel: BoundKernel) -> MeasureResult | None:
+def _check_once(buffers: TaskBuffers, kernel: BoundKernel) -> Measurement | None:
     """Run a kernel on poisoned outputs; what is wrong with it."""
     buffers.poison_outputs()
     kernel()
     return _check(buffers)
 
 
-def _check(buffers: TaskBuffers) -> MeasureResult | None:
+def _check(buffers: TaskBuffers) -> Measurement | None:
     """What is wrong with what the last run left."""
     if damage := buffers.damage():
         return _failed(MeasureStatus.RUNTIME_DEVICE, damage)
@@ -169,5 +168,5 @@ def _check(buffers: TaskBuffers) -> MeasureResult | None:
     return None
 
 
-def _failed(status: MeasureStatus, error: str) -> MeasureResult:
-    return MeasureResult((), status, error, 0.0)
+def _failed(status: MeasureStatus, error: str) -> Measurement:
+    return Measurement((), status, error)

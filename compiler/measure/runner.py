@@ -1,6 +1,6 @@
-"""In: built candidates of a task. Out: one `MeasureResult` each, in order. Always: run one after the other in
-a single worker process bound to its processors; a candidate that crashes, hangs or computes something else
-costs one result, its own.
+"""Timing of built programs, one after the other in a single worker process bound to its CPUs.
+
+One `Measurement` a program, in order; a program that crashes, hangs or computes something else costs one, its own.
 """
 
 import logging
@@ -8,16 +8,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from retune.compiler.config import usable_processors
+from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError, MeasureError, OptionError, RetuneError
 from retune.compiler.measure.attribution import collect
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, MeasureResult, describe
+from retune.compiler.measure.results import BuiltProgram, Measurement, describe, in_order
 from retune.compiler.measure.task_buffers import TaskSetup
 from retune.compiler.measure.task_inputs import revision, special_inputs
 from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess, WorkerTimeoutError
-from retune.compiler.runtime.affinity import choose_processors, openmp_environment
+from retune.compiler.runtime.affinity import choose_cpus, openmp_environment
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.contraction import has_tf32_products
 from retune.compiler.schedule.task import SearchTask
@@ -30,18 +30,20 @@ _USES_PER_WORKER = 5000
 
 
 class LocalRunner:
-    """Times kernels on this machine with `threads` threads, by default one for every processor.
+    """Times kernels on this machine with `threads` threads, by default one for every CPU.
 
     The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
     seconds. `options` takes the place of them all, and of `threads` and `check`; runs of Retune itself are made with
     the defaults of `MeasureOptions`, which also says what each means and why its defaults are others.
-    `build_func` and `reference_steps` are the dotted paths of what makes a task's untuned kernel, or a faster one that
+    `build_func` and `reference_steps` are the dotted paths of what makes a task's default kernel, or a faster one that
     computes the same, whose answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and
     (dag) -> steps.
     """
 
     worker = "retune.compiler.measure.run_worker"
     """The module of the functions that the worker process runs."""
+    uses_threads = True
+    """Whether kernels run on CPUs, which builds may use only while nothing is timed, or which they must leave alone."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class LocalRunner:
         reference_steps: str = "retune.compiler.schedule.default:reference_steps",
     ) -> None:
         self.options = options or MeasureOptions(
-            threads=len(usable_processors()) if threads is None else threads,
+            threads=len(usable_cpus()) if threads is None else threads,
             run_timeout_s=timeout,
             number=number,
             repeat=repeat,
@@ -70,22 +72,30 @@ class LocalRunner:
         )
         self._reference_recipe = (build_func, reference_steps)
         self._references: dict[str, KernelArtifact] = {}
-        self.processors = processors = choose_processors(self.options.threads)
+        self.cpus = cpus = choose_cpus(self.options.threads)
         self._worker = WorkerProcess(
             initializer=f"{self.worker}:set_up",
             initargs=self._initial_arguments(),
             maximum_uses=_USES_PER_WORKER,
-            environment=openmp_environment(processors),
+            environment=openmp_environment(cpus),
         )
 
+    @classmethod
+    def of(cls, options: MeasureOptions, gpu: int = 0) -> Self:  # noqa: ARG003 for runners of GPUs
+        """A runner with these options, on the GPU number `gpu` where it runs kernels on GPUs."""
+        return cls(options=options)
+
+    def check(self) -> None:
+        """Check that the device is there. Raises: DeviceError saying what is missing."""
+
     def run(
-        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
-    ) -> list[MeasureResult]:
+        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+    ) -> list[Measurement]:
         """Check and time every built candidate; failed builds pass through. `best_seconds` is the task's best
         cost so far.
 
         A failed result has status COMPILE_DEVICE (cannot be loaded), RUNTIME_DEVICE (crashed, wrote out of
-        bounds), WRONG_ANSWER or RUN_TIMEOUT. When the task's untuned kernel itself fails, so do all its
+        bounds), WRONG_ANSWER or RUN_TIMEOUT. When the task's default kernel itself fails, so do all its
         candidates.
 
         Raises: MeasureError when the worker cannot work at all, DeviceError when there is no GPU to work on;
@@ -93,14 +103,11 @@ class LocalRunner:
         `retune.compiler.measure.task_inputs`.
         """
         artifacts = [build.artifact for build in builds if build.artifact is not None]
-        results = iter(self._run_built(task, artifacts, math.inf if best_seconds is None else best_seconds))
-        return [
-            next(results) if build.artifact is not None else MeasureResult((), build.status, build.error, 0.0)
-            for build in builds
-        ]
+        best = math.inf if best_seconds is None else best_seconds
+        return in_order(builds, self._run_built(task, artifacts, best))
 
-    def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
-        """Time programs that `run` found right, in turn: the costs of each are its times in the `turns`. None when the
+    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
+        """Time programs that `run` found right, in turn: the costs of each are its times in the `passes`. None when the
         worker did not survive that: then nobody knows whose fault it was.
 
         Raises: MeasureError when the worker cannot work at all.
@@ -113,12 +120,12 @@ class LocalRunner:
             f"{self.worker}:compare_stream",
             _key(task),
             artifacts,
-            turns,
+            passes,
             self.options,
             timeout_s=self.options.run_timeout_s * len(artifacts),
         )
         try:
-            return [item for item in stream if isinstance(item, MeasureResult)]
+            return [item for item in stream if isinstance(item, Measurement)]
         except RetuneError as error:
             _LOG.warning("%s: the best programs could not be timed in turn: %s", task.name, error)
             return None
@@ -143,13 +150,13 @@ class LocalRunner:
 
     def _initial_arguments(self) -> tuple[object, ...]:
         """What the worker's `set_up` is given."""
-        return (self.processors,)
+        return (self.cpus,)
 
     def _reference_task(self, task: SearchTask) -> SearchTask:
-        """The task whose untuned kernel has the right answers."""
+        """The task whose default kernel has the right answers."""
         return task
 
-    def _run_built(self, task: SearchTask, artifacts: Sequence[KernelArtifact], best: float) -> list[MeasureResult]:
+    def _run_built(self, task: SearchTask, artifacts: Sequence[KernelArtifact], best: float) -> list[Measurement]:
         if not artifacts:
             return []
         try:
@@ -175,14 +182,14 @@ class LocalRunner:
                 timeout_s=self.options.run_timeout_s,
             )
             for item in stream:
-                if isinstance(item, MeasureResult):
+                if isinstance(item, Measurement):
                     done.extend(item.costs)
                 yield item
 
         return collect(len(artifacts), stream_from, self._failed)
 
     def _prepare(self, task: SearchTask, pattern: KernelArtifact) -> None:
-        """See to it that a worker that is not worn out has the task's buffers and right answers."""
+        """Ensure that a worker that is not worn out has the task's buffers and right answers."""
         self._worker.renew()
         key = _key(task)
         if self._worker.call(f"{self.worker}:knows", key, timeout_s=_PREPARE_SECONDS):
@@ -201,16 +208,15 @@ class LocalRunner:
         setup = TaskSetup(task.flop_count / max(elements, 1), constants, special_inputs(task), tf32)
         self._worker.call(f"{self.worker}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 
-    def _without_reference(self, task: SearchTask, text: str) -> MeasureResult:
-        return MeasureResult(
-            (), MeasureStatus.RUNTIME_DEVICE, f"{task.name}: its untuned kernel, the reference, fails: {text}", 0.0
-        )
+    def _without_reference(self, task: SearchTask, text: str) -> Measurement:
+        error = f"{task.name}: its default kernel, the reference, fails: {text}"
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, error)
 
-    def _failed(self, error: WorkerFailedError, seconds: float) -> MeasureResult:
+    def _failed(self, error: WorkerFailedError, seconds: float) -> Measurement:
         if isinstance(error, WorkerTimeoutError):
             text = f"the kernel took more than {self.options.run_timeout_s:g} s"
-            return MeasureResult((), MeasureStatus.RUN_TIMEOUT, text, seconds)
-        return MeasureResult((), MeasureStatus.RUNTIME_DEVICE, f"the kernel crashed: {error}", seconds)
+            return Measurement((), MeasureStatus.RUN_TIMEOUT, text, run_seconds=seconds)
+        return Measurement((), MeasureStatus.RUNTIME_DEVICE, f"the kernel crashed: {error}", run_seconds=seconds)
 
 
 def _key(task: SearchTask) -> str:

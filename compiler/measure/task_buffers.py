@@ -1,8 +1,8 @@
-"""In: the arguments of a task's kernels, as data. Out: buffers to run them on, and what is wrong with what they left.
+"""Buffers to run a task's kernels on, with checks of what a candidate left in them.
 
-The buffers of a task are made once and serve all its candidates: inputs are filled from a seed, or with what was given
-for them, and write-protected; every buffer is fenced (`retune.compiler.runtime.buffers`); outputs are poisoned before a
-candidate computes them. Always: memory that is not there is an error before it is taken.
+The buffers of a task are allocated once and serve all its candidates. Inputs are filled from a seed, or with given
+arrays, and write-protected; every buffer is fenced (`retune.compiler.runtime.buffers`); outputs are poisoned before a
+candidate computes them. Insufficient memory is an error before anything is allocated.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class TaskBuffers:
     def bind(self, artifact: KernelArtifact, threads: int) -> BoundKernel:
         """The kernel, ready to run on these buffers; constants are packed the way it wants them.
 
-        Raises: ArtifactError when it cannot be loaded or takes other arguments than the task's untuned kernel.
+        Raises: ArtifactError when it cannot be loaded or takes other arguments than the task's default kernel.
         """
         kernel = load_kernels([artifact])[artifact.name]
         if [(arg.shape, arg.dtype, arg.is_output) for arg in artifact.args] != [
@@ -143,7 +143,7 @@ class TaskBuffers:
 
     def flusher(self) -> BoundKernel | None:
         """What takes all arguments but the first out of the caches, as far as they fit the flush kernel's table; None
-        where the processor has no such instruction.
+        where the CPU has no such instruction.
         """
         kernel = flush_kernel()
         if kernel is None:
@@ -187,7 +187,7 @@ def _fitting(given: Array, spec: ArgSpec) -> Array:
 
 
 class Sweeper:
-    """Goes through more memory than the caches hold: for processors without an instruction to flush them."""
+    """Goes through more memory than the caches hold: for CPUs without an instruction to flush them."""
 
     def __init__(self) -> None:
         self._scratch = np.zeros(2 * last_cache_bytes(), np.uint8)

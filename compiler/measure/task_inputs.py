@@ -1,12 +1,12 @@
-"""In: arrays for inputs of tasks that must not be random, such as indices. Out: the same, when a task is measured.
+"""Registry of arrays for task inputs that must not be random, such as indices.
 
-Always: one table a process, by workload key and name of the placeholder; what was saved is found again by later
-processes. Every array that somebody registered is used, or measuring says why it cannot be.
+There is one table per process, by workload key and name of the placeholder; saved arrays are found by later processes.
+Every registered array is used, otherwise measuring raises an error with the reason.
 
     <state folder>/inputs/<hash of the workload key>/<name>.npy
 
-Where TVM's table differs: files are real `.npy` files in the state folder, not text in the working folder; registering
-an equal array again is no mistake; a saved array is never silently replaced.
+Differences from TVM's table: files are real `.npy` files in the state folder, not text in the working folder;
+registering an equal array again is no error; a saved array is never silently replaced.
 """
 
 import hashlib

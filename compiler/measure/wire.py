@@ -3,9 +3,9 @@
 They are data, never code: only classes listed here are made, by their own constructors, so bytes from a stranger cannot
 do more than be refused. What is one object before is one object after.
 
-A message is a line of JSON text and the contents of its arrays and byte strings after it:
+A message is an archive of `message.json` and of `blobs`, the contents of its arrays and byte strings one after another:
 
-    {"version": 1, "objects": [[class, field …] …], "root": value}
+    {"objects": [[class, field …] …], "root": value}
     value = null | bool | int | text | finite float
           | {"f": text}             a float that JSON has no name for
           | {"t" | "l": [value …]}  a tuple, a list
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from retune.compiler.errors import MeasureError, RetuneError, refusing_depth
+from retune.compiler.errors import ArtifactError, MeasureError, RetuneError, refusing_depth
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var
 from retune.compiler.measure.fleet import (
@@ -36,8 +36,9 @@ from retune.compiler.measure.fleet import (
 )
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.packing import Packing
+from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.layout import LayoutRewriteOption
@@ -60,15 +61,17 @@ from retune.compiler.te.tensor import (
     Values,
 )
 
-VERSION = 1
+KIND, VERSION = "message", 3
+_BEFORE_3 = b"{"
+"""What earlier messages begin with: a line of JSON."""
 
 _PLAIN = (
     *(Binary, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var),
     *(Axis, Combiner, ComputeOp, ExternOp, Handle, PackedCall, PlaceholderOp, Reduce, ReducedValue),
     *(Tensor, TensorRead, Values, Node, HardwareParams),
-    *(MeasureOptions, MeasureResult, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
+    *(MeasureOptions, Measurement, KernelArtifact, ArgSpec, ExternBuffer, ExternCall, Packing),
     *(DeviceCode, GpuFacts, KernelLaunch),
-    *(BuildResult, TimeRequest, DescribeRequest, LimitsRequest, CompareRequest),
+    *(BuiltProgram, TimeRequest, DescribeRequest, LimitsRequest, CompareRequest),
 )
 """Frozen classes that are made from their fields."""
 
@@ -104,7 +107,7 @@ _SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., An
     SearchTask: (_parts_of_task, restored_task),
     Target: (lambda target: (str(target),), Target),
 }
-"""Classes that are taken apart and made in a way of their own."""
+"""Classes that are taken apart and made in their own way."""
 
 _CLASSES: Mapping[str, Callable[..., Any]] = {
     **{kind.__name__: kind for kind in _PLAIN},
@@ -121,8 +124,8 @@ def to_bytes(value: object) -> bytes:
     writer = _Writer()
     with refusing_depth("what is sent to another machine", MeasureError):
         root = writer.plain(value)
-    head = {"version": VERSION, "objects": writer.objects, "root": root}
-    return json.dumps(head, allow_nan=False).encode() + b"\n" + b"".join(writer.blobs)
+    head = json.dumps({"objects": writer.objects, "root": root}, allow_nan=False).encode()
+    return archive_bytes(KIND, VERSION, {"message.json": head, "blobs": b"".join(writer.blobs)})
 
 
 def from_bytes(data: bytes) -> Any:
@@ -130,15 +133,10 @@ def from_bytes(data: bytes) -> Any:
 
     Raises: MeasureError when it is damaged, or was written by a version of Retune that is not this one.
     """
-    line, _, blobs = data.partition(b"\n")
     try:
-        head = json.loads(line)
-        if head["version"] != VERSION:
-            raise MeasureError(
-                f"a message of version {head['version']} arrived where version {VERSION} is understood: "
-                "run the same version of Retune everywhere"
-            )
-        reader = _Reader(blobs)
+        archive = _opened(data)
+        head = archive.json("message.json")
+        reader = _Reader(archive.blob("blobs"))
         for kind, *parts in head["objects"]:
             reader.add(kind, parts)
         return reader.value(head["root"])
@@ -146,8 +144,21 @@ def from_bytes(data: bytes) -> Any:
         if isinstance(error, MeasureError):
             raise
         raise MeasureError(f"a message from another machine makes no sense: {error}") from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except DAMAGE as error:
         raise MeasureError(f"a message from another machine cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _opened(data: bytes) -> Archive:
+    """The message as an archive. Raises: MeasureError for another version; an error of `DAMAGE`."""
+    try:
+        if data.startswith(_BEFORE_3):
+            raise ArtifactError("a message of version 2 or earlier")
+        archive = Archive(data, KIND, VERSION)
+    except ArtifactError as error:
+        advice = "run the same version of Retune everywhere"
+        raise MeasureError(f"a message from another machine: {error}; {advice}") from error
+    archive.require_manifest()
+    return archive
 
 
 class _Writer:
@@ -161,7 +172,7 @@ class _Writer:
 
     def plain(self, value: Any) -> Any:
         """The form of one value, see the grammar."""
-        if isinstance(value, Enum):  # first: members may be texts or numbers too
+        if isinstance(value, Enum):  # first: members may be strings or numbers too
             return {"e": [self._listed(_MEMBERS, value), value.name]}
         if value is None or isinstance(value, (bool, int, str)):
             return value

@@ -1,7 +1,7 @@
-"""In: calls over an inherited pipe. Out: their results, or the exceptions they raised. Always: ends with its parent.
+"""Main loop of a worker process: executes calls received over a pipe; ends with its parent.
 
 Started by `retune.compiler.measure.worker_process` as `python -m retune.compiler.measure.worker_main HANDLE PARENT`:
-the file descriptor of a duplex `multiprocessing` connection, and the process id to live under. A request is (function
+the file descriptor of a duplex `multiprocessing` connection, and the id of the parent process. A request is (function
 path, arguments), pickled; the replies are (kind, value) pairs, the last one of a request being END or ERROR. A function
 that returns an iterator is streamed.
 """
@@ -24,7 +24,7 @@ _WATCH_SECONDS = 0.5
 
 
 READY, ITEM, END, ERROR = "ready", "item", "end", "error"
-"""What a message from the worker carries. Plain texts, because this module is `__main__` at one end."""
+"""What a message from the worker carries. Plain strings, because this module is `__main__` at one end."""
 
 
 def resolve(path: str) -> Any:

@@ -2,7 +2,7 @@
 
 Calls begin in the order in which they were submitted. A caller that fails or is interrupted ends its own calls only.
 
-Some workers may be *guests*: they run on processors that are needed now and then to time programs. While `quiet` is
+Some workers may be *guests*: they run on CPUs that are needed now and then to time programs. While `quiet` is
 held, guests begin nothing; it is entered when they have finished what they had begun.
 """
 

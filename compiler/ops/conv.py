@@ -2,7 +2,7 @@
 
 Layouts: channels last (NWC, NHWC, NDHWC) with (*kernel, I/groups, O) weights, or (*kernel, C) ones when the convolution
 is depthwise (groups = C = O); channels first (NCHW, NCDHW) with (O, I/groups, *kernel). `pads` are those before every
-spatial dimension, then those after. Padding is a stage of its own, made only where a window leaves the input. Reduce
+spatial dimension, then those after. Padding is its own stage, made only where a window leaves the input. Reduce
 axes of extent 1 are left out, so a 1x1 convolution is a matmul.
 """
 
@@ -54,7 +54,7 @@ def require_windows(call: OpCall, kernel: Shape, dilations: Shape, axes: tuple[i
         window_extent(call.types[0].shape[axes[i]], kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
         for i in range(rank)
     )
-    call.require(min(extents) > 0, f"the window {kernel} does not fit")
+    call.require(all(extent > 0 for extent in extents), f"the window {kernel} does not fit")
     return extents
 
 
@@ -207,7 +207,7 @@ def zero_padded(
     fill: int = 0,
 ) -> Tensor:
     """The tensor with zeros (or `fill`) around the dimensions from `first` on, and nothing beyond `cut` elements. The
-    operands of a concatenation are read directly: a stage of its own would be one more copy.
+    operands of a concatenation are read directly: its own stage would be one more copy.
     """
     rank, source = len(before), data.op
     inside = data.shape[first : first + rank]

@@ -17,7 +17,7 @@ from retune.compiler.te.tensor import Tensor
 
 
 def _conv_transpose2d(call: OpCall) -> Lowered:
-    """Pads behind may be negative, where the result goes on. Only channels-last tensors are built."""
+    """Pads after may be negative, where the result goes on. Only channels-last tensors are built."""
     x, weight = call.types
     axes, last = require_layout(call, 2), is_channels_last(call)
     fits = len(weight.shape) == 4 and weight.dtype == x.dtype
@@ -28,7 +28,7 @@ def _conv_transpose2d(call: OpCall) -> Lowered:
     call.require(fits, "strides and the pads in front must be for two dimensions and not be negative")
     call.require(x.shape[3 if last else 1] == taken, f"the weight is for {taken} channels")
     extents = tuple((x.shape[axis] - 1) * strides[i] + kernel[i] - pads[i] - pads[2 + i] for i, axis in enumerate(axes))
-    call.require(min(extents) > 0, "nothing is left of the result")
+    call.require(all(extent > 0 for extent in extents), "nothing is left of the result")
     shape = (x.shape[0], *extents, made) if last else (x.shape[0], made, *extents)
 
     def build(data: Tensor, taps: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
     strides, before = call.ints("strides"), call.ints("pads")[:2]
     kernel, inputs = weight.shape[:2], weight.shape[2]
     taps = tuple(-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
-    turns = tuple(-(-extent // stride) for extent, stride in zip(shape[1:3], strides, strict=True))
+    windows = tuple(-(-extent // stride) for extent, stride in zip(shape[1:3], strides, strict=True))
     low = tuple(count - 1 for count in taps)
     high = tuple(
-        max(0, turn - have + -(-cut // stride))
-        for turn, have, cut, stride in zip(turns, data.shape[1:3], before, strides, strict=True)
+        max(0, window - have + -(-cut // stride))
+        for window, have, cut, stride in zip(windows, data.shape[1:3], before, strides, strict=True)
     )
     padded = zero_padded(data, 1, low, high, f"{call.name}_pad") if any((*low, *high)) else data
     ry, rx = te.reduce_axis(taps[0], "ry"), te.reduce_axis(taps[1], "rx")
@@ -69,7 +69,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
         return te.sum(value * tap, [ry, rx, rc])
 
     phases = te.compute(
-        (shape[0], *strides, *turns, shape[3]), phase, name=f"{call.name}_phases", attrs=call.layout_free(weight)
+        (shape[0], *strides, *windows, shape[3]), phase, name=f"{call.name}_phases", attrs=call.layout_free(weight)
     )
 
     def interleaved(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
@@ -113,12 +113,12 @@ def _conv_phases2d(call: OpCall) -> Lowered:
 
 def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
     strides, cuts = call.ints("strides"), call.ints("pads")
-    turns, inputs = (shape[1], shape[3]), weight.shape[2]
+    windows, inputs = (shape[1], shape[3]), weight.shape[2]
     taps = tuple(size // stride for size, stride in zip(weight.shape[:2], strides, strict=True))
     low = tuple(max(0, count - 1 - cut // stride) for count, cut, stride in zip(taps, cuts, strides, strict=True))
     high = tuple(
-        max(0, turn + (stride - 1 + cut) // stride - have)
-        for turn, have, cut, stride in zip(turns, data.shape[1:3], cuts, strides, strict=True)
+        max(0, window + (stride - 1 + cut) // stride - have)
+        for window, have, cut, stride in zip(windows, data.shape[1:3], cuts, strides, strict=True)
     )
     padded = zero_padded(data, 1, low, high, f"{call.name}_pad") if any((*low, *high)) else data
     names = ("ry", "rx")

@@ -116,7 +116,7 @@ class _Candidates:
 
     @property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The extents of the axes before and behind."""
+        """The extents of the axes before and after."""
         return self.values.shape[: self.axis], self.values.shape[self.axis + (1 if self.places is None else 2) :]
 
     def at(self, before: Sequence[Expr], number: Expr, behind: Sequence[Expr]) -> tuple[Expr, Expr]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.errors import DefinitionError
+from retune.compiler.ir.dims import Dim
 from retune.compiler.ir.expr import Const, Expr, cast
 from retune.compiler.te.tensor import Tensor
 
@@ -31,7 +32,7 @@ class FusionKind(Enum):
     INJECTIVE = "injective"  # each result element reads one operand element
     REDUCTION = "reduction"  # each result element reads many
     COMPLEX = "complex"  # worth tiling; takes element-wise followers into its kernel
-    OPAQUE = "opaque"  # several stages; a kernel of its own
+    OPAQUE = "opaque"  # several stages; its own kernel
 
 
 class Typed(Protocol):
@@ -72,7 +73,7 @@ class Attributed:
     def integer(self, key: str) -> int:
         """The attribute `key`, an int."""
         value = self.attrs.get(key)
-        if not isinstance(value, int):
+        if not isinstance(value, int | Dim):
             raise self._wrong(key, "an int")
         return value
 
@@ -234,8 +235,8 @@ class Op:
 
 def _is_a(value: Attribute, kind: type) -> bool:
     if kind is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, int) for item in value)
-    return type(value) is kind
+        return isinstance(value, tuple) and all(isinstance(item, int | Dim) for item in value)
+    return type(value) is kind or (kind is int and isinstance(value, Dim))
 
 
 def broadcast_shapes(first: Shape, second: Shape) -> Shape | None:

@@ -74,7 +74,7 @@ def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str)
         indices = list(axes)
         for place in range(2):
             indices[first + place] = _position(call, axes, place, window[place] * dilations[place])
-        value = data[tuple(indices)]
+        value: Expr = data[tuple(indices)]
         if leaves:
             value = te.if_then_else(_inside(indices, data.shape, leaves), value, outside)
         return te.max(value, window) if maximum else te.sum(value, window)

@@ -1,4 +1,4 @@
-"""Reductions over axes, softmax and its logarithm; each reduction is a compute of its own."""
+"""Reductions over axes, softmax and its logarithm; each reduction is its own compute."""
 
 import math
 from collections.abc import Callable, Sequence

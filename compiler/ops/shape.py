@@ -17,7 +17,7 @@ CONCATENATED = "concat_axis"
 def _reshape(call: OpCall) -> Lowered:
     (x,) = call.types
     shape = call.ints("shape")
-    fits = math.prod(shape) == math.prod(x.shape) and min(shape, default=0) >= 0
+    fits = math.prod(shape) == math.prod(x.shape) and all(extent >= 0 for extent in shape)
     call.require(fits, f"cannot become {list(shape)}")
 
     def build(source: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _slice_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 def _pad(call: OpCall) -> Lowered:
     (x,) = call.types
     before, after = call.ints("pads_before"), call.ints("pads_after")
-    fits = len(before) == len(after) == len(x.shape) and min((*before, *after), default=0) >= 0
+    fits = len(before) == len(after) == len(x.shape) and all(pad >= 0 for pad in (*before, *after))
     call.require(fits, "pads_before and pads_after need one entry an axis, none negative")
     shape = tuple(n + b + a for n, b, a in zip(x.shape, before, after, strict=True))
 
@@ -137,6 +137,31 @@ def _broadcast_to(call: OpCall) -> Lowered:
         return te.compute(shape, lambda *i: element(source, i, shape), name=call.name)
 
     return Lowered(shape, x.dtype, build)
+
+
+def _arange(call: OpCall) -> Lowered:
+    start, count, step = (call.integer(key) for key in ("start", "count", "step"))
+    call.require(count >= 0, f"cannot have {count} elements")
+
+    def build() -> Tensor:
+        return te.compute((count,), lambda i: te.cast("int64", i) * step + start, name=call.name)
+
+    return Lowered((count,), "int64", build)
+
+
+def _extents(call: OpCall) -> Lowered:
+    values = call.ints("values")
+
+    def build() -> Tensor:
+        def body(i: Expr) -> Expr:
+            value: Expr = te.const(values[-1], "int64")
+            for place, number in reversed(list(enumerate(values[:-1]))):
+                value = te.select(te.equal(i, place), te.const(number, "int64"), value)
+            return value
+
+        return te.compute((len(values),), body, name=call.name)
+
+    return Lowered((len(values),), "int64", build)
 
 
 _INJECTIVE = FusionKind.INJECTIVE
@@ -195,5 +220,23 @@ OPERATORS = (
         _broadcast_to,
         lambda call, arrays: np.broadcast_to(arrays[0], call.ints("shape")),
         {"shape": tuple},
+    ),
+    Op(
+        "arange",
+        0,
+        _INJECTIVE,
+        "start, start + step, ...: count integers",
+        _arange,
+        lambda call, _: call.integer("start") + call.integer("step") * np.arange(call.integer("count")),
+        {"start": int, "count": int, "step": int},
+    ),
+    Op(
+        "extents",
+        0,
+        _INJECTIVE,
+        "the integers `values`, such as the shape of a tensor",
+        _extents,
+        lambda call, _: np.asarray(call.ints("values"), "int64"),
+        {"values": tuple},
     ),
 )

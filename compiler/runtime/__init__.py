@@ -1,13 +1,15 @@
-"""In: names that a script imports from `retune.compiler.runtime`. Out: what they stand for.
+"""The public names of the runtime, each loaded when it is first used.
 
-Always: a name is looked up when it is first used, because most of them load the TVM FFI, see
-`retune.compiler.runtime.ffi`.
+Most of them load the TVM FFI, see `retune.compiler.runtime.ffi`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    load_module: Callable[..., Any]
     from retune.compiler.runtime.container import (
         Array,
         Map,
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
         structural_equal,
     )
     from retune.compiler.runtime.ffi import NDArray
-    from retune.compiler.runtime.module import Module, load_module
+    from retune.compiler.runtime.module import Module
     from retune.compiler.runtime.packed_func import PackedFunc, convert, object_use_count
     from retune.compiler.runtime.timing import BenchmarkResult
 
@@ -31,7 +33,6 @@ _HOMES = {
     "assert_structural_equal": "container",
     "convert": "packed_func",
     "load_json": "container",
-    "load_module": "module",
     "object_use_count": "packed_func",
     "save_json": "container",
     "structural_equal": "container",
@@ -55,6 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "load_module":  # it reads files of packages above this one, too
+        return importlib.import_module("retune.compiler").load_module
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

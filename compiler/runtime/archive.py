@@ -37,8 +37,8 @@ import numpy as np
 from retune.compiler.dtype import BFLOAT16, item_bytes, number_type
 from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.machine import require_memory
-from retune.compiler.runtime.published import published
 
 FORMAT_VERSION = 1
 MANIFEST = "archive.json"
@@ -80,7 +80,7 @@ def write_archive(path: Path, kind: str, version: int, parts: Mapping[str, objec
 
     Raises: ArtifactError when it cannot be written; TypeError for what is not JSON.
     """
-    with published(path) as temporary, temporary.open("x+b") as file:
+    with atomic_write(path) as temporary, temporary.open("x+b") as file:
         _write(file, kind, version, parts)
 
 
@@ -128,7 +128,7 @@ def _add(out: zipfile.ZipFile, file: BinaryIO, name: str, chunks: list[bytes | m
     entry = zipfile.ZipInfo(name)
     entry.compress_type, entry.external_attr = out.compression, 0o644 << 16
     entry.file_size = sum(map(len, chunks))
-    large = entry.file_size * 1.05 > zipfile.ZIP64_LIMIT  # then zipfile adds a field of its own, by this same rule
+    large = entry.file_size * 1.05 > zipfile.ZIP64_LIMIT  # then zipfile adds its own field, by this same rule
     start = file.tell() + _LOCAL.size + len(name.encode()) + _ZIP64_BYTES * large
     padding = -start % ALIGNMENT
     if padding:
@@ -147,6 +147,24 @@ def _npy_header(array: Array) -> bytes:
     sink = io.BytesIO()
     np.lib.format.write_array_header_1_0(sink, np.lib.format.header_data_from_array_1_0(array))
     return sink.getvalue()
+
+
+def kind_of(path: Path) -> str:
+    """What an archive holds, as its manifest says; empty for a file that is none, or that an earlier version wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return str(json.loads(archive.read(MANIFEST))["kind"])
+    except DAMAGE:
+        return ""
+
+
+def has_part(path: Path, name: str) -> bool:
+    """Whether a file is an archive with a part of that name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return name in archive.namelist()
+    except DAMAGE:
+        return False
 
 
 def little_endian(array: Array) -> Array:

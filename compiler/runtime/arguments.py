@@ -1,7 +1,7 @@
-"""In: what a kernel takes, and what it is given. Out: addresses, or one sentence that says what does not fit.
+"""Checks the arguments of a kernel and takes their addresses.
 
-Always: a kernel that gets the addresses reads and writes only memory of the arrays they came from. It trusts that its
-arguments start at multiples of 64 bytes, are dense, and that nothing it writes is another argument too.
+A kernel that gets these addresses reads and writes only memory of the arrays they came from. It relies on arguments
+that start at multiples of 64 bytes, are dense, and do not overlap its outputs. A mismatch is one sentence.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MOST_THREADS = 1024
 
 
 def check_count(kernel: str, specs: Sequence[ArgSpec], given: int, workspace: bool = False) -> None:
-    """See to it that there is one buffer an argument, and one more where a workspace may be given.
+    """Ensure that there is one buffer an argument, and one more where a workspace may be given.
 
     Raises: ArtifactError.
     """
@@ -35,7 +35,7 @@ def check_threads(kernel: str, threads: int) -> int:
     Raises: ArtifactError.
     """
     if not is_thread_count(threads):
-        raise ArtifactError(f"kernel {kernel}: {threads!r} threads; a whole number from 1 to {MOST_THREADS} is needed")
+        raise ArtifactError(f"kernel {kernel}: {threads!r} threads; an integer from 1 to {MOST_THREADS} is needed")
     return int(threads)
 
 
@@ -72,7 +72,7 @@ def address_of(kernel: str, spec: ArgSpec, buffer: Buffer) -> int:
 
 
 def check_shape(kernel: str, spec: ArgSpec, buffer: Buffer) -> None:
-    """See to it that an array has the shape of the argument; the flat one when the argument is packed.
+    """Ensure that an array has the shape of the argument; the flat one when the argument is packed.
 
     Raises: ArtifactError.
     """
@@ -86,7 +86,7 @@ def check_shape(kernel: str, spec: ArgSpec, buffer: Buffer) -> None:
 
 
 def check_overlap(kernel: str, specs: Sequence[ArgSpec], addresses: Sequence[int]) -> None:
-    """See to it that nothing that is written is another argument too.
+    """Ensure that nothing that is written is another argument too.
 
     Raises: ArtifactError.
     """

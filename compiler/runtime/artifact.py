@@ -1,6 +1,6 @@
-"""In: what the code generator made of one program. Out: plain data that can be stored, pickled and loaded.
+"""The result of code generation for one program, as plain data.
 
-Always: frozen, no handle into LLVM or the operating system; everything a loader needs is in here.
+It is frozen and picklable and has no handle into LLVM or the operating system; a loader needs nothing else.
 """
 
 import math
@@ -105,7 +105,7 @@ class DeviceCode:
 @dataclass(frozen=True, slots=True)
 class KernelArtifact:
     """Object code of one kernel and the buffers it takes. Of a GPU's, `device` says how it is run; the rest of this is
-    about processors.
+    about CPUs.
 
     The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`. `buffers` holds the addresses of `args` in
     order (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). 0 = success.

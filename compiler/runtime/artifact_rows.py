@@ -1,6 +1,6 @@
-"""In: kernels. Out: what is known of them as JSON values, and back.
+"""Converts the description of kernels to JSON values and back.
 
-Always: object code is not part of it; whoever stores kernels keeps that beside the rows.
+Object code is not part of it; whatever stores kernels keeps the code beside the rows.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""In: a shape and a dtype. Out: arrays that kernels may be given: aligned, and on request fenced.
+"""Allocates aligned arrays for kernels, with guard pages on request.
 
-Always: the first element lies at a multiple of 64 bytes. A fenced array ends as close to an inaccessible page as that
-alignment allows, or starts right behind one, so an access beyond that fence stops the process at once; what lies
-between the array and the two fences is filled with a known byte that `damage` looks at.
+The first element is at a multiple of 64 bytes. A fenced array ends as close to an inaccessible page as that alignment
+allows, or starts right after one, so an access beyond that fence stops the process at once. The bytes between the array
+and the fences have a known value, which `damage` checks.
 """
 
 import ctypes
@@ -79,7 +79,7 @@ def empty(shape: Sequence[int], dtype: str) -> Array:
     """
     whole = isinstance(shape, Sequence) and all(isinstance(each, int | np.integer) and each >= 0 for each in shape)
     if not whole:
-        raise OptionError(f"the shape of an array is whole numbers from 0 on, such as (1, 3, 32), not {shape!r:.80}")
+        raise OptionError(f"the shape of an array is integers from 0 on, such as (1, 3, 32), not {shape!r:.80}")
     try:
         return aligned_array(tuple(map(int, shape)), number_type(dtype))
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""In: a call of a registered function as a kernel makes it. Out: a C function that the kernel can be linked with.
+"""Makes a registered function callable from a kernel as a C function.
 
-Always: the function works on the kernel's own memory; what it raises reaches whoever called the kernel.
+The function works on the kernel's own memory; an exception that it raises reaches the caller of the kernel.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""In: containers of the TVM FFI. Out: them as JSON and back, and whether two are built alike.
+"""Containers of the TVM FFI: JSON serialization and structural equality.
 
-Always: containers do not change once they are made; what is shared inside one is shared after loading too.
+Containers are immutable; sharing inside one is preserved by serialization.
 """
 
 import json
@@ -20,7 +20,7 @@ _DEEPEST = 500
 
 
 def save_json(value: Any) -> str:
-    """Numbers, texts, bytes, devices, types and containers of them as JSON text.
+    """Numbers, strings, bytes, devices, types and containers of them as JSON text.
 
     Raises: ArtifactError for what has no such form, such as a function or an array.
     """
@@ -39,12 +39,12 @@ def load_json(text: str) -> Any:
         graph = json.loads(text)
         _check_graph(graph)
         return from_json(json.dumps(graph))  # what was checked, however the FFI reads what stands there twice
-    except Exception as error:  # the FFI says what is wrong with a text in many classes
+    except Exception as error:  # the FFI says what is wrong with a string in many classes
         raise ArtifactError(f"this is no text that save_json makes: {error}") from error
 
 
 def _check_graph(graph: Any) -> None:
-    """See to it that no value holds itself, and none is nested too deep: the FFI follows references without end."""
+    """Ensure that no value holds itself, and none is nested too deep: the FFI follows references without end."""
     nodes = graph["nodes"]
     depth: list[int] = []
     for number, node in enumerate(nodes):
@@ -70,7 +70,7 @@ def structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> bool:
 
 
 def assert_structural_equal(lhs: Any, rhs: Any, map_free_vars: bool = False) -> None:
-    """See to it that two values are built alike. Objects that are not the FFI's, such as our expressions, are compared
+    """Ensure that two values are built alike. Objects that are not the FFI's, such as our expressions, are compared
     by `==`.
 
     Raises: MismatchError that names the first place where they differ.

@@ -1,11 +1,10 @@
-"""In: the threads of this process. Out: how much of a span of time other processes took from them.
+"""Measures how much CPU time other processes took from this one's threads during a span of time.
 
-Always: read from the kernel's own accounts, in a few microseconds; None where the kernel keeps none.
+It reads the operating system's counters, in a few microseconds; the result is None where there are none.
 
-Two accounts are used. A single thread that does nothing but compute should have as much processor time as wall time;
-what is missing went to other processes, or to other machines on the same host. Several threads wait for each other, so
-their missing time proves nothing; there the kernel's count of how long each was ready to run without a processor counts
-(`schedstat`).
+Two counters are used. A single thread that only computes should have as much CPU time as wall time; the difference went
+to other processes, or to other machines on the same host. Several threads wait for each other, so their missing time
+proves nothing; for them the time each spent runnable without a CPU counts (`schedstat`).
 """
 
 import os
@@ -20,10 +19,10 @@ _TASKS = Path("/proc/self/task")
 class ContentionMeter:
     """Measures spans for code that runs on `threads` threads: the one that calls, and others that exist by now.
 
-        with ContentionMeter(threads) as meter:
-            meter.start()
-            ...
-            share = meter.share(elapsed)
+    with ContentionMeter(threads) as meter:
+        meter.start()
+        ...
+        share = meter.share(elapsed)
     """
 
     def __init__(self, threads: int) -> None:
@@ -58,7 +57,7 @@ class ContentionMeter:
         self.close()
 
     def _account(self) -> int:
-        """Nanoseconds: of one thread what it ran, of several what they waited for a processor."""
+        """Nanoseconds: of one thread what it ran, of several what they waited for a CPU."""
         if self._threads == 1:
             return time.thread_time_ns()
         return sum(_waited(file) for file in self._files)

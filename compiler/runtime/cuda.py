@@ -1,7 +1,7 @@
-"""In: what is asked of CUDA (`retune.compiler.runtime.cuda_driver`). Out: it, done by NVIDIA's Python packages.
+"""The CUDA driver interface (`retune.compiler.runtime.cuda_driver`) on NVIDIA's Python packages.
 
-Always: the one module that imports `cuda.core` and `cuda.bindings` (the extra `cuda`), and only when a device is first
-asked for; without the packages, the driver or a device every call says in one sentence what is missing.
+This is the only module that imports `cuda.core` and `cuda.bindings` (the extra `cuda`), and only when a device is first
+needed. Without the packages, the driver or a device, every call says in one sentence what is missing.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""In: NumPy arrays, or arrays of other libraries on a GPU. Out: arrays in a GPU's memory.
+"""Arrays in the memory of a GPU.
 
-Always: dense, row by row, at a multiple of 16 bytes; memory of one's own has a fence on either side, which shows what a
-kernel writes out of bounds.
+They are dense, row-major and start at a multiple of 16 bytes. Memory that they allocate has a fence on either side,
+which shows writes out of bounds.
 """
 
 import importlib
@@ -130,7 +130,7 @@ class DeviceArray:
             self._driver.write(self.address, np.ascontiguousarray(values), self._stream)
 
     def numpy(self) -> Array:
-        """A copy in the processor's memory."""
+        """A copy in the CPU's memory."""
         found = np.empty(self.shape, self.dtype)
         self.read(found)
         return found
@@ -160,7 +160,7 @@ class DeviceArray:
         if not self._fenced:
             return ""
         self._open()
-        for (start, nbytes), where in zip(self._fences(), ("before its start", "behind its end"), strict=True):
+        for (start, nbytes), where in zip(self._fences(), ("before its start", "after its end"), strict=True):
             found = np.empty(nbytes, np.uint8)
             self._driver.read(start, found, self._stream)
             if wrong := int((found != _CANARY).sum()):
@@ -168,7 +168,7 @@ class DeviceArray:
         return ""
 
     def free(self) -> None:
-        """Give memory of one's own back now."""
+        """Give its own memory back now."""
         piece: Memory | None = self._owner if self._fenced else None  # type: ignore[assignment]
         self._owner = None
         if piece is not None:

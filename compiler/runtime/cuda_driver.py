@@ -1,7 +1,7 @@
-"""In: nothing. Out: what is asked of CUDA, as one small interface.
+"""The interface of the CUDA driver: the few calls that this project makes.
 
-Always: `retune.compiler.runtime.cuda` does it with NVIDIA's package; whoever has another way, or records what is asked,
-gives an object with these methods. Addresses and sizes are in bytes.
+`retune.compiler.runtime.cuda` implements it with NVIDIA's packages; a simulator or a recorder implements the same
+methods. Addresses and sizes are in bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ class Driver(Protocol):
 
     def allocate(self, nbytes: int, stream: Any) -> Memory:
         """A piece of memory, at a multiple of 256, for work on the stream: what is queued there after this may use it,
-        and nothing gets it anew before what was queued there until it is given back is done.
+        and nothing gets it again before what was queued there until it is given back is done.
         """
         ...
 

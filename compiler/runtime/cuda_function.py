@@ -1,8 +1,8 @@
-"""In: kernels for a GPU. Out: a function of arrays, which lie on that GPU or in the processor's memory.
+"""A function of arrays that runs kernels on a GPU.
 
-Always: what it is called with is there when it begins, and the results are there when it returns. Arrays on the GPU are
-used where they lie; others are copied there, and back if they are written. Threads that call at once wait for each
-other, since calls have one stream and one workspace.
+Arguments are available when it begins, results when it returns. Arrays on the GPU are used in place; others are copied
+there, and back if they are written. Concurrent calls wait for each other, since calls share one stream and one
+workspace.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class CudaFunction:
         return self.artifact.args
 
     def __call__(self, *arrays: Any, threads: int = 1) -> None:
-        """Run the kernels and wait for them; `threads` are those of a processor, of which a GPU needs none.
+        """Run the kernels and wait for them; `threads` are those of a CPU, of which a GPU needs none.
 
         Raises: DeviceError naming the argument that does not fit.
         """
@@ -64,7 +64,7 @@ class CudaFunction:
         with self._one:
             call = self._bound(self._there(arrays))
             watch = Stopwatch(self._driver, self._stream)
-            return watch.passes(call, passes, watch.look(call))
+            return watch.passes(call, passes, watch.probe(call))
 
     def prepared(self, *inputs: Array) -> list[Array]:
         """Copies of the inputs, aligned and dense. Raises: DeviceError for another number, shape or type of them."""
@@ -76,7 +76,7 @@ class CudaFunction:
         return [aligned_copy(np.asarray(array)) for array in inputs]
 
     def outputs(self) -> list[Array]:
-        """New arrays for the outputs in the processor's memory, filled with zeros."""
+        """New arrays for the outputs in the CPU's memory, filled with zeros."""
         arrays = [aligned_array(spec.shape, spec.dtype) for spec in self.artifact.outputs]
         for array in arrays:
             array.fill(0)

@@ -1,7 +1,7 @@
-"""In: kernels for a GPU, and arrays in its memory. Out: calls of them, and how long these take.
+"""Launches the kernels of a program on a GPU and times the launches.
 
-Always: calls are queued and not waited for. Times are the device's own: short calls are captured in a graph that runs
-many of them, so that queueing costs nothing.
+Launches are asynchronous. Times are the device's: short calls are captured in a CUDA graph that runs many of them, so
+that launch overhead is not measured.
 """
 
 import math
@@ -95,7 +95,7 @@ class Stopwatch:
     least: float = 3e-3
     flush: Callable[[], None] | None = None
 
-    def look(self, call: Callable[[], None]) -> float:
+    def probe(self, call: Callable[[], None]) -> float:
         """Seconds of one call, roughly, after one that is not timed."""
         call()
         roughly = min(self._one(call) for _ in range(2))
@@ -119,10 +119,12 @@ class Stopwatch:
             return tuple(sum(self._one(call) for _ in range(number)) / number for _ in range(count))
         number = max(1, min(wanted, _MOST_CALLS))
         together = min(number, _IN_GRAPH)
-        turns = -(-number // together)
+        iterations = -(-number // together)
         graph = self.driver.captured(self.stream, lambda: _repeated(call, together))
         graph()  # the first is slower: the graph is sent to the device
-        return tuple(self._between(lambda: _repeated(graph, turns)) / (turns * together) for _ in range(count))
+        return tuple(
+            self._between(lambda: _repeated(graph, iterations)) / (iterations * together) for _ in range(count)
+        )
 
     def _one(self, call: Callable[[], None]) -> float:
         if self.flush is not None:

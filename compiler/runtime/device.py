@@ -1,9 +1,10 @@
-"""In: the name of a kind of device and a number. Out: a `Device`, which says where a network is to run.
+"""`Device`: the kind and number of a device that a network runs on.
 
-Always: a value; nothing is opened. All processors together are device 0.
+A device is a value; nothing is opened. All CPUs together are device 0.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ _CPU, _CUDA, _OPENCL = 1, 2, 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Device:
-    """A device by DLPack's numbers: `device_type` 1 is the processor, 2 a CUDA GPU, 4 one of OpenCL. It equals whatever
+    """A device by DLPack's numbers: `device_type` 1 is the CPU, 2 a CUDA GPU, 4 one of OpenCL. It equals whatever
     has the same numbers, such as devices that come back from the FFI.
     """
 
@@ -27,7 +28,7 @@ class Device:
         """Refuse what is no number. Raises: OptionError."""
         for number in (self.device_type, self.device_id):
             if not isinstance(number, int) or isinstance(number, bool):
-                raise OptionError(f"the number of a device is a whole number, not {number!r}")
+                raise OptionError(f"the number of a device is an integer, not {number!r}")
 
     def __eq__(self, other: object) -> bool:
         return same_device(self, other)
@@ -62,7 +63,7 @@ def device(kind: str, index: int | None = None) -> Device:
 
 
 def cpu(index: int = 0) -> Device:
-    """This machine's processor."""
+    """This machine's CPU."""
     return Device(_CPU, index)
 
 
@@ -95,7 +96,7 @@ AnyArray = Array | Located
 
 
 def device_of(array: object) -> Device:
-    """Where an array lies, by DLPack; on the processor, where it does not say."""
+    """Where an array lies, by DLPack; on the CPU, where it does not say."""
     try:
         kind, number = array.__dlpack_device__()  # type: ignore[attr-defined]
         return Device(int(kind), int(number))
@@ -113,8 +114,19 @@ def is_gpu(where: Device) -> bool:
     return where.device_type == _CUDA
 
 
+def gpus_among(devices: Sequence[Device], what: str) -> list[Device]:
+    """The CUDA GPUs among devices on which `what` runs ("networks"), in order; the only other may be cpu(0).
+
+    Raises: OptionError for any other device.
+    """
+    for device in devices:
+        if not is_gpu(device) and not same_device(device, cpu()):
+            raise OptionError(f"{what} run on cpu(0) and on GPUs such as cuda(0), not on {device}")
+    return [device for device in devices if is_gpu(device)]
+
+
 def require_cpu(where: Device, what: str) -> None:
-    """See that a device is the processor, where alone `what` can be done ("programs run").
+    """Check that a device is the CPU, where alone `what` can be done ("programs run").
 
     Raises: OptionError.
     """

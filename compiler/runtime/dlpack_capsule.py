@@ -1,7 +1,7 @@
-"""In: the address, shape and type of an array in some device's memory. Out: a DLPack capsule of it.
+"""Makes a DLPack capsule of an array in a device's memory.
 
-Always: the capsule keeps the owner of the memory alive until whoever takes it lets go, even as the interpreter ends:
-NumPy makes the capsule, and code of NumPy's takes it back, which knows whether there still is an interpreter.
+The capsule keeps the owner of the memory alive until the consumer releases it, even while the interpreter ends: NumPy
+makes the capsule and releases it, and knows whether the interpreter still runs.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def capsule_of(address: int, shape: Sequence[int], dtype: str, where: Device, ow
     """A capsule of a dense array, row by row; `owner` is whatever must live as long as its memory is used."""
     block: Any = (ctypes.c_uint8 * (prod(shape) * item_bytes(dtype))).from_address(address)
     block.owner = owner
-    # NumPy takes the address for the processor's, and never reads there.
+    # NumPy takes the address for the CPU's, and never reads there.
     capsule = np.ndarray(shape, "uint16" if dtype == BFLOAT16 else dtype, block).__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, _NAME))
     tensor.device_type, tensor.device_id = where.device_type, where.device_id

@@ -1,8 +1,8 @@
-"""In: the TVM FFI (the package apache-tvm-ffi). Out: its classes and functions under our names.
+"""The classes and functions of the TVM FFI (package apache-tvm-ffi) under our names.
 
-Always: the one module that imports the FFI, and it is imported when something of it is first used: where PyTorch is
-installed the FFI loads that too, which takes seconds. Arrays and devices that the FFI makes from then on are of our
-classes, unless another package has put its own into the FFI's tables before.
+This is the only module that imports the FFI, on first use: where PyTorch is installed the FFI loads that too, which
+takes seconds. From then on the FFI makes arrays and devices of our classes, unless another package has registered its
+own before.
 """
 
 import builtins
@@ -48,7 +48,7 @@ class FFIDevice(tvm_ffi.Device):
 
     @property
     def device_type(self) -> int:
-        """DLPack's number of the kind: 1 is the processor, 2 a CUDA GPU, 4 OpenCL."""
+        """DLPack's number of the kind: 1 is the CPU, 2 a CUDA GPU, 4 OpenCL."""
         return int(self.dlpack_device_type())
 
     @property
@@ -74,7 +74,7 @@ class NDArray(tvm_ffi.Tensor):
     def numpy(self) -> Array:
         """The same memory as a NumPy array; of a view it is valid only as long as the call that gave it.
 
-        Raises: ArtifactError for an array that is not in the processor's memory.
+        Raises: ArtifactError for an array that is not in the CPU's memory.
         """
         if self.__dlpack_device__()[0] != 1:
             raise ArtifactError(f"an array on {self.device} cannot be read as a NumPy array")

@@ -1,23 +1,24 @@
-"""In: a loaded kernel. Out: a function of NumPy arrays.
+"""A loaded kernel as a function of arrays."""
 
-Always: an array is used as it is or refused in words, never copied silently.
-"""
+from typing import Any
 
 import numpy as np
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.arguments import check_count, check_shape
-from retune.compiler.runtime.artifact import ArgSpec, Array
-from retune.compiler.runtime.buffers import aligned_array, aligned_copy
+from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
+from retune.compiler.runtime.buffers import address, aligned_array, aligned_copy
 from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.timed_functions import TimedFunctions
 
 
-class KernelFunction:
+class KernelFunction(TimedFunctions):
     """A kernel to be called with its arrays, inputs first and then the outputs, which it fills.
 
-    Arrays have the argument's shape and type, are C-contiguous and start at a multiple of 64 bytes, as those of
-    `prepared` and `outputs` do; outputs are writable and share no memory with another argument. Every call checks that;
-    `Kernel.bind` checks once for many calls.
+    Arrays are NumPy's or, by DLPack, those of another library, and have the argument's shape and type. One that is
+    dense and starts at a multiple of 64 bytes is used where it lies, as those of `prepared` and `outputs` are; others
+    are copied, and an input that the kernel reads packed is packed. Outputs are writable and share no memory with
+    another argument. Every call checks that; `Kernel.bind` checks once for many calls.
 
     total = build([x, w, y])
     inputs = total.prepared(image, weights)
@@ -35,21 +36,39 @@ class KernelFunction:
         """What the arguments are, in order."""
         return self.kernel.artifact.args
 
-    def __call__(self, *arrays: Array, threads: int = 1) -> None:
+    @property
+    def entry_name(self) -> str:
+        """The name of the kernel, for `time_evaluator`."""
+        return self.kernel.artifact.name
+
+    def __getitem__(self, name: str) -> "KernelFunction":
+        """This function, by its name. Raises: AttributeError for another name."""
+        if name not in (self.entry_name, "main"):
+            raise AttributeError(f"this is the function {self.entry_name!r}; there is no {name!r}")
+        return self
+
+    def __call__(self, *arrays: Any, threads: int = 1) -> None:
         """Run the kernel.
 
         Raises: ArtifactError naming the argument that does not fit.
         """
-        name = self.kernel.artifact.name
+        artifact = self.kernel.artifact
+        name = artifact.name
         check_count(name, self.args, len(arrays))
-        for spec, array in zip(self.args, arrays, strict=True):
-            if not isinstance(array, np.ndarray):
-                kind = type(array).__name__
-                raise ArtifactError(f"kernel {name}, argument {spec.name}: expected a NumPy array, got {kind}")
-        bound = self.kernel.bind(arrays, threads)
-        for spec, array in zip(self.args, arrays, strict=True):
+        given = [_as_numpy(name, spec, array) for spec, array in zip(self.args, arrays, strict=True)]
+        count = len(artifact.inputs)
+        used = [_usable(name, spec, array) for spec, array in zip(artifact.inputs, given, strict=False)]
+        used += [  # one that cannot be written to is refused by `Kernel.bind`
+            _usable(name, spec, array) if array.flags.writeable else array
+            for spec, array in zip(artifact.outputs, given[count:], strict=True)
+        ]
+        bound = self.kernel.bind(used, threads)
+        for spec, array in zip(self.args, used, strict=True):
             check_shape(name, spec, array)
         bound()
+        for array, copy in zip(given[count:], used[count:], strict=True):
+            if copy is not array:
+                np.copyto(array, copy)
 
     def prepared(self, *inputs: Array) -> list[Array]:
         """Copies of the inputs that the kernel takes: aligned, dense, and packed where it reads them packed.
@@ -69,6 +88,30 @@ class KernelFunction:
         for array in arrays:
             array.fill(0)
         return arrays
+
+
+def _as_numpy(kernel: str, spec: ArgSpec, array: Any) -> Array:
+    """An array of any library as one of NumPy on the same memory. Raises: ArtifactError."""
+    if isinstance(array, np.ndarray):
+        return array
+    where, kind = f"kernel {kernel}, argument {spec.name}", type(array).__name__
+    if not hasattr(array, "numpy") and not hasattr(array, "__dlpack__"):
+        raise ArtifactError(f"{where}: expected a NumPy array, or one with DLPack, got {kind}")
+    try:
+        shared: Array = array.numpy() if hasattr(array, "numpy") else np.from_dlpack(array)
+    except Exception as error:  # of another library, which may raise anything
+        raise ArtifactError(f"{where}: this {kind} cannot be used without a copy: {error}") from error
+    return shared
+
+
+def _usable(kernel: str, spec: ArgSpec, array: Array) -> Array:
+    """The array itself, or what the kernel takes in its place: packed, or a dense and aligned copy."""
+    if spec.packing is not None and array.ndim > 1:
+        return _prepared(kernel, spec, array)
+    is_as_needed = array.flags.c_contiguous and address(array) % ALIGNMENT == 0
+    if is_as_needed or array.dtype != np.dtype(spec.dtype):
+        return array
+    return aligned_copy(array)
 
 
 def _prepared(kernel: str, spec: ArgSpec, value: Array) -> Array:

@@ -1,6 +1,6 @@
-"""In: a NumPy array. Out: the same array with the methods of the FFI's arrays.
+"""A NumPy array with the methods of the FFI's arrays.
 
-Always: it is a NumPy array, so a function that a kernel calls can be written for either kind.
+It is a NumPy array, so a function that a kernel calls can be written for either kind.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""In: object code. Out: a shared library, or one object file, made with the system's linker.
+"""Links object code into a shared library or one object file, with the system's linker.
 
-Always: symbols are bound inside the library, so that one that a program has too is not taken for it.
+Symbols are bound inside the library, so that a program's symbol of the same name does not replace one.
 """
 
 import shutil

@@ -32,7 +32,7 @@ _NATIVE: list[Any] = []
 """Keeps what `native_address` loaded."""
 _ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)
-"""Where the header of an object file names its kind of processor."""
+"""Where the header of an object file names its kind of CPU."""
 
 
 class BoundKernel:
@@ -208,14 +208,14 @@ def native_address(text: str, name: str) -> int:
 def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, Any]) -> LoadedKernels:
     """Make the kernels in a shared library callable in this process; `artifacts` describe them.
 
-    Raises: ArtifactError when the library is for another kind of processor, cannot be loaded, or lacks a kernel.
+    Raises: ArtifactError when the library is for another kind of CPU, cannot be loaded, or lacks a kernel.
     """
     theirs, ours = _machine(path), _machine(Path("/proc/self/exe"))
     if theirs and ours and theirs != ours:
-        raise ArtifactError(f"{path} is code for another kind of processor: {metadata.get('triple', 'unknown')}")
+        raise ArtifactError(f"{path} is code for another kind of CPU: {metadata.get('triple', 'unknown')}")
     openmp_runtime()  # its functions, and those of the other two, are found by name
     ctypes.CDLL(_MATH, mode=ctypes.RTLD_GLOBAL)
-    with suppress(OSError):  # few processors need it
+    with suppress(OSError):  # few CPUs need it
         ctypes.CDLL(_HELPERS, mode=ctypes.RTLD_GLOBAL)
     try:
         library = ctypes.CDLL(str(path))
@@ -227,7 +227,7 @@ def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapp
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """What this machine's processor can do, in LLVM's names, such as `avx512f`."""
+    """What this machine's CPU can do, in LLVM's names, such as `avx512f`."""
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
@@ -235,12 +235,12 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
     """The kernel, with `more` objects, as a library that exports the `symbol`, by default the kernel's own."""
     if artifact.device is not None:
         raise ArtifactError(
-            f"kernel {artifact.name} is code for {artifact.target}, not for a processor; a network with it is run by "
+            f"kernel {artifact.name} is code for {artifact.target}, not for a CPU; a network with it is run by "
             "retune.compiler.executor.executors.executor_of"
         )
     code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
     if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # linked it would be, and then run
-        raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of processor")
+        raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of CPU")
     builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(symbol or artifact.name)
     for entry in more:
         builder.add_object_img(entry)
@@ -274,7 +274,7 @@ def _link_together(artifacts: Sequence[KernelArtifact]) -> Any:
 
 @lru_cache(maxsize=8)
 def _machine(program: Path) -> bytes:
-    """The kind of processor that a program in ELF is for, as it stands in its header; empty for other programs."""
+    """The kind of CPU that a program in ELF is for, as it stands in its header; empty for other programs."""
     try:
         with program.open("rb") as file:
             header = file.read(_MACHINE.stop)
@@ -295,13 +295,13 @@ def _linked(builder: llvm.JITLibraryBuilder, name: str) -> Any:
 @lru_cache(maxsize=1)
 def _linker(number: int) -> Any:
     """A linker, which lives as long as the libraries that it linked; math functions are made visible to it, and those
-    that convert float16 on processors without instructions for it.
+    that convert float16 on CPUs without instructions for it.
     """
     del number
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.load_library_permanently(_MATH)
-    with suppress(RuntimeError):  # few processors need it
+    with suppress(RuntimeError):  # few CPUs need it
         llvm.load_library_permanently(_HELPERS)
     # The older linker of LLVM maps code and constants one by one, and aborts the process when a full address space puts
     # them more than 2 GB apart.

@@ -1,6 +1,6 @@
-"""In: nothing. Out: what this machine has: bytes of its last cache, bytes of free memory.
+"""Facts about this machine: bytes of its last-level cache and of free memory.
 
-Always: from the kernel's own files; an assumption, named here, where it has none.
+They come from the kernel's files; where it has none, a named default is used.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ _UNITS = {"K": 10, "M": 20, "G": 30}
 
 
 def last_cache_bytes(caches: Path = _CACHES) -> int:
-    """Size of the largest cache of processor 0."""
+    """Size of the largest cache of CPU 0."""
     sizes = [_bytes(path.read_text(encoding="ascii").strip()) for path in caches.glob("index*/size")]
     return max(sizes, default=ASSUMED_CACHE_BYTES)
 
@@ -30,7 +30,7 @@ def free_memory_bytes(memory: Path = _MEMORY) -> int | None:
 
 
 def require_memory(nbytes: int, what: str, memory: Path = _MEMORY) -> None:
-    """See that `nbytes` are free before somebody takes them: the kernel hands out more than there is, and ends
+    """Check that `nbytes` are free before somebody takes them: the kernel hands out more than there is, and ends
     processes later.
 
     Raises: MemoryError that says `what` need them.

@@ -215,7 +215,7 @@ def load_module(path: str | Path) -> Module:
 
 
 def _refuse_clashes(path: Path, functions: Sequence[CompiledFunction]) -> None:
-    """See to it that no two kernels have one symbol, which a linker would say in its own words."""
+    """Ensure that no two kernels have one symbol, which a linker would say in its own words."""
     symbols: dict[str, str] = {}
     for function in functions:
         other = symbols.setdefault(function.kernel.name, function.name)

@@ -30,8 +30,8 @@ from retune.compiler.runtime.archive import (
 )
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.linking import LINKERS, link_objects
-from retune.compiler.runtime.published import published
 
 _KIND, _VERSION = "module", 2
 _LIBRARY_KIND, _LIBRARY_VERSION = "module library", 2
@@ -44,12 +44,12 @@ _ZIP, _ELF = b"PK\3\4", b"\x7fELF"
 _HEADER = struct.Struct("<4x2B34xQ10x2H")
 """Of a 64-bit ELF file: its class and byte order, where the table of sections begins, their size and number."""
 _OLD_MARK, _OLD_TRAILER = b"RETUNE\x1aL-sealed\n", struct.Struct("<16sQ32s")
-"""What version 1 wrote behind a shared library: this mark, the library's length, its SHA-256."""
+"""What version 1 wrote after a shared library: this mark, the library's length, its SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunction:
-    """A kernel that the FFI knows as `name`: its entry is an object of its own, linked with the kernel."""
+    """A kernel that the FFI knows as `name`: its entry is its own object, linked with the kernel."""
 
     name: str
     kernel: KernelArtifact
@@ -61,7 +61,7 @@ def write_library(functions: Sequence[CompiledFunction], path: Path, linkers: Se
 
     Raises: ArtifactError when there is no linker, it fails, or the file cannot be written.
     """
-    with published(path) as temporary:
+    with atomic_write(path) as temporary:
         objects = [code for function in functions for code in (function.kernel.object_code, function.entry)]
         link_objects(objects, temporary, linkers, _LIBRARIES, _BUILD_ID)
         append_archive(temporary, _LIBRARY_KIND, _LIBRARY_VERSION, {})

@@ -1,7 +1,4 @@
-"""In: Python values. Out: values and functions of the TVM FFI, which C, C++ and kernels understand.
-
-Always: nothing is wrapped: a `PackedFunc` is the FFI's own function.
-"""
+"""Conversion of Python values to the TVM FFI's; a `PackedFunc` is the FFI's own function, without a wrapper."""
 
 from typing import Any
 
@@ -17,7 +14,7 @@ def convert(value: Any) -> Any:
     """The value as the FFI passes it on.
 
     Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of whoever speaks DLPack
-    `NDArray` on the same memory; texts and bytes stay what they are, and so do numbers. Any other object is
+    `NDArray` on the same memory; strings and bytes stay what they are, and so do numbers. Any other object is
     passed on as it is and comes back as the same object.
     Raises: ArtifactError for an array of elements that DLPack does not have.
     """

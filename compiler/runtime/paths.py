@@ -1,4 +1,7 @@
-"""In: what a caller gives as the place of a file. Out: a `Path`. Always: what is no path is refused in words."""
+"""Checks path arguments.
+
+An argument that is no path raises a clear error.
+"""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""In: functions with names. Out: the functions, for code that knows only the name.
+"""Registers functions by name for code that knows only the name.
 
-Always: the registry is that of the TVM FFI: functions of Python, C and C++ stand in one table, and each finds those of
-the others. It is loaded by the first call that needs it, see `retune.compiler.runtime.ffi`.
+The registry is that of the TVM FFI: functions of Python, C and C++ share one table. The first call that needs it loads
+the FFI, see `retune.compiler.runtime.ffi`.
 """
 
 import importlib
@@ -44,7 +44,7 @@ def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
 
 
 def registration(register: Callable[[str, Any, bool], Any], func_name: Any, f: Any, override: bool) -> Any:
-    """What a function that registers others does of a function alone, which has a name of its own, of a name and a
+    """What a function that registers others does of a function alone, which has its own name, of a name and a
     function, and as a decorator of a name alone. `register` takes the name, the function, and whether it overrides.
     """
     if callable(func_name):
@@ -97,6 +97,11 @@ def find_function(name: str) -> Function | None:
         known, python = _PYTHON.get(name, (None, None))
     if function is None or (known is not None and function.same_as(known)):
         return python if function is not None else None
+    return lending(function)
+
+
+def lending(function: "PackedFunc") -> Function:
+    """The function of the FFI to be called with NumPy arrays, read-only ones too, whose memory it works on."""
     return partial(_call_lending, function)
 
 

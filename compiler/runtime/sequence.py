@@ -1,7 +1,7 @@
-"""In: bound kernels. Out: one function that runs them in order.
+"""Runs bound kernels in order, in one call.
 
-Always: a loop in machine code that reads a table: between two kernels the interpreter has no part, and nothing is
-allocated. The interpreter lock is free meanwhile; a signal is handled after the last kernel.
+The loop is machine code that reads a table: between two kernels the interpreter does nothing and nothing is allocated.
+The interpreter lock is released meanwhile; signals are handled after the last kernel.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ or the code of the kernel that failed with its number, counted from 1, in the up
 
 
 class KernelSequence:
-    """Kernels to be run one after the other; arrays that they are bound to anew later are used from then on."""
+    """Kernels to be run one after the other; arrays that they are bound to again later are used from then on."""
 
     __slots__ = ("_count", "_function", "_kernels", "_pointer", "_table")
 

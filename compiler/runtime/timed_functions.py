@@ -1,6 +1,6 @@
-"""In: something that has functions by name. Out: what times calls of them.
+"""Time evaluators for the functions of a module.
 
-Always: the options, their order and their meaning are those of the time evaluators of TVM's modules.
+Options, their order and their meaning are those of TVM's time evaluators.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class TimedFunctions:
         raise NotImplementedError
 
     def check_device(self, where: Device) -> None:
-        """See that the functions run on a device: here, on the processor. Raises: OptionError."""
+        """Check that the functions run on a device: here, on the CPU. Raises: OptionError."""
         require_cpu(where, "functions run")
 
     def time_evaluator(

@@ -1,7 +1,7 @@
-"""In: a function without arguments. Out: how long a call of it takes, in seconds, once per repeat.
+"""Times calls of a function, in seconds per call, once per repeat.
 
-Always: the first call is not timed; the clock is monotonic; every repeat starts from the same `number` of calls, and
-grows it on its own until the timed pass lasts `min_repeat_ms`.
+The first call is not timed and the clock is monotonic. Every repeat starts from the same `number` of calls and
+increases it until the pass lasts `min_repeat_ms`.
 """
 
 import gc
@@ -85,7 +85,7 @@ class TimeEvaluator:
                 raise OptionError(f"min_repeat_ms, cooldown_ms and flush_bytes must be numbers, not {amount!r}")
         if not all(isinstance(count, int) and count >= 1 for count in counts):
             raise OptionError(
-                "number, repeat, repeats_to_cooldown and limit_zero_time_iterations must be whole numbers from 1 on, "
+                "number, repeat, repeats_to_cooldown and limit_zero_time_iterations must be integers from 1 on, "
                 f"not {counts}"
             )
         if not all(math.isfinite(limit) for limit in (self.min_repeat_ms, self.cooldown_ms)):

@@ -1,6 +1,6 @@
-"""In: a compute graph, or a state of one. Out: facts that sketch rules ask for.
+"""Facts about a compute graph or a state that sketch rules need.
 
-Always: pure functions of the reference's definitions.
+They are pure functions with the reference's definitions.
 """
 
 from functools import lru_cache
@@ -137,7 +137,7 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
 
 def held_types(op: ComputeOp) -> tuple[str, ...]:
     """The types in which a GPU's threads hold the results of a stage until these are complete: sums and products of
-    floats of two bytes are float32 until then, as they are on a processor.
+    floats of two bytes are float32 until then, as they are on a CPU.
     """
     wide = isinstance(op.body, Reduce) and op.body.combiner in ("sum", "prod")
     return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes

@@ -1,11 +1,10 @@
-"""In: a state, one program or a family of them. Out: for every stage the region it covers, its loops with
-extents, and its axes as linear forms of them.
+"""Bounds inference of a state, for one program or a family: regions, loop extents, and axes as linear forms of loops.
 
-Always: a few hundred NumPy calls whatever the number of programs.
+It takes a few hundred NumPy calls whatever the number of programs.
 
-A stage with a nest of its own covers its whole shape. A stage that is computed inside a loop of another covers the
-region that one turn of this loop reads; its buffer has the shape of that region. Loops that were fused appear as the
-loops they were fused from.
+A stage with its own loop nest covers its whole shape. A stage that is computed inside a loop of another covers the
+region that one iteration of this loop reads; its buffer has the shape of that region. Fused loops appear as the loops
+they were fused from.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,8 +137,8 @@ def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
             return between(0, sizes[name] - 1)
 
         relations = bounds.family.relations
-        forms.update(unsplit(relations, sizes, forms.__getitem__, lambda fused, _: map(hull, fused.parts), mul))
-        values.update((axis, forms.get(axis.name) or hull(axis.name)) for axis in bounds.family.derived)
+        forms = unsplit(relations, sizes, forms, lambda fused, _: map(hull, fused.parts), mul)
+        values.update((axis, forms.get(axis.name) or hull(axis.name)) for axis in bounds.family.memoized)
     return values
 
 
@@ -304,8 +303,8 @@ def _local_values(
             extents[stage_id, part] = extent
             yield loop(part)
 
-    values = unsplit(stage.relations, sizes, loop, parts_of, mul)
-    local: dict[Expr, Linear] = {axis: values.get(axis.name) or loop(axis.name) for axis in (*op.axes, *op.reduce_axes)}
+    values = unsplit(stage.relations, sizes, {name: loop(name) for name in names}, parts_of, mul)
+    local: dict[Expr, Linear] = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
     if isinstance(stage.location, Root):  # where an axis is what its loops say, and no part of a region
         local.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
     return local, fused_parts

@@ -1,6 +1,6 @@
-"""In: a concrete state, or columns of a family. Out: `LoopChoices`, how the loops run.
+"""`LoopChoices`: how the loops of a program, or of a family of them, run.
 
-Always: what a schedule decides besides its structure and tile sizes, by stage number.
+It has what a schedule decides besides structure and tile sizes, by stage number.
 """
 
 from collections.abc import Mapping

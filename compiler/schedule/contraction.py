@@ -1,8 +1,8 @@
-"""In: an operation. Out: whether it is a product of two matrices, or a batch of them, and a graph in which it is one.
+"""Recognizes (batched) matrix products, and rewrites an operation as one.
 
-Always: the axes of the result and of the sum fall into four groups: those that both factors are read by (batch), one of
-them (rows, columns), or that are summed over. Each group becomes one axis; how a factor is read does not matter, so a
-convolution is such a product too, of patches that are gathered.
+The axes of the result and of the sum form four groups: those that index both factors (batch), one of them (rows,
+columns), or that are summed over. Each group becomes one axis. How a factor is read does not matter, so a convolution
+is such a product too, of gathered patches.
 """
 
 from collections.abc import Sequence

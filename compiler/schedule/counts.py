@@ -1,6 +1,6 @@
-"""In: the body of a statement. Out: how many operations of each kind one evaluation takes.
+"""Counts the operations of each kind in one evaluation of a statement.
 
-Always: index arithmetic is left out, it is hoisted out of the loops.
+Index arithmetic is not counted: it is hoisted out of the loops.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class OpCounts:
 
 
 KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
-"""What is counted for floats and for whole numbers."""
+"""What is counted for floats and for integers."""
 COUNTED = (*(f"{prefix}_{kind}" for prefix in ("float", "int") for kind in KINDS), "bool_op", "select_op")
 """The counts by name."""
 

@@ -1,7 +1,6 @@
-"""In: input and output tensors. Out: a `ComputeDAG`, the ordered operations with their accesses, FLOP count and
-workload key.
+"""`ComputeDAG`: the operations of a computation in order, with their accesses, FLOP count and workload key.
 
-Always: immutable, deterministic, picklable.
+It is immutable, deterministic and picklable.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from retune.compiler.schedule.op_order import outputs_in_order, post_order
 from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, reads_of, results_of
 
 HASH_FUNCTION = "auto_scheduler.compute_dag.hash_func"
-"""A function registered under this name, see `retune.compiler.runtime.registry`, makes hashes of texts."""
+"""A function registered under this name, see `retune.compiler.runtime.registry`, makes hashes of strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +134,8 @@ class ComputeDAG:
         return made
 
     def hash_key(self) -> str:
-        """The hash of the computation: the MD5 sum of a text that says all about it, or what the function registered as
-        `HASH_FUNCTION` makes of that text.
+        """The hash of the computation: the MD5 sum of a string that says all about it, or what the function registered
+        as `HASH_FUNCTION` makes of that text.
 
         TVM hashes a shorter text, by which computations that differ in their element types alone have one key.
         """

@@ -1,6 +1,6 @@
-"""In: the operations of a compute graph. Out: them as text, for people and for keys.
+"""Prints the operations of a compute graph, for people and for keys.
 
-Always: deterministic; operations of one name are told apart by a number, several results of one by `.v0`, `.v1`.
+The text is deterministic. Operations of the same name are numbered; several results of one operation are `.v0`, `.v1`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +76,7 @@ def _assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
 
 
 def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
-    """The same with the name of a usual combiner, and with the identities of one's own."""
+    """The same with the name of a usual combiner, and with the custom identities."""
     if not isinstance(op.body, Reduce):
         yield from (("=", value) for value in op.values)
     elif isinstance(op.body.combiner, str):
@@ -88,7 +88,7 @@ def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
 
 @dataclass(frozen=True, slots=True, init=False)
 class _Names:
-    """How the operations and their results are called in a text."""
+    """How the operations and their results are called in a string."""
 
     ops: Sequence[Operation]
     id_of: Callable[[Tensor], int]

@@ -1,12 +1,10 @@
-"""In: a compute graph. Out: the steps of its untuned program.
+"""The default schedule of a compute graph on CPUs: fast to derive and correct, without search or measurement.
 
-Always: fast to make and correct; nothing is searched or measured.
-
-Elementwise producers are inlined, outer loops run in parallel, and stages that do not reuse data (elementwise,
-pooling, softmax) get a vector loop over their last axis; one that turns its input around is blocked, so that a cache
-line that was read is used up. Products and convolutions of floating-point numbers get a register tile of a usual size:
-a few rows of a strip of the last axis, with the reduction around them. Other stages that would need tiling keep their
-naive loops: making those fast is what tuning is for.
+Elementwise producers are inlined, outer loops run in parallel, and stages without data reuse (elementwise, pooling,
+softmax) get a vector loop over their last axis; one that transposes its input is blocked, so that all of a cache line
+that was read is used. Floating-point products and convolutions get a register tile of a usual size: a few rows of a
+strip of the last axis, with the reduction around them. Other stages that would need tiling keep their naive loops,
+which tuning improves.
 """
 
 from collections.abc import Collection
@@ -32,7 +30,7 @@ _STRIPS = (32, 16)
 _ROWS = (4, 7, 6, 5, 3, 2)
 """How many rows, alike."""
 _CACHE_BYTES = 1 << 22
-"""A matrix of so many bytes does not stay in the caches of a processor's core."""
+"""A matrix of so many bytes does not stay in the caches of a CPU's core."""
 _DEPTHS = (256, 128)
 """How much of a long sum is done at once."""
 _MANY_ROWS = 256
@@ -54,14 +52,14 @@ class _Large:
 
 
 def default_steps(dag: ComputeDAG) -> tuple[Step, ...]:
-    """Steps of the untuned program of `dag`."""
+    """Steps of the default schedule of `dag`."""
     return _steps(_inlined(dag))
 
 
 def reference_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of a program that computes the same numbers to the last bit, and large products several times as fast: a
     strip of one factor is copied to where it stays in the cache while it meets all rows of the other. With several
-    large products it is the untuned program.
+    large products it is the default schedule.
     """
     state = _inlined(dag)
     large = [found for number in range(len(state.stages)) if (found := _large(state, number))]

@@ -1,15 +1,15 @@
-"""In: a compute graph. Out: the steps of its untuned program on a GPU.
+"""The default schedule of a compute graph on GPUs: fast to derive and correct, without search or measurement.
 
-Always: fast to make and correct; nothing is searched or measured. What does not reduce is computed where it is read,
-and a reduction by the threads of what reads it element by element; every other stage is a kernel of its own.
+A stage without a reduction is inlined into its consumers, and a reduction is computed by the threads of its elementwise
+consumer; every other stage is a kernel.
 
-A thread computes one result, unless that leaves much of a GPU idle, or has neighbouring threads read what lies apart:
+A thread computes one result, unless that leaves the GPU under-occupied, or loads of adjacent threads uncoalesced:
 
-    rows       what is read lies along the reduction          blockIdx, threadIdx.y: results; threadIdx.x: the reduction
-    columns    it lies along the results, which are few       blockIdx, threadIdx.x: results; threadIdx.y: the reduction
+    rows       the input is contiguous along the reduction    blockIdx, threadIdx.y: results; threadIdx.x: the reduction
+    columns    it is along the results, which are few         blockIdx, threadIdx.x: results; threadIdx.y: the reduction
 
-In products of which there are results enough, a thread computes a few rows, for which it reads the other factor once.
-A very long reduction of very few results is cut in pieces first, so that there are blocks for all of them.
+In products with enough results, a thread computes a few rows, for which it reads the other factor once. A very long
+reduction with very few results is split first, so that there are blocks for all parts.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ _ENOUGH = 1 << 15
 """Threads that do, if each has more work for that."""
 _ROWS = (4, 7, 6, 5, 3, 2)
 """How many rows a thread computes, if one of these divides them."""
-_LEAST_TURNS = 4
+LEAST_ITERATIONS = 4
 """Terms that a thread adds up by itself, so that joining what threads have costs little beside that."""
 _MOST_JOINED = 512
 """Threads of a block that join columns, in shared memory."""
@@ -77,7 +77,7 @@ class _Rows:
 
 
 def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
-    """Steps of the untuned program of `dag` on a GPU."""
+    """Steps of the default schedule of `dag` on a GPU."""
     state = _inlined(State.initial(dag))
     number = len(state.stages)
     while number:
@@ -129,7 +129,7 @@ def _cut(state: State, number: int) -> tuple[State, int]:
 
 
 def _bound_reduction(state: State, number: int) -> State:
-    """A reduction that is a kernel of its own."""
+    """A reduction that is its own kernel."""
     spread = _spread_of(state, number)
     if spread is None:
         return _bound(state, number, _THREADS, Annotation.THREAD_X)
@@ -217,7 +217,7 @@ def _spread_of(state: State, number: int) -> _Spread | None:
     """How a reduction is spread over threads; None where each thread does one of its results alone."""
     results, terms = _sizes(state, number)
     wanted = _power(-(-_BUSY // results))
-    most = max(1, _power(terms // _LEAST_TURNS + 1) // 2)  # no more than that
+    most = max(1, _power(terms // LEAST_ITERATIONS + 1) // 2)  # no more than that
     if terms >= _WARP and _lies_along_terms(state, number):
         width = max(_WARP, min(wanted, most, _MOST_THREADS))
         return _Spread(_THREADS // _WARP if width == _WARP else 1, Annotation.THREAD_Y, Annotation.THREAD_X, width)

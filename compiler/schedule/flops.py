@@ -1,8 +1,8 @@
-"""In: an operation. Out: how many arithmetic operations one evaluation takes.
+"""FLOP count of an operation, by fixed rules that do not depend on the machine.
 
-Always: counted by fixed rules, not by what a machine would do. Every arithmetic operation, comparison, minimum, maximum
-and logical operation counts one, if an operand is of the same class (float, signed, unsigned) as the result of the
-operation; calls, casts, reads and index arithmetic are free; of the two sides of a choice the costlier one counts.
+Every arithmetic operation, comparison, minimum, maximum and logical operation counts one, if an operand is of the same
+class (float, signed, unsigned) as the result of the operation. Calls, casts, reads and index arithmetic are free. Of
+the two sides of a choice the costlier one counts.
 """
 
 from retune.compiler.ir.expr import BOOL, Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float

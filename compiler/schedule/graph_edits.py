@@ -1,6 +1,6 @@
-"""In: a compute graph. Out: one that computes the same with one operation more.
+"""Inserts an operation into a compute graph without changing what it computes.
 
-Always: every tensor that others hold keeps its identity; the new operation stands right before or behind the old one.
+Every tensor that others hold keeps its identity; the new operation comes right before or after the old one.
 """
 
 from collections.abc import Mapping, Sequence

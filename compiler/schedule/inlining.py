@@ -1,6 +1,6 @@
-"""In: a stage, and which stages are inlined. Out: its body with those written out, what that reads and computes.
+"""The body of a stage with inlined stages substituted, its reads and its operation counts.
 
-Always: worked out once for all programs of a sketch, whatever their tiles.
+It is computed once for all programs of a sketch, whatever their tiles.
 """
 
 from functools import lru_cache

@@ -1,7 +1,6 @@
-"""In: how a schedule reads a constant. Out: names for the layout that suits it, and the choice what to do about it.
+"""The layout in which a schedule reads a constant, and the options of what to do about it.
 
-Always: a layout is text such as `4j8j512k4j`: the digits of the indices, slowest first, each with its extent and the
-axis that it is a digit of.
+A layout is text such as `4j8j512k4j`: the digits of the indices, slowest first, each with its extent and its axis.
 """
 
 import math
@@ -18,7 +17,7 @@ from retune.compiler.target import Target
 class LayoutRewriteOption(IntEnum):
     """What happens to the inputs whose layout is free (`layout_free_placeholders`). The numbers are those of logs.
 
-    NO_REWRITE reads them as they are. INSERT_TRANSFORM_STAGE lays them out anew in every call, which suits an operator
+    NO_REWRITE reads them as they are. INSERT_TRANSFORM_STAGE lays them out again in every call, which suits an operator
     that stands alone. REWRITE_FOR_PRE_TRANSFORMED expects them laid out already, which suits the constants of a
     network.
     """
@@ -29,7 +28,7 @@ class LayoutRewriteOption(IntEnum):
 
     @staticmethod
     def get_target_default(target: Target, in_relay_integration: bool = False) -> "LayoutRewriteOption":
-        """What is usual for a target: processors rewrite, and a network (`in_relay_integration`) does it beforehand."""
+        """What is usual for a target: CPUs rewrite, and a network (`in_relay_integration`) does it beforehand."""
         if not target.traits.rewrites_layouts:
             return LayoutRewriteOption.NO_REWRITE
         if in_relay_integration:
@@ -54,7 +53,7 @@ def layout_text(digits: Sequence[Digit]) -> str:
 
 
 def parse_layout(text: str, axes: Sequence[str]) -> Digits:
-    """The digits of a text, whose axes are among `axes`.
+    """The digits of a string, whose axes are among `axes`.
 
     Raises: ScheduleError for anything else in the text.
     """

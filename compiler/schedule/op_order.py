@@ -1,6 +1,6 @@
-"""In: the input and output tensors of a computation. Out: its operations in stage order.
+"""Orders the operations of a computation into stages.
 
-Always: every operation stands behind all that it reads; the order depends on nothing but the definition.
+Every operation comes after all that it reads; the order depends only on the definition.
 """
 
 from collections.abc import Sequence

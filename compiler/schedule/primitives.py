@@ -1,10 +1,10 @@
-"""In: a state and what to transform. Out: the state after it, with handles of what is new.
+"""Schedule primitives: functions that append one transform step to a state and return the new state and its handles.
 
-Always: the state given is left as it is; every function appends one step.
+The given state is not changed.
 
 A stage is given by its number, its name, the tensor it computes, or the operation; a loop by its number from the
-outermost, its name, or the `Iterator` that an earlier call returned. Handles stay valid when stages are added.
-Raises: every function raises ScheduleError naming the stage, the loop and the way out when the step does not fit.
+outermost, its name, or the `Iterator` that an earlier call returned. Handles stay valid when stages are added. Raises:
+every function raises ScheduleError if the step does not apply, naming the stage, the loop and a remedy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,9 +44,9 @@ _THREADS = {ANNOTATION_TEXT[kind]: kind for kind in Annotation if Annotation.VTH
 
 
 def _whole(what: str, value: object) -> int:
-    """A whole number of any type, small enough to count elements with."""
+    """An integer of any type, small enough to count elements with."""
     if not isinstance(value, (int, np.integer)) or abs(index(value)) > _MOST:
-        raise ScheduleError(f"{what} must be a whole number, of 62 bits at most; got {value!r}")
+        raise ScheduleError(f"{what} must be an integer, of 62 bits at most; got {value!r}")
     return index(value)
 
 
@@ -109,7 +109,7 @@ def split(
     """Tile a loop; returns its parts, outermost first.
 
     `lengths` are the extents of all parts but the first, or but the last when `inner_to_outer` is False; None is a
-    tile size still to be chosen. A length that does not divide the extent leaves turns that are skipped.
+    tile size still to be chosen. A length that does not divide the extent leaves iterations that are skipped.
 
     before: for i in 512: body(i)
     after (lengths 8, 2): for i.0 in 32: for i.1 in 8: for i.2 in 2: body((i.0 * 8 + i.1) * 2 + i.2)
@@ -179,7 +179,7 @@ def _annotated(state: State, stage: StageRef, loop: LoopRef, annotation: Annotat
 
 
 def parallel(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
-    """Run the turns of an outermost loop on several threads.
+    """Run the iterations of an outermost loop on several threads.
 
     before: for i: body(i)      after: parallel i: body(i)
     """
@@ -187,7 +187,7 @@ def parallel(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Itera
 
 
 def vectorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
-    """Run the turns of a spatial loop in the lanes of a vector.
+    """Run the iterations of a spatial loop in the lanes of a vector.
 
     before: for j in 16: body(j)      after: vectorize j in 16: body(j)
     """
@@ -207,7 +207,7 @@ def unroll(state: State, stage: StageRef, loop: LoopRef, max_unroll: int = -1) -
 
 
 def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[State, Iterator]:
-    """Run the turns of a loop on GPU threads: `thread` is blockIdx.x, threadIdx.y, vthread, …
+    """Run the iterations of a loop on GPU threads: `thread` is blockIdx.x, threadIdx.y, vthread, …
 
     Code generation for a CPU refuses such a loop.
     before: for i: body(i)      after: threadIdx.x i: body(i)
@@ -218,7 +218,7 @@ def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[Sta
 
 
 def tensorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
-    """Let an instruction of a tensor core do the turns of a loop: the three innermost loops of a product that
+    """Let an instruction of a tensor core do the iterations of a loop: the three innermost loops of a product that
     `as_matmul` made, over 16 rows, 8 columns and the depth of its kind.
 
     before: for i in 16: for j in 8: for k in 16: c += a * b      after: tensorize i: tensorize j: tensorize k: …
@@ -227,7 +227,7 @@ def tensorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iter
 
 
 def pipeline(state: State, stage: StageRef, loop: LoopRef, depth: int) -> State:
-    """Have the copies into shared memory for `depth` turns of a loop of a product under way or at hand at once.
+    """Have the copies into shared memory for `depth` iterations of a loop of a product under way or at hand at once.
 
     before: for k: (copy a[k]; wait; c += a)
     after (depth 2): copy a[0]; for k: (wait; copy a[k + 1]; c += a)
@@ -268,7 +268,7 @@ def storage_align(state: State, stage: StageRef, loop: LoopRef, factor: int, off
 
 
 def compute_at(state: State, stage: StageRef, target: StageRef, loop: LoopRef) -> State:
-    """Compute a stage inside a loop of a stage that reads it, only the part that one turn of the loop needs.
+    """Compute a stage inside a loop of a stage that reads it, only the part that one iteration of the loop needs.
 
     before: for i: B[i] = f(i)            after (C, i): for i:
             for i: for j: C[i, j] = B[i]                    b = f(i)

@@ -1,6 +1,6 @@
-"""In: a compute graph and a state of it. Out: its steps as Python calls of `retune.compiler.schedule.primitives`.
+"""Prints the steps of a state as Python calls of `retune.compiler.schedule.primitives`.
 
-Always: the text runs, with the graph as `dag`, and leaves an equal state in `state`.
+The text runs, with the graph as `dag`, and leaves an equal state in `state`.
 """
 
 from collections.abc import Callable

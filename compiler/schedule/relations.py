@@ -48,7 +48,7 @@ def _is_array(*values: Number) -> bool:
 
 
 def part_stride(relation: SplitRelation, level: int, sizes: Mapping[str, Number]) -> Number:
-    """How many points one turn of the next outer part skips, per turn of part `level`: its uncut length."""
+    """How many points one iteration of the next outer part skips, per iteration of part `level`: its uncut length."""
     if relation.inner_to_outer:
         length = relation.lengths[level - 1]
         return 1 if length is None else length
@@ -74,23 +74,23 @@ def loop_sizes(relations: Sequence[Relation], axes: Mapping[str, Number]) -> dic
 def unsplit(
     relations: Sequence[Relation],
     sizes: Mapping[str, Number],
-    loop: Callable[[str], Value],
+    loops: Mapping[str, Value],
     parts_of: Callable[[FuseRelation, Value], Iterable[Value]],
     scale: Callable[[Value, Number], Value],
 ) -> dict[str, Value]:
-    """The value of everything that was split or fused, over `loop`, the values of the loops that are left.
+    """The values of `loops`, the loops that are left, and over them of everything that was split or fused.
 
-    `parts_of` gives the values of the parts of a fused loop that was split again, which are quotients and remainders.
+    `parts_of` gives the values of the parts of a fused loop that is one of `loops` or was split again, which are
+    quotients and remainders.
     `scale` multiplies a value by a number.
     """
-    values: dict[str, Value] = {}
+    values = dict(loops)
     for relation in reversed(relations):
         if isinstance(relation, FuseRelation):
             if relation.fused in values:
                 values.update(zip(relation.parts, parts_of(relation, values[relation.fused]), strict=True))
             continue
-        parts = (values[part] if part in values else loop(part) for part in relation.parts)
-        terms = map(scale, parts, _strides(relation, sizes))
+        terms = map(scale, (values[part] for part in relation.parts), _strides(relation, sizes))
         values[relation.parent] = reduce(operator.add, terms)
     return values
 
@@ -111,7 +111,7 @@ def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: M
     def scale(value: Expr, stride: Number) -> Expr:
         return value * _fixed(stride)
 
-    return {**loops, **unsplit(relations, sizes, loops.__getitem__, parts_of, scale)}
+    return unsplit(relations, sizes, loops, parts_of, scale)
 
 
 def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,6 @@
-"""In: a compute graph and transform steps. Out: an immutable `State`, the loop nest of every stage.
+"""`State`: the loop nest of every stage of a compute graph after transform steps.
 
-Always: numbers are polymorphic, an extent is an int or an int64 array with one entry a program.
+A state is immutable. Numbers are polymorphic: an extent is an int, or an int64 array with one entry per program.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -126,12 +126,12 @@ class Alignment:
 class Family:
     """What differs between the programs of a family in one operation, after a reduction was factored by many lengths.
 
-    The operation itself is that of the largest program. `extents` are the true extents of its axes by name; `derived`
+    The operation itself is that of the largest program. `extents` are the true extents of its axes by name; `memoized`
     are axes that its body reads but that it has not: `relations` make them of its own, with `sizes` of everything.
     """
 
     extents: Mapping[str, Number]
-    derived: tuple[Axis, ...] = ()
+    memoized: tuple[Axis, ...] = ()
     relations: tuple[Relation, ...] = ()
     sizes: Mapping[str, Number] = field(default_factory=dict)
 
@@ -281,7 +281,7 @@ class State:
             align = stage.alignment
             yield f"{'  ' * depth}{stage.op.name} storage_offset: {align.offset} of {align.factor} at {align.axis}"
         if stage.pipeline is not None:
-            yield f"{'  ' * depth}{stage.op.name} pipeline: {stage.pipeline[1]} turns of {stage.pipeline[0]}"
+            yield f"{'  ' * depth}{stage.op.name} pipeline: {stage.pipeline[1]} iterations of {stage.pipeline[0]}"
         for index, iterator in enumerate(stage.iters):
             trivial = isinstance(iterator.extent, int) and iterator.extent == 1
             if not trivial:

@@ -1,7 +1,6 @@
-"""In: a state, one program or a family of them. Out: for every statement its loops with extents and its accesses as
-linear forms.
+"""The loops of every statement with their extents, and its accesses as linear forms.
 
-Always: a few hundred NumPy calls whatever the number of programs.
+It works on one program or a family of them, with a few hundred NumPy calls whatever the number of programs.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""In: a compute graph. Out: a text that graphs of the same structure share. Always: sizes do not enter it.
+"""The structure of a compute graph as a string, without sizes, by which similar tasks are grouped.
 
-Two convolutions of other extents and channels have one structure; another stride, another operator fused behind, or
-another data type makes another one.
+Two convolutions that differ in extents and channels have the same structure. Another stride, fused operator or data
+type makes it different.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""In: a compute graph and a target. Out: a `SearchTask`, the thing that is tuned.
+"""`SearchTask`: a compute graph and a target, the unit of tuning.
 
-Always: frozen and picklable; equal computations have equal keys, unless they are tasks of registered workloads.
+It is frozen and picklable. Equal computations have equal keys, unless they are tasks of registered workloads.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""In: the statements of a kernel of B programs. Out: its product on tensor cores, and what that and pipelines hold.
+"""The tensor-core product among the statements of a kernel, and the memory that it and its pipelines use.
 
-Always: what `retune.compiler.lower.gpu` makes of each program, said in arrays (B,).
+It computes what `retune.compiler.lower.gpu` makes of each of B programs, in arrays (B,).
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def instruction_of(product: StageNest) -> Instruction:
 
 
 def fragments_of(product: StageNest, count: int) -> tuple[Counts, Counts]:
-    """Rows and columns of a warp's part of the result, in fragments: the loops over them stand in front of the three
+    """Rows and columns of a warp's part of the result, in fragments: the loops over them stand before the three
     that an instruction does.
     """
     rows, columns = (np.asarray(loop.extent * np.ones(count, dtype=np.int64)) for loop in product.loops[-5:-3])
@@ -42,27 +42,27 @@ def fragments_of(product: StageNest, count: int) -> tuple[Counts, Counts]:
 
 def copies_of(nest: StageNest, kernel: Sequence[StageNest], count: int) -> Counts:
     """How many copies there are of the buffer of a statement of a kernel: where it stands in a pipelined loop as many
-    as are under way or at hand at once, and no more than turns for them. A loop of one turn needs none.
+    as are under way or at hand at once, and no more than iterations for them. A loop of one iteration needs none.
     """
     copies = np.ones(count, dtype=np.int64)
     around = {loop.key for loop in nest.loops[: len(nest.loops) - nest.own]}
     for other in kernel:
         if other.pipeline is not None and (other.stage, other.pipeline[0]) in around:
-            copies = copies * turns_at_once(other, count)
+            copies = copies * pipeline_depth(other, count)
     return np.asarray(copies)
 
 
-def turns_at_once(nest: StageNest, count: int) -> Counts:
+def pipeline_depth(nest: StageNest, count: int) -> Counts:
     """Turns of the pipelined loop of a statement whose copies are under way or at hand at once; 1 without one."""
     if nest.pipeline is None:
         return np.ones(count, dtype=np.int64)
     name, depth = nest.pipeline
-    turns = next(loop.extent for loop in nest.loops if loop.key == (nest.stage, name))
-    return np.asarray(np.minimum(turns, depth) * np.ones(count, dtype=np.int64))
+    iterations = next(loop.extent for loop in nest.loops if loop.key == (nest.stage, name))
+    return np.asarray(np.minimum(iterations, depth) * np.ones(count, dtype=np.int64))
 
 
 def steps_of(product: StageNest, count: int) -> Counts:
-    """Steps of an instruction's depth in one turn: the unrolled loop around those over fragments."""
+    """Steps of an instruction's depth in one iteration: the unrolled loop around those over fragments."""
     loop = product.loops[-6] if len(product.loops) > 5 else None
     steps = loop.extent if loop is not None and loop.annotation is Annotation.UNROLL else 1
     return np.asarray(steps * np.ones(count, dtype=np.int64))
@@ -70,7 +70,7 @@ def steps_of(product: StageNest, count: int) -> Counts:
 
 def fragment_sets(product: StageNest, count: int) -> Counts:
     """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied."""
-    ahead = (turns_at_once(product, count) > 1) & (steps_of(product, count) % 2 == 0)
+    ahead = (pipeline_depth(product, count) > 1) & (steps_of(product, count) % 2 == 0)
     return np.asarray(1 + ahead)
 
 

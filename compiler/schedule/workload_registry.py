@@ -1,6 +1,6 @@
-"""In: functions that define computations, or their tensors. Out: keys that name a computation in records and processes.
+"""Registry of workloads: maps functions or tensors to keys that identify a computation in records and other processes.
 
-Always: one registry a process. A key is the JSON text `[name, arguments …]` of a registered function, or any text
+There is one registry per process. A key is the JSON text `[name, arguments …]` of a registered function, or any string
 under which tensors were registered.
 """
 
@@ -38,7 +38,7 @@ def register_workload(func_name: Any, f: Any = None, override: bool = False) -> 
     is no text.
     """
     if not callable(func_name) and not isinstance(func_name, str):
-        raise UnregisteredWorkloadError(f"a workload is registered under a text, not {func_name!r}")
+        raise UnregisteredWorkloadError(f"a workload is registered under a string, not {func_name!r}")
     return registration(_registered, func_name, f, override)
 
 
@@ -49,21 +49,23 @@ def _registered(name: str, function: F, override: bool) -> F:
     return function
 
 
-def register_workload_tensors(key: str, tensors: Sequence[Tensor], override: bool = True) -> str:
-    """Register the input and output tensors of a computation under `key`, which is returned.
+def register_workload_tensors(workload_key: str, tensors: Sequence[Tensor], override: bool = True) -> str:
+    """Register the input and output tensors of a computation under `workload_key`, which is returned.
 
     Raises: DuplicateWorkloadError when the key is taken and `override` is False.
     """
-    if key in _REGISTRY and not override:
-        raise DuplicateWorkloadError(f"the workload {key} is registered already; use another key, or override it")
-    _REGISTRY[key] = tuple(tensors)
-    return key
+    if workload_key in _REGISTRY and not override:
+        raise DuplicateWorkloadError(
+            f"the workload {workload_key} is registered already; use another key, or override it"
+        )
+    _REGISTRY[workload_key] = tuple(tensors)
+    return workload_key
 
 
 def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     """The key of a registered function, or its name, with arguments: JSON text.
 
-    Arguments are numbers, texts, None, tensors (only shape and type count) and sequences of these.
+    Arguments are numbers, strings, None, tensors (only shape and type count) and sequences of these.
     Raises: UnregisteredWorkloadError for an unknown function, or an argument of another type.
     """
     if callable(func):
@@ -84,7 +86,7 @@ def _encoded(argument: Any) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_encoded(item) for item in argument]
     raise UnregisteredWorkloadError(
-        f"the workload argument {argument!r} cannot be part of a key; use numbers, texts, tensors or lists"
+        f"the workload argument {argument!r} cannot be part of a key; use numbers, strings, tensors or lists"
     )
 
 
@@ -96,17 +98,17 @@ def _decoded(argument: Any) -> Any:
     return tuple(_decoded(item) for item in argument)
 
 
-def workload_key_to_tensors(key: str) -> list[Tensor]:
+def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
     """The input and output tensors of a key.
 
     Raises: UnknownWorkloadError when neither the key nor the function it names is registered.
     """
-    entry = _REGISTRY.get(key)
+    entry = _REGISTRY.get(workload_key)
     if entry is None:
-        name, args = _parsed(key)
+        name, args = _parsed(workload_key)
         entry = _REGISTRY.get(name) if name is not None else None
         if not callable(entry):
-            raise UnknownWorkloadError(f"the workload {key} is not registered in this process")
+            raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
         return list(entry(*args))
     return list(entry()) if callable(entry) else list(entry)
 
@@ -126,14 +128,14 @@ def is_registered(key: str) -> bool:
     return key in _REGISTRY or _parsed(key)[0] in _REGISTRY
 
 
-def serialize_workload_registry_entry(key: str) -> tuple[str, Workload | bytes]:
+def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload | bytes]:
     """The entry of a key in a form that another process takes: a function itself, or pickled tensors.
 
     Raises: UnknownWorkloadError when the key is not registered.
     """
-    name = key if key in _REGISTRY else _parsed(key)[0]
+    name = workload_key if workload_key in _REGISTRY else _parsed(workload_key)[0]
     if name is None or name not in _REGISTRY:
-        raise UnknownWorkloadError(f"the workload {key} is not registered in this process")
+        raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
     entry = _REGISTRY[name]
     return name, entry if callable(entry) else pickle.dumps(entry)
 

@@ -1,3 +1,4 @@
-"""In: a search task, a cost model and measured results. Out: the next programs to measure. Always: no I/O, and the same
-seed and results give the same programs.
+"""The search: proposes the next programs to measure.
+
+It does no I/O; the same seed and results give the same programs.
 """

@@ -1,6 +1,6 @@
-"""In: extents of a stage's outermost loops, in arrays. Out: how many of them run in parallel.
+"""How many outermost loops of a stage run in parallel, for arrays of programs.
 
-Always: a row a program.
+Each row is one program.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ def random_true(rng: np.random.Generator, flags: Mask) -> Rows:
     """A random true column of every row, -1 where there is none; (B, D) → (B,)."""
     if not flags.shape[1]:
         return np.full(len(flags), -1, dtype=np.int64)
+    # The argmax of uniform draws is a uniform choice among the true columns; 1 - random is never 0.
     drawn = np.argmax(flags * (1.0 - rng.random(flags.shape)), axis=1)
     return np.where(flags.any(axis=1), drawn, -1).astype(np.int64)
 

@@ -35,7 +35,7 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 @dataclass(frozen=True, slots=True)
 class PopulationSpec:
     """What evolution needs to know of one space: its columns, how many placements it has, how deep its parallel loops
-    go, and its unroll limits where they are not those of a processor.
+    go, and its unroll limits where they are not those of a CPU.
     """
 
     layout: Layout
@@ -127,6 +127,8 @@ def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Ge
     """
     if not len(population.rows):
         return Generation(space, population, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
+    # Normal form maps different rows to one, so many children equal an individual that is already known: rows are
+    # deduplicated, and known scores reused.
     keys, once, back = np.unique(keys_of(space, population.rows), return_index=True, return_inverse=True)
     rows = population.rows[once]
     scores, prior, fresh = _recalled(keys, [one for one in met if one.space == space])
@@ -143,6 +145,7 @@ def _recalled(keys: Keys, met: Sequence[Generation]) -> tuple[Scores, Scores, Ma
     for one in met:
         if not len(one.keys):
             continue
+        # Binary search in the sorted keys: a hash lookup per individual would be a Python loop.
         order = np.argsort(one.keys)
         places = order[np.minimum(np.searchsorted(one.keys, keys, sorter=order), len(order) - 1)]
         known = fresh & (one.keys[places] == keys)
@@ -161,6 +164,8 @@ def ranking(generations: Sequence[Generation], seen: set[int]) -> Iterator[Indiv
     owners = np.concatenate([np.full(len(one.scores), number) for number, one in enumerate(generations)])
     keys = np.concatenate([one.keys for one in generations])
     scores = np.concatenate([one.scores for one in generations])
+    # `np.unique` returns first occurrences ordered by key. Sorting them restores the order of discovery, which the
+    # stable sort by score then keeps among ties.
     first = np.sort(np.unique(keys, return_index=True)[1])
     for entry in first[np.argsort(-scores[first], kind="stable")]:
         if int(keys[entry]) not in seen:
@@ -182,6 +187,8 @@ def selection_weights(scores: Scores) -> Scores:
     When no score is positive the individuals are weighted by rank instead (the best twice the average), so that
     selection stays fair to ties and still prefers the better half.
     """
+    # Roulette-wheel selection, as in Ansor. It needs weights of at least 0, but predictions of a regression may be
+    # negative.
     positive = np.maximum(scores, 0.0)
     total = positive.sum()
     if total > 0.0 and np.isfinite(total):
@@ -204,9 +211,12 @@ def _next_populations(
     scores = np.concatenate([one.scores for one in scored])
     if not len(scores):
         return [one.population for one in scored]
+    # Each model's weights sum to 1, so `prior_share` is the expected fraction of parents that the analytical model
+    # selects, whatever the scales of the two scores.
     weights = (1.0 - prior_share) * selection_weights(scores)
     weights += prior_share * selection_weights(np.concatenate([one.prior for one in scored]))
     weights *= _surviving(specs, scored, weights, options.extinction_ratio)
+    # Parents are drawn over all spaces together, so a sketch with better programs gets more of the population.
     picks = np.sort(rng.choice(len(scores), size=options.population, p=weights / weights.sum()))
     populations: list[Population] = []
     start = 0
@@ -246,6 +256,8 @@ def _offspring(
     draw = rng.random(count)
     mutated = draw < options.mutation_probability
     rest = 1.0 - options.mutation_probability
+    # One uniform draw decides: below `mutation_probability` a child is mutated; the rest of the interval is divided
+    # between crossover and an unchanged copy.
     crossed = ~mutated & (draw < options.mutation_probability + rest * options.crossover_probability)
     rows, origins, moves = parents.rows.copy(), parents.parents.copy(), parents.moves.copy()
     kinds = rng.choice(len(mutation.MOVES), size=count, p=_move_weights(spec, options))
@@ -290,4 +302,5 @@ def _move_weights(spec: PopulationSpec, options: SearchOptions) -> Scores:
         ]
     )
     total = weights.sum()
+    # A space without any tunable column has a single program. Any move then leaves its row unchanged.
     return np.asarray(weights / total) if total > 0.0 else np.eye(len(weights))[0]

@@ -1,5 +1,6 @@
-"""In: a loop extent and the number of inner tile levels. Out: its ordered factorisations, drawn uniformly in arrays.
-Always: every product is the extent exactly.
+"""Samples ordered factorizations of a loop extent uniformly, in arrays.
+
+Every product equals the extent.
 """
 
 from functools import lru_cache
@@ -16,6 +17,7 @@ def prime_factors(extent: int) -> tuple[tuple[int, int], ...]:
     """The (prime, exponent) pairs of a positive number, ascending."""
     factors: list[tuple[int, int]] = []
     rest, prime = extent, 2
+    # Trial division: extents are small, and results are cached.
     while prime * prime <= rest:
         exponent = 0
         while rest % prime == 0:
@@ -48,9 +50,11 @@ _WHOLE = 31
 
 def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
     """The number whose divisors are the tile lengths of a loop: its extent, but for one without any divisor that makes
-    a good tile, such as a prime, where it is the next number with many; some turns of the loop are then skipped.
+    a good tile, such as a prime, where it is the next number with many; some iterations of the loop are then skipped.
     `is_vector` says that the innermost part may become the vector loop, and is at most `max_innermost`.
     """
+    # A prime extent such as 197 has no tile but 1 and itself. Rounding it up to a multiple of a vector wastes a few
+    # iterations and makes good tiles possible; short loops stay, because they are tiles themselves.
     useful = range(_LANES, max_innermost + 1, _LANES) if is_vector else _ROW_TILES
     if extent <= (max_innermost if is_vector else _WHOLE) or any(extent % length == 0 for length in useful):
         return extent
@@ -60,6 +64,7 @@ def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
 
 def _ways(extent: int, parts: int) -> int:
     """In how many ways `extent` is an ordered product of `parts` numbers."""
+    # Stars and bars for each prime: its exponent is distributed over the parts independently of the others.
     return prod(comb(exponent + parts - 1, parts - 1) for _, exponent in prime_factors(extent))
 
 
@@ -70,6 +75,8 @@ def sample_factorizations(rng: np.random.Generator, count: int, extent: int, lev
     row's product is `extent` and the last column is at most `max_last`.
     """
     choices = [last for last in divisors(extent) if last <= max_last]
+    # Weighting each innermost length by the number of factorizations that end in it makes the two-step draw uniform
+    # over all factorizations, although the bound on the innermost length excludes some.
     weights = np.array([_ways(extent // last, levels) for last in choices], dtype=np.float64)
     lasts = np.array(choices, dtype=np.int64)[rng.choice(len(choices), size=count, p=weights / weights.sum())]
     parts = np.ones((count, levels + 1), dtype=np.int64)

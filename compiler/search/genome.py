@@ -1,9 +1,8 @@
-"""In: the tunable integers of one sketch. Out: a `Layout` that names the columns of an int64 matrix, one row a program.
-Always: a row says everything that distinguishes a program from its siblings.
+"""The genome of a sketch's programs: a `Layout` that names the columns of an int64 matrix, one row per program.
 
-Column groups: the parts of every split (outermost first; their product is fixed), which placement of the small
-producers is used, for each stage the parallel depth, the vector flag and the unroll limit, and on a GPU the widths of
-vector accesses and of blocks of threads.
+A row holds everything that distinguishes a program from others of its sketch. Column groups: the parts of every split
+(outermost first; their product is fixed), the placement of the small producers, for each stage the parallel depth, the
+vector flag and the unroll limit, and on a GPU the widths of vector accesses and of thread blocks.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""In: bounds of B programs whose loops are bound to GPU threads. Out: their kernels, and what each asks of the GPU.
+"""The kernels of B GPU programs, and the resources each asks for.
 
-Always: what `retune.compiler.lower.gpu` makes of each program, said in arrays (B,).
+It computes what `retune.compiler.lower.gpu` makes of each program, in arrays (B,).
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ def outer_loops(nest: StageNest) -> Sequence[Loop]:
     return nest.loops[: len(nest.loops) - nest.own]
 
 
-def turns(loops: Iterable[Loop], annotations: Sequence[Annotation], count: int) -> Counts:
+def iterations(loops: Iterable[Loop], annotations: Sequence[Annotation], count: int) -> Counts:
     """How many turns the loops with one of the annotations make together, (B,)."""
     total: Number = np.ones(count, dtype=np.int64)
     for loop in loops:
@@ -89,7 +89,7 @@ class DeviceKernel:
             if nest is self.product:
                 local = local + thread_bytes(nest, self.count)
                 continue
-            virtual = turns(nest.loops, (Annotation.VTHREAD,), self.count)
+            virtual = iterations(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
                 size = _elements(nest, self.count)
                 if _is_shared(nest):
@@ -103,7 +103,7 @@ class DeviceKernel:
 
     def asked(self) -> dict[Limit, Counts]:
         """How much the kernel asks for of everything that is limited."""
-        virtual = [turns(own_loops(nest), (Annotation.VTHREAD,), self.count) for nest in self.nests]
+        virtual = [iterations(own_loops(nest), (Annotation.VTHREAD,), self.count) for nest in self.nests]
         shared, local = self.memory
         return {
             Limit.VIRTUAL_THREADS: np.max(virtual, axis=0),
@@ -119,7 +119,7 @@ class DeviceKernel:
         }
 
     def _most(self, kind: Annotation) -> Counts:
-        return np.asarray(np.max([turns(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
+        return np.asarray(np.max([iterations(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
 
     def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
         """Bytes of shared and of local memory that a reduction takes to join its parts."""
@@ -128,10 +128,10 @@ class DeviceKernel:
         points, item = _points(nest, self.count), _held_bytes(nest)
         alone = nothing
         if item > point_bytes(nest) and (not nest.attached or _is_shared(nest)):
-            alone = np.where((_turns_reducing(nest, self.count) > 1) & (points <= MOST_HELD), points * item, 0)
+            alone = np.where((_reduction_iterations(nest, self.count) > 1) & (points <= MOST_HELD), points * item, 0)
         if not reducing:
             return nothing, alone
-        each = {kind: turns(reducing, (kind,), self.count) for kind in _THREADS}
+        each = {kind: iterations(reducing, (kind,), self.count) for kind in _THREADS}
         across = np.asarray(prod(each.values(), start=np.int64(1)))
         others = [self._others(nest, kind) for kind in _THREADS]
         around = np.asarray(prod(others, start=np.int64(1)))
@@ -143,8 +143,8 @@ class DeviceKernel:
 
     def _others(self, nest: StageNest, kind: Annotation) -> Counts:
         """Threads along a dimension, for each of which something else is joined."""
-        own = turns((loop for loop in own_loops(nest) if not _reduces(loop)), (kind,), self.count)
-        return np.where(own > 1, own, turns(outer_loops(nest), (kind,), self.count))
+        own = iterations((loop for loop in own_loops(nest) if not _reduces(loop)), (kind,), self.count)
+        return np.where(own > 1, own, iterations(outer_loops(nest), (kind,), self.count))
 
     def _in_warps(self, each: dict[Annotation, Counts], others: Sequence[Counts]) -> Mask:
         """Whether threads hand each other what is joined; see `retune.compiler.lower.gpu.cross_thread_reduction`."""
@@ -173,7 +173,7 @@ def _held_bytes(nest: StageNest) -> int:
     return sum(map(item_bytes, held_types(nest.op)))
 
 
-def _turns_reducing(nest: StageNest, count: int) -> Counts:
+def _reduction_iterations(nest: StageNest, count: int) -> Counts:
     """How many values are joined to one."""
     total: Number = np.ones(count, dtype=np.int64)
     for loop in own_loops(nest):

@@ -1,7 +1,7 @@
-"""In: bounds of B programs whose loops are bound to GPU threads. Out: which of them the GPU can run, and should.
+"""Masks of the GPU programs that the GPU can run, and that are worth running.
 
-Always: limits are masks, nothing raises. What the limits say is what the lowering says of each program: it is refused
-for the same reason, or not at all (`retune.compiler.lower.gpu.limits`).
+Limits are masks and nothing raises. They agree with lowering: a program is rejected for the same reason there, or not
+at all (`retune.compiler.lower.gpu.limits`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from retune.compiler.lower.gpu.limits import Limit, most_of
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask
-from retune.compiler.search.gpu_kernels import DeviceKernel, kernels_of, own_loops, turns
+from retune.compiler.search.gpu_kernels import DeviceKernel, iterations, kernels_of, own_loops
 from retune.compiler.search.register_tile import Counts, itemsize
 from retune.compiler.search.tensor_legality import tensor_promising
 from retune.compiler.target import HardwareParams
@@ -49,12 +49,12 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
     """
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
-        lanes = turns(own_loops(nest), (Annotation.VECTORIZE,), count)
+        lanes = iterations(own_loops(nest), (Annotation.VECTORIZE,), count)
         good &= (lanes == 1) | (lanes * itemsize(nest) <= hardware.vector_unit_bytes)
     for kernel in kernels_of(nests, count):
         for nest in kernel.nests:
             if any(loop.annotation is Annotation.VTHREAD for loop in own_loops(nest)):
-                good &= _enough_threads(kernel, turns(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
+                good &= _enough_threads(kernel, iterations(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
         if kernel.product is not None:
             good &= tensor_promising(kernel.nests, kernel.product, count)
         elif any(loop.annotation is Annotation.VTHREAD for nest in kernel.nests for loop in own_loops(nest)):

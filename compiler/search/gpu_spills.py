@@ -1,7 +1,7 @@
-"""In: a program for a GPU. Out: what it spills, as NVIDIA's assembler says. Always: nothing is run.
+"""Register spills of a GPU program as NVIDIA's assembler reports them; nothing is run.
 
-It takes about half a second, so it is for the few programs that are about to be measured, not for the thousands that
-are scored.
+A query takes about half a second, so it is for the few programs about to be measured, not for the thousands that are
+scored.
 """
 
 from collections.abc import Sequence

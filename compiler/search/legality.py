@@ -1,10 +1,8 @@
-"""In: bounds and loop choices of B programs. Out: which of them may be proposed. Always: limits are masks, nothing
-raises.
+"""Legality masks of B CPU programs: which of them may be proposed. Limits are masks; nothing raises.
 
-Some programs cannot run, or are hopeless whatever the machine: those are never proposed. Others are known to be slow
-before they are built, because a step of their innermost loop needs more vector registers than there are, or because
-they are written out to more code than the compiler and the instruction cache bear: the static filters leave these out
-as well.
+`legal` rejects programs that cannot run or are hopeless on any machine. `promising`, the static filters, also rejects
+programs known to be slow before they are built: a step of the innermost loop needs more vector registers than there
+are, or the unrolled code exceeds what the compiler and the instruction cache can handle.
 """
 
 from collections.abc import Sequence

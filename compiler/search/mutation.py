@@ -1,5 +1,6 @@
-"""In: genome rows of one sketch and a generator. Out: children that differ by one small move. Always: the parts of
-every split keep their product, and the input is not changed.
+"""Mutates genome rows of one sketch by one small move each.
+
+The parts of every split keep their product; the input does not change.
 """
 
 import numpy as np
@@ -38,9 +39,12 @@ def _move_within(rng: np.random.Generator, parts: Rows, split: SplitColumns, max
     factors = np.array(divisors(split.extent)[1:], dtype=np.int64)
     leaves = parts[:, :, None] % factors == 0
     fits = np.ones((count, levels, len(factors)), dtype=np.bool_)
+    # Only the innermost part is bounded (`max_innermost_split_factor` in Ansor).
     fits[:, -1, :] = parts[:, -1:] * factors <= max_innermost
     possible = leaves[:, :, None, :] & fits[:, None, :, :] & ~np.eye(levels, dtype=np.bool_)[None, :, :, None]
     pairs = possible.any(axis=3).reshape(count, levels * levels)
+    # The argmax of independent uniform draws over the possible pairs is a uniform choice among them; 1 - random is
+    # never 0, so an impossible pair cannot win. It handles all rows in one NumPy call.
     pair = np.argmax(pairs * (1.0 - rng.random(pairs.shape)), axis=1)
     source, target = pair // levels, pair % levels
     row = np.arange(count)

@@ -1,9 +1,8 @@
-"""In: the row of a program. Out: the rows that differ from it by one small move.
+"""The neighborhood of a program: all genome rows that differ by one small move, for local search.
 
-Always: the same list for the same row, without the row itself.
-
-A move carries one prime factor from one part of a split to another, or gives a single column another value. Descent
-along such moves ends a search: what is near the best program and was never drawn is looked at before the budget ends.
+A move carries one prime factor from one part of a split to another, or gives a single column another value. The list is
+deterministic and excludes the row itself. Hill climbing along such moves ends a search, so that programs near the best
+one that were never sampled are rated before the budget ends.
 """
 
 from collections.abc import Iterator

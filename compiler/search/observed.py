@@ -80,6 +80,7 @@ class ObservedPrograms:
 
     def best(self, count: int) -> list[Individual]:
         """At most `count` programs of the spaces that ran, the fastest first, with the analytical model's scores."""
+        # The text breaks ties, so that the order does not depend on the order in which results arrived.
         order = sorted(self._valid(), key=lambda text: (self.seconds[text], text))
         return [self._individuals[text] for text in order[:count]]
 
@@ -98,10 +99,12 @@ class ObservedPrograms:
         valid = self._valid()[-_JUDGED:]
         priors = np.array([self._individuals[text].score for text in valid])
         seconds = np.array([self.seconds[text] for text in valid])
+        # Rank correlation and not error: a search only needs the right order, and the scale of the prior may be off.
         return self._against_results(self._trust * rank_correlation(priors, seconds))
 
     def _against_results(self, trust: float) -> float:
         """The share of `trust` results among those and the results there are."""
+        # A Bayesian-style weight: the prior counts as `trust` pseudo-observations against the number of real ones.
         return trust / (trust + len(self._individuals)) if trust else 0.0
 
     def _valid(self) -> list[str]:

@@ -1,5 +1,6 @@
-"""In: the numbers that steer the search. Out: one frozen, validated `SearchOptions`. Always: an object that exists
-makes sense.
+"""`SearchOptions`: the parameters of the search.
+
+Options are frozen and checked when made.
 """
 
 from collections.abc import Mapping
@@ -33,10 +34,10 @@ class SearchOptions:
     `population` programs live through `generations` rounds of selection. A child is mutated with probability
     `mutation_probability`; of the others, `crossover_probability` exchange columns with another parent. `eps_greedy` of
     each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
-    First principles decide `prior_ratio` of the first selection and of a task's very first batch; later they weigh as
-    much as the cost model does after `prior_trials` results, and ever less (0: they never weigh); less from the start
-    where they foretell the results badly. What evolves under an estimate shares its errors, so `sampled_ratio` of the
-    first batch, and a falling share of later ones, are the best samples as they were drawn.
+    The analytical model decides `prior_ratio` of the first selection and of a task's first batch. Its weight equals the
+    cost model's after `prior_trials` results and decays from there (0: no weight), faster where its predictions were
+    poor. Evolution amplifies a model's errors, so `sampled_ratio` of the first batch, and a falling share of later
+    ones, are the best of the initial samples.
 
     `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction), `gpu_tiling` that
     on a GPU, where the first three levels are blocks, virtual threads and threads; `tensor_cores` lets
@@ -49,14 +50,13 @@ class SearchOptions:
     an equal share of the parents has none in the next generation. The `…_weight` fields say how often each kind of
     mutation is drawn.
 
-    What the search has beyond sampling and evolution can be switched off, each by itself: `static_filters` leave out
-    programs that need more registers than there are or more than `max_straight_line` operations written out one after
-    the other; `transfer_ratio` of a batch may be good programs of similar tasks, fitted to this one's sizes (0: none);
-    when no more than `finish_ratio` of the budget is left, half of each batch are neighbours, one column changed, of
-    the `finish_parents` best programs (0: never); with `learn_failures` the model is shown what failed, as programs
-    without speed. Where NVIDIA's assembler is found, `refuse_spills` has it look at the programs for a GPU that are
-    about to be proposed, and leaves out those whose threads keep more than so many bytes in memory for want of
-    registers (-1: nobody looks, which saves about half a second a program).
+    Each part beyond sampling and evolution can be switched off. `static_filters` drop programs that need more
+    registers than exist or unroll to more than `max_straight_line` operations. Up to `transfer_ratio` of a batch are
+    good programs of similar tasks, fitted to this one's sizes (0: none). When at most `finish_ratio` of the budget is
+    left, half of each batch are neighbors, one column changed, of the `finish_parents` best programs (0: never).
+    `learn_failures` shows failed programs to the model as having no speed. Where NVIDIA's assembler is found,
+    `refuse_spills` drops GPU programs that spill more than so many bytes (-1: not checked, which saves about half a
+    second a program).
     """
 
     population: int = 2048
@@ -131,7 +131,7 @@ class SearchOptions:
         for name, least in (*whole, ("refuse_spills", -1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
+                raise OptionError(f"{name} must be an integer of at least {least}, not {value!r}")
         ratios = (
             "mutation_probability",
             "crossover_probability",

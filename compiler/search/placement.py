@@ -1,6 +1,7 @@
-"""In: a sketch. Out: the ways to place its small producers (a padding stage, a short reduction): at their own nest,
-inside a loop of their reader, or, when they are cheap, wherever they are read. Always: the first way changes nothing,
-and the list is bounded.
+"""Enumerates the compute locations of a sketch's small producers, such as padding or a short reduction.
+
+Each is computed at the root, inside a loop of its reader or, when it is cheap, inlined. The first way changes nothing;
+the list is bounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ def placements_of(sketch: State, limit: int) -> tuple[tuple[Step, ...], ...]:
         return tuple(found)
     if limit == 1:
         return (found[0],)
+    # Evenly spaced in the depth-first order, which varies the last stages fastest: the first entries alone would all
+    # place the first stage alike.
     return tuple(found[number * (len(found) - 1) // (limit - 1)] for number in range(limit))
 
 
@@ -45,7 +48,7 @@ def _enumerate(state: State, movable: Sequence[int]) -> Iterator[tuple[Step, ...
 
 
 def _stay(state: State, stage: int) -> tuple[Step | None, ...]:
-    """The choice of a nest of its own."""
+    """The choice of its own nest."""
     return (None,) if isinstance(state.stages[stage].location, Root) else (ComputeRoot(stage),)
 
 
@@ -93,6 +96,8 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
                 break
         elif reducing or iterator.annotation is Annotation.UNROLL:
             break
+        # The outermost tile of an attached reader has extent 1 after bounds inference: its loops are those of its own
+        # consumer.
         outermost = attached and iterator.name.endswith(".0") and iterator.kind is IterKind.SPATIAL
         if outermost or _base(iterator.name) not in used:
             continue

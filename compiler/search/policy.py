@@ -77,7 +77,7 @@ class SketchPolicy:
         seed: int = 0,
         init_search_callbacks: Sequence[SearchCallback | PreloadCustomSketchRule] = (),
     ) -> None:
-        """Derive the sketches; rules of one's own among `init_search_callbacks` are asked before the others."""
+        """Derive the sketches; custom rules among `init_search_callbacks` are asked before the others."""
         self.task = task
         self.model = model
         self.options = options or SearchOptions()
@@ -152,6 +152,8 @@ class SketchPolicy:
         if count < 1 or not self.spaces:
             return ()
         for attempt in range(1 + self.options.retries):
+            # Seeds depend on the workload and not on the task's position, so the programs of a task do not change when
+            # others are added. `crc32` is the same in every process, unlike Python's `hash` of strings.
             seeds = [self.seed, crc32(self.task.workload_key.encode()), round_index, *([attempt] if attempt else [])]
             found = self._try_round(np.random.default_rng(seeds), count, spent)
             if found:
@@ -161,11 +163,15 @@ class SketchPolicy:
     def _try_round(self, rng: np.random.Generator, count: int, spent: float) -> tuple[Candidate, ...]:
         first = self._first_generation(rng)
         met = evolve(self._specs, first, self._score, self.options, rng)
+        # Epsilon-greedy exploration. Before any result only the analytical model ranks: it decides `prior_ratio` of the
+        # first batch, and the rest is random.
         random_share = self.options.eps_greedy if self.observed.seconds else 1.0 - self.options.prior_ratio
         chosen = self._fitted(int(self.options.transfer_ratio * count))
         if self.options.finish_ratio and spent >= 1.0 - self.options.finish_ratio:
             chosen |= self._neighbours(count // 2, chosen.keys())
         wanted = count - int(random_share * count)
+        # Evolution amplifies a model's errors: it moves toward programs that are overrated. While the model is
+        # uncertain, a part of the batch comes from the initial samples, on which evolution had no influence.
         sampled = int(self.options.sampled_ratio * self.observed.uncertainty * (wanted - len(chosen)))
         chosen = self._best(first, len(chosen) + sampled, chosen)
         chosen = self._best(met, wanted, chosen)
@@ -177,7 +183,7 @@ class SketchPolicy:
         return self._candidates(chosen.values())
 
     def warm_start(self, programs: Sequence[str]) -> None:
-        """Hear of good programs of similar tasks, as steps texts, the most helpful first.
+        """Hear of good programs of similar tasks, as steps strings, the most helpful first.
 
         Those that fit a sketch once their tiles are fitted to this task's sizes are among the next programs asked for,
         and seed the populations. What was heard before is replaced.
@@ -208,9 +214,7 @@ class SketchPolicy:
         for known in self.observed.best(self.options.finish_parents):
             spec = self._specs[known.space]
             limits = self.spaces[known.space].unroll_limits
-            rows = neighbours(
-                known.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost
-            )
+            rows = neighbours(known.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost)
             met.append(evaluate(known.space, Population.children(rows, known.row, mutation.NEIGHBOUR), self._score))
         ranked = ranking(met, self.observed.keys | set(taken))
         return {one.key: one for one in islice(ranked, count)}
@@ -239,7 +243,7 @@ class SketchPolicy:
             self.model.update(TrainingBatch(self.task.workload_key, block, np.array(seconds, dtype=np.float64)))
 
     def expect(self, programs: Iterable[str]) -> None:
-        """Extract the features of programs, as steps texts, that `tell` is given later: all at once is quicker.
+        """Extract the features of programs, as steps strings, that `tell` is given later: all at once is quicker.
 
         Raises: ScheduleError when a steps text cannot be read at all.
         """
@@ -265,6 +269,8 @@ class SketchPolicy:
             for _ in range(self.options.sample_attempts):
                 populations.append(Population.seeds(space.sample(rng, share), mutation.SAMPLE))
                 generation = evaluate(number, Population.join(populations), self._score)
+                # Rejection sampling: it is repeated until an eighth of the space's share of the population is legal, at
+                # most `sample_attempts` times.
                 if len(generation.scores) >= share // 8:
                     break
                 populations = [generation.population]
@@ -319,8 +325,10 @@ class SketchPolicy:
                 break
             layout = self.spaces[one.space].layout
             tiling = (one.space, layout.tiling(one.row[None]).tobytes())
+            # Keeps a batch diverse: programs with equal tile sizes differ only in placement and annotations.
             if layout.splits and tilings.get(tiling, 0) >= self.options.max_per_tiling:
                 continue
+            # Tested last: the assembler takes about half a second per program.
             if self._spills(one):
                 continue
             tilings[tiling] = tilings.get(tiling, 0) + 1
@@ -330,7 +338,7 @@ class SketchPolicy:
     def _spills(self, one: Individual) -> bool:
         """Whether threads of a program for a GPU keep more in memory, for want of registers, than is allowed."""
         allowed = self.options.refuse_spills
-        if allowed < 0 or not self.spaces[one.space].gpu:
+        if allowed < 0 or not self.spaces[one.space].has_registers:
             return False
         if one.key not in self._spilled:
             self._spilled[one.key] = spilled_bytes(self.task, self.spaces[one.space].steps(one.row))
@@ -342,12 +350,12 @@ class SketchPolicy:
         """Fill up to `count` with random members of the first generation, evenly over the spaces."""
         orders = [rng.permutation(len(one.scores)) for one in first]
         filled = dict(chosen)
-        for turn in range(max((len(order) for order in orders), default=0)):
+        for position in range(max((len(order) for order in orders), default=0)):
             for generation, order in zip(first, orders, strict=True):
                 if len(filled) >= count:
                     return filled
-                if turn < len(order):
-                    one = individual(generation, int(order[turn]))
+                if position < len(order):
+                    one = individual(generation, int(order[position]))
                     if one.key not in self.observed.keys:
                         filled.setdefault(one.key, one)
         return filled

@@ -23,9 +23,7 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
 
     `flop_count` is what one call of the whole program computes.
     """
-    gpu = hardware.gpu
-    on_processor = 2.0 * PER_CYCLE * hardware.vector_unit_bytes / 4.0 * hardware.num_cores
-    per_cycle = 2.0 * gpu.lanes * gpu.multiprocessors if hardware.is_gpu else on_processor
+    per_cycle = 2.0 * hardware.multiply_adds_per_cycle(PER_CYCLE)
     cycles = np.exp2(features[:, :, _CYCLES].astype(np.float64)) - 1.0
     return np.asarray(max(flop_count, 1.0) / per_cycle / np.maximum(cycles.sum(axis=1), 1.0))
 
@@ -37,6 +35,7 @@ def rank_correlation(prior: Scores, seconds: Scores) -> float:
     """
     if len(seconds) < _FEWEST:
         return 1.0
+    # Logarithms make the weight of a pair the ratio of its times, so pairs that differ by noise hardly count.
     faster = np.log(seconds)[:, None] - np.log(seconds)[None, :]
     order = np.sign(prior[None, :] - prior[:, None])
     total = float(np.abs(faster).sum())

@@ -1,7 +1,6 @@
-"""In: bounds of a statement of B programs. Out: the register tile that the code generator makes of its innermost loops,
-and the unroll limits that make a difference.
+"""Predicts the register tile of a statement's innermost loops, and which unroll limits make a difference.
 
-Always: what the lowering does, said in arrays.
+It follows lowering, on arrays of B programs.
 """
 
 from collections.abc import Sequence
@@ -36,6 +35,8 @@ def tile_registers(nest: StageNest, vector: Number, hardware: HardwareParams, co
     to memory and back.
     """
     tile, row = _tile_and_row(nest, vector, hardware, count)
+    # Of the two factors of an outer product one is held as a row of vectors, reused by all rows of the tile; the other
+    # is broadcast into one register. With a single row nothing is reused, so loads go to one register as well.
     shared = np.where(tile > row * len(nest.writes), row, 1)
     return np.where(tile > len(nest.writes), tile + shared + 1, 0)
 
@@ -55,12 +56,14 @@ def straight_line(nest: StageNest, vector: Number, limits: Number, hardware: Har
             copies = copies * extent
             reduced = reduced | ((extent > 1) & (loop.kind is IterKind.REDUCTION))
         elif loop.kind is IterKind.REDUCTION:
+            # Loops are unrolled from the innermost outward. The first one that exceeds the limit stops this for all
+            # loops around it.
             growing = growing & (tile * copies * extent <= np.asarray(limits))
             copies = np.where(growing, copies * extent, copies)
             reduced = reduced | (extent > 1)
         else:
-            turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if last else extent
-            tile = np.where(reduced, tile, tile * turns)
+            iterations = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if last else extent
+            tile = np.where(reduced, tile, tile * iterations)
             growing = growing & ~(reduced & (extent > 1))
             last = False
     return np.where(reduced, tile, len(nest.writes)) * copies
@@ -79,9 +82,9 @@ def _tile_and_row(nest: StageNest, vector: Number, hardware: HardwareParams, cou
             reduced = reduced | (extent > 1)
             continue
         lane_loop = last and loop.annotation is not Annotation.UNROLL
-        turns = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if lane_loop else extent
-        tile = np.where(reduced, tile, tile * turns)
-        row = np.where(reduced, row, turns) if lane_loop else row
+        iterations = np.where(np.asarray(vector) > 0, -(-extent // lanes), extent) if lane_loop else extent
+        tile = np.where(reduced, tile, tile * iterations)
+        row = np.where(reduced, row, iterations) if lane_loop else row
         last = last and not lane_loop
     return np.where(reduced, tile, len(nest.writes)), np.where(np.asarray(vector) > 0, row, 1)
 
@@ -112,6 +115,7 @@ def settled_unroll(
         return np.sum(flags, axis=0, dtype=np.int64) if flags else np.zeros(len(limits), dtype=np.int64)
 
     settled, target = limits.copy(), unrolled(limits)
+    # Limits that unroll the same loops are the same program. Mapping them to the smallest gives rows a normal form.
     for choice in sorted(choices, reverse=True):
         settled = np.where((settled >= choice) & (unrolled(choice) == target), choice, settled)
     return np.asarray(settled)

@@ -1,5 +1,6 @@
-"""In: a compute graph and derivation rules. Out: its sketches: program structures with unknown tile lengths. Always:
-the same order, wave by wave.
+"""Sketch generation: derives program structures with unknown tile lengths from a compute graph.
+
+The derivation is breadth-first, and the order of sketches is deterministic.
 """
 
 from collections.abc import Sequence
@@ -8,12 +9,12 @@ from dataclasses import replace
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Rfactor, Split
-from retune.compiler.search.sketch_rules import CPU_RULES, GPU_RULES, SketchContext, SketchRule, Verdict
+from retune.compiler.search.sketch_rules import RULES, SketchContext, SketchRule, Verdict
 
 
 def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
     """The derivation rules for this kind of machine."""
-    return GPU_RULES if context.gpu else CPU_RULES
+    return RULES[context.kind.name]
 
 
 def derive_sketches(

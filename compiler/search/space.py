@@ -1,15 +1,14 @@
-"""In: a search task. Out: one `SketchSpace` a sketch: every program of that structure as a row of integers. Always: a
-row in normal form, its steps and the replayed state agree.
+"""`SketchSpace`: all programs of one sketch, each a row of integers.
 
-A group of rows that share a placement is replayed once, with arrays for tile sizes; fuse and annotation steps are
-written only when one row is made concrete.
+For a row in normal form, its steps and the replayed state agree. A group of rows with the same placement is replayed
+once, with arrays for tile sizes; fuse and annotation steps are written only when a single row is made concrete.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -21,9 +20,9 @@ from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number
 from retune.compiler.schedule.statements import StageNest, statement_nests
 from retune.compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.annotate import annotated_steps, template_state
 from retune.compiler.search.depths import cumulative, random_true, settled_depth
 from retune.compiler.search.factorize import covering, sample_factorizations
-from retune.compiler.search.finish import finished_steps, skeleton
 from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns
 from retune.compiler.search.gpu_legality import gpu_legal
 from retune.compiler.search.legality import legal, promising
@@ -32,6 +31,7 @@ from retune.compiler.search.placement import placements_of
 from retune.compiler.search.register_tile import settled_unroll
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import SketchContext, SketchRule
+from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH, search_kind
 from retune.compiler.search.sketch_rules.tensor_core import unrolls
 from retune.compiler.search.widths import read_width, widths_of, with_width
 from retune.compiler.target import HardwareParams
@@ -66,7 +66,7 @@ class Group:
 @dataclass(frozen=True, eq=False)
 class SketchSpace:
     """All programs of one sketch. `sketch` are the steps that all of them begin with, `placements` the step lists that
-    may follow. On a GPU there is one placement, no loop is parallel or a vector loop by a column; widths are columns.
+    may follow.
     """
 
     dag: ComputeDAG
@@ -76,37 +76,49 @@ class SketchSpace:
     placements: tuple[tuple[Step, ...], ...]
     layout: Layout
 
-    @property
-    def gpu(self) -> bool:
-        """Whether programs bind loops to blocks and threads of a GPU."""
-        return self.hardware.is_gpu
+    has_registers: ClassVar[bool] = False
+    """Whether the threads of a program share out the registers of a GPU, and may spill."""
 
     @classmethod
     def of(cls, dag: ComputeDAG, context: SketchContext, sketch: State) -> "SketchSpace":
         """The space of a sketch; placements whose bounds cannot be inferred are left out."""
-        steps = finished_steps(sketch, dag, context)
-        state = skeleton(dag, steps)
-        splits = tuple(
-            (number, step.extent if context.gpu else _covering(dag, steps[:number], step, context.options), parts)
-            for number, step, parts in _open_splits(steps)
-        )
+        steps = annotated_steps(sketch, dag, context)
+        state = template_state(dag, steps)
         stages = tuple(
             number
             for number, stage in enumerate(state.stages)
             if stage.is_compute and not isinstance(stage.location, Inlined) and stage.iters
         )
         unrolled = tuple(stage for stage in stages if unrolls(state.stages[stage]))
-        hardware, options = context.hardware, context.options
-        if context.gpu:
-            layout = Layout.of(splits, (), unrolled, tuple(widths_of(state, steps, hardware)))
-            placements: tuple[tuple[Step, ...], ...] = ((),)
-        else:
-            layout = Layout.of(splits, stages, unrolled)
-            placements = placements_of(state, options.max_location_variants)
-        space = cls(dag, hardware, options, steps, placements, layout)
+        layout = cls._layout(dag, context, state, steps, stages, unrolled)
+        placements = cls._placements(state, context.options)
+        space = cls(dag, context.hardware, context.options, steps, placements, layout)
         return replace(space, placements=tuple(space._sound_placements()))
 
+    @staticmethod
+    def _layout(
+        dag: ComputeDAG,
+        context: SketchContext,
+        state: State,  # noqa: ARG004 of a GPU's programs it tells the widths
+        steps: Sequence[Step],
+        stages: tuple[int, ...],
+        unrolled: tuple[int, ...],
+    ) -> Layout:
+        """The columns of a row."""
+        splits = tuple(
+            (number, _covering(dag, steps[:number], step, context.options), parts)
+            for number, step, parts in _open_splits(steps)
+        )
+        return Layout.of(splits, stages, unrolled)
+
+    @staticmethod
+    def _placements(state: State, options: SearchOptions) -> tuple[tuple[Step, ...], ...]:
+        """The step lists that may follow the sketch."""
+        return placements_of(state, options.max_location_variants)
+
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
+        # Whether bounds can be inferred depends on the structure alone, so one program of each placement decides for
+        # all.
         smallest = replay(self.dag, self._filled(self._smallest))
         for placement in self.placements:
             try:
@@ -138,7 +150,7 @@ class SketchSpace:
     @cached_property
     def facts(self) -> tuple[tuple[LoopFacts, ...], ...]:
         """For every placement, what each stage allows."""
-        sketch = skeleton(self.dag, self.sketch)
+        sketch = template_state(self.dag, self.sketch)
         states = (_applied(sketch, placement) for placement in self.placements)
         return tuple(tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel) for state in states)
 
@@ -150,18 +162,17 @@ class SketchSpace:
     @property
     def unroll_limits(self) -> tuple[int, ...]:
         """What an unroll column may hold."""
-        return self.options.gpu_unroll_limits if self.gpu else self.options.unroll_limits
+        limits: tuple[int, ...] = getattr(self.options, search_kind(self.hardware).unroll_limits)
+        return limits
 
     @property
     def statements(self) -> int:
         """How many statements a program has."""
-        state = skeleton(self.dag, self.sketch)
+        state = template_state(self.dag, self.sketch)
         return sum(stage.is_compute and not isinstance(stage.location, Inlined) for stage in state.stages)
 
     def legal(self, group: Group) -> Mask:
         """Which rows of a group may be proposed."""
-        if self.gpu:
-            return gpu_legal(group.nests, self.hardware, len(group.rows))
         good = legal(group.nests, group.choices, self.hardware, self.options, len(group.rows))
         if self.options.static_filters and self._filtered[int(group.rows[0, self.layout.placement])]:
             good &= promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
@@ -170,21 +181,8 @@ class SketchSpace:
     def sample(self, rng: np.random.Generator, count: int) -> Rows:
         """Draw rows: tile sizes uniform over their factorisations, placements evenly, parallel depths among the
         sensible ones.
-
-        On a GPU, where most tilings ask too much of a block, rows are drawn again for those that are not legal, some
-        times.
         """
-        rows = self._drawn(rng, count)
-        if not self.gpu or not len(rows):
-            return rows
-        kept = np.zeros(count, dtype=np.bool_)
-        for _ in range(self.options.sample_attempts):
-            for which, group in self.groups(rows[~kept]):
-                kept[np.flatnonzero(~kept)[which]] = self.legal(group)
-            if kept.all():
-                break
-            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)))
-        return rows
+        return self._drawn(rng, count)
 
     def _drawn(self, rng: np.random.Generator, count: int) -> Rows:
         rows = np.ones((count, self.layout.width), dtype=np.int64)
@@ -193,6 +191,7 @@ class SketchSpace:
         for split in self.layout.splits:
             drawn = sample_factorizations(rng, count, split.extent, split.parts - 1, self.options.max_innermost)
             rows[:, split.columns] = drawn
+        # A stratified sample: every placement gets the same number of rows, up to one.
         rows[:, self.layout.placement] = rng.permutation(count) % len(self.placements)
         for width in self.layout.widths:
             rows[:, width.column] = rng.choice(np.array(width.choices, dtype=np.int64), size=count)
@@ -212,6 +211,8 @@ class SketchSpace:
         for fact, (stage, column) in zip(self.facts[placement], self.layout.parallel, strict=True):
             extents = [iterator.extent for iterator in state.stages[stage].iters[: fact.depth]]
             pieces = cumulative(extents, len(rows))
+            # At least one chunk per core, and no further loop once the outer ones make `max_parallel_ratio` chunks per
+            # core.
             sensible = (pieces[:, 1:] >= least) & (pieces[:, :-1] < most)
             drawn = random_true(rng, sensible) + 1
             rows[:, column] = np.where(drawn > 0, drawn, fact.depth)
@@ -225,8 +226,6 @@ class SketchSpace:
 
     def _group(self, rows: Rows, placement: int) -> Group:
         nests = statement_nests(self._replay(rows, placement))
-        if self.gpu:
-            return Group(rows, nests, self._choices(rows))
         rows = rows.copy()
         by_stage = {nest.stage: nest for nest in nests}
         vector_columns = dict(self.layout.vector)
@@ -237,6 +236,8 @@ class SketchSpace:
             nest = by_stage[stage]
             own = [loop.extent for loop in nest.loops[len(nest.loops) - nest.own :]]
             vector = vector_columns[stage]
+            # A vector loop of one iteration is no vector loop: the flag is cleared, so that equal programs have equal
+            # rows.
             wide = np.asarray(own[fact.vector] if fact.vector >= 0 else 1) > 1
             rows[:, vector] *= wide
             # A loop is either the vector loop or in parallel; the vector loop comes first.
@@ -336,6 +337,58 @@ class SketchSpace:
                 row[unroll[step.stage]] = int(limit) if limit.isdecimal() and len(limit) < _UNROLL_DIGITS else -1
 
 
+@dataclass(frozen=True, eq=False)
+class GpuSketchSpace(SketchSpace):
+    """All programs of one sketch for a GPU: there is one placement, since loops are bound to blocks and threads; no
+    column says which loop is parallel or a vector loop; widths are columns.
+    """
+
+    has_registers: ClassVar[bool] = True
+
+    @staticmethod
+    def _layout(
+        dag: ComputeDAG,  # noqa: ARG004 of a CPU's programs it tells which extents to round up
+        context: SketchContext,
+        state: State,
+        steps: Sequence[Step],
+        stages: tuple[int, ...],  # noqa: ARG004 no column of a stage
+        unrolled: tuple[int, ...],
+    ) -> Layout:
+        splits = tuple((number, step.extent, parts) for number, step, parts in _open_splits(steps))
+        return Layout.of(splits, (), unrolled, tuple(widths_of(state, steps, context.hardware)))
+
+    @staticmethod
+    def _placements(state: State, options: SearchOptions) -> tuple[tuple[Step, ...], ...]:  # noqa: ARG004
+        return ((),)
+
+    def legal(self, group: Group) -> Mask:
+        """Which rows of a group a block of the GPU can run."""
+        return gpu_legal(group.nests, self.hardware, len(group.rows))
+
+    def sample(self, rng: np.random.Generator, count: int) -> Rows:
+        """Draw rows as for a CPU. Most tilings ask too much of a block, so rows that are not legal are drawn again, at
+        most `sample_attempts` times.
+        """
+        rows = self._drawn(rng, count)
+        if not len(rows):
+            return rows
+        kept = np.zeros(count, dtype=np.bool_)
+        for _ in range(self.options.sample_attempts):
+            for which, group in self.groups(rows[~kept]):
+                kept[np.flatnonzero(~kept)[which]] = self.legal(group)
+            if kept.all():
+                break
+            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)))
+        return rows
+
+    def _group(self, rows: Rows, placement: int) -> Group:
+        return Group(rows, statement_nests(self._replay(rows, placement)), self._choices(rows))
+
+
+SPACES: dict[str, type[SketchSpace]] = {CPU_SEARCH.name: SketchSpace, GPU_SEARCH.name: GpuSketchSpace}
+"""The sketch space of every kind of search."""
+
+
 def build_spaces(
     task: SearchTask,
     options: SearchOptions,
@@ -344,7 +397,7 @@ def build_spaces(
 ) -> tuple[SketchSpace, ...]:
     """One space for every sketch of the task that has a sound placement.
 
-    `rules` are those of the task's kind of machine unless given; `policy` is what rules of one's own get to see.
+    `rules` are those of the task's kind of machine unless given; `policy` is what custom rules get to see.
     """
     context = SketchContext(task.hardware, options, policy, task.target)
     return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
@@ -355,7 +408,7 @@ def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]
     different: dict[tuple[Any, ...], State] = {}
     for sketch in sketches:
         different.setdefault(sketch.steps, sketch)
-    spaces = (SketchSpace.of(dag, context, sketch) for sketch in different.values())
+    spaces = (SPACES[context.kind.name].of(dag, context, sketch) for sketch in different.values())
     return tuple(space for space in spaces if space.placements)
 
 
@@ -391,7 +444,7 @@ def _open_splits(steps: Sequence[Step]) -> Iterator[tuple[int, Split, int]]:
 
 def _covering(dag: ComputeDAG, before: Sequence[Step], step: Split, options: SearchOptions) -> int:
     """What the parts of a split multiply to: more than the extent where that has no divisor to tile a loop by."""
-    stage = skeleton(dag, before).stages[step.stage]
+    stage = template_state(dag, before).stages[step.stage]
     loop = stage.iters[step.iter]
     if loop.kind is not IterKind.SPATIAL or not isinstance(stage.op, ComputeOp):
         return step.extent

@@ -1,29 +1,28 @@
-"""In: what is known of every task's progress. Out: which task gets the next round of trials, and whether to stop.
-Always: pure functions.
+"""Task scheduler: which task gets the next round of trials, and when to stop. Pure functions.
 
 The gradient strategy estimates how fast an objective, by default the weighted latency of the network, falls per round
-given to a task: 20% recent progress, 80% optimism. Optimism expects that time falls like 1/rounds, but not below what
-similar tasks say is possible: half the speed of the fastest of its group, `TaskState.group`.
+given to a task: 20% recent progress, 80% optimism. Optimism assumes that time falls like 1/rounds, but not below what
+similar tasks suggest: half the speed of the fastest of its group, `TaskState.group`.
 
-Tasks of one layer, `TaskState.layer`, compute the same result in different ways, and only the fastest will run. So the
-layer takes the least of their times, a round is worth what it is expected to take off that, and a task that is expected
-to stay behind the fastest has lost: it gets no further rounds. What is expected of one that is behind is one round less
-optimistic, or else all of them would seem able to win after their first.
+Tasks of one layer, `TaskState.layer`, compute the same result in different ways, and only the fastest is used. The
+latency of a layer is the least of its tasks' times, and a round is worth the expected reduction of that. A task that is
+not expected to become the fastest has lost and gets no further rounds. The estimate for a task that is behind is one
+round less optimistic; otherwise every task would seem able to win after its first round.
 
-Where this differs from the original, on purpose:
+Intended differences from the original:
+
 * the derivative of a weighted sum is the weight exactly; another objective is differentiated over a thousandth of the
   task's own time, where the original takes 0.1 ms whatever the task's time is;
 * a task without a valid program yet is assumed as slow, per operation, as the slowest measured task, instead of being
-  given up or drawing every round;
-* groups come from the structure of the computation (`retune.compiler.schedule.structure`), where the original waits for
-a tag
-  that no operator sets;
+  given up or getting every round;
+* groups come from the structure of the computation (`retune.compiler.schedule.structure`), where the original relies on
+  a tag that no operator sets;
 * ties go to the task with fewer rounds, never to a finished one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import exp, inf, isfinite, log
 
 import numpy as np
 
@@ -83,19 +82,20 @@ def choose_task(
 ) -> int | None:
     """The index of the task that gets the next round; None when every task is exhausted.
 
-    Every live task gets one warm-up round first, in descending order of weight x operations, those last whose layer is
-    measured in another way. Ties go to the task with fewer rounds, then to the earlier one. `rng` is only drawn from
-    when `options.explore` is positive. Without an `objective` it is the weighted sum of the tasks' times.
+    "round-robin" takes the tasks in their order. Otherwise every live task gets one warm-up round first, in descending
+    order of weight x operations, those last whose layer is measured in another way. Ties go to the task with fewer
+    rounds, then to the earlier one. `rng` is only drawn from when `options.explore` is positive. Without an `objective`
+    it is the one that the options name.
     """
     live = [index for index, state in enumerate(states) if not state.exhausted]
     if not live:
         return None
+    if options.strategy == "round-robin":
+        return min(live, key=lambda index: (states[index].rounds, index))
     fresh = [index for index in live if states[index].rounds == 0]
     if fresh:
         # Where another way to compute the same is known, the network can do without this one: it comes last.
         return min(fresh, key=lambda index: (isfinite(best_rival(states, index)), -_work(states[index]), index))
-    if options.strategy == "round-robin":
-        return min(live, key=lambda index: (states[index].rounds, index))
     if options.explore > 0.0 and rng is not None and rng.random() < options.explore:
         return live[int(rng.integers(len(live)))]
     slopes = gradients(states, options, objective)
@@ -110,14 +110,14 @@ def _work(state: TaskState) -> float:
 def gradients(
     states: Sequence[TaskState], options: SchedulerOptions, objective: Objective | None = None
 ) -> tuple[float, ...]:
-    """Expected change of the objective per further round of each task, in seconds when it is a latency; never positive,
-    0 for exhausted tasks.
+    """Expected change of the objective per further round of each task, in seconds when it is a latency, as a share of
+    the task's time when it is the geometric mean; never positive, 0 for exhausted tasks.
     """
     fastest, slowest = _fastest_of_groups(states), _slowest_rate(states)
     return tuple(
         0.0
         if state.exhausted or state.rounds == 0
-        else _importance(states, index, objective)
+        else _importance(states, index, options, objective, slowest)
         * _expected_gain(state, options, slowest, fastest[state.group], best_rival(states, index))
         for index, state in enumerate(states)
     )
@@ -130,6 +130,8 @@ def has_lost(states: Sequence[TaskState], index: int, options: SchedulerOptions)
     state, rival = states[index], best_rival(states, index)
     if rival >= state.best_seconds or not isfinite(rival):
         return False
+    # Without a round in this run the only evidence is an earlier record, perhaps of a short search, so the margin is
+    # wide.
     if state.rounds == 0:
         return isfinite(state.best_seconds) and state.best_seconds > _HOPELESS * rival
     fastest = _fastest_of_groups(states)[state.group]
@@ -157,11 +159,20 @@ def best_rival(states: Sequence[TaskState], index: int) -> float:
     return min((other.best_seconds for other in others), default=inf)
 
 
-def _importance(states: Sequence[TaskState], index: int, objective: Objective | None) -> float:
-    """How much the objective rises per second of task `index`."""
-    if objective is None:
+def _importance(
+    states: Sequence[TaskState], index: int, options: SchedulerOptions, objective: Objective | None, slowest: float
+) -> float:
+    """How much the objective rises per second of task `index`; of a geometric mean without the factor that all tasks
+    have in common.
+    """
+    if objective is None and options.objective == "latency":
         return states[index].weight
+    if objective is None:
+        seconds = min(_assumed_seconds(states[index], slowest), best_rival(states, index))
+        return 1.0 / seconds if states[index].weight > 0.0 else 0.0
     costs = [state.best_seconds if isfinite(state.best_seconds) else UNKNOWN_SECONDS for state in states]
+    # One-sided difference with a step relative to the task's own time, so that it resolves both microseconds and
+    # seconds.
     step = _DERIVATIVE_STEP * costs[index]
     lower = [cost - step if other == index else cost for other, cost in enumerate(costs)]
     return max(0.0, (objective(costs) - objective(lower)) / step)
@@ -172,21 +183,32 @@ def _expected_gain(state: TaskState, options: SchedulerOptions, slowest: float, 
     operation seen among the measured tasks, `fastest` the most operations per second in its group, `rival` the seconds
     of the fastest other task of the layer.
     """
-    best = state.best_seconds if isfinite(state.best_seconds) else slowest * max(state.flops, 1.0)
+    best = _assumed_seconds(state, slowest)
     if best <= rival:
         return _expected_change(state, best, options, fastest, state.rounds)
+    # A slower task of a layer helps the network only by the time it would save below its rival.
     return min(0.0, best + _expected_change(state, best, options, fastest, state.rounds + 1) - rival)
+
+
+def _assumed_seconds(state: TaskState, slowest: float) -> float:
+    """The best seconds of a task; without a valid program those at the most seconds per operation, `slowest`."""
+    return state.best_seconds if isfinite(state.best_seconds) else slowest * max(state.flops, 1.0)
 
 
 def _expected_change(state: TaskState, best: float, options: SchedulerOptions, fastest: float, rounds: int) -> float:
     """Change of one task's seconds, `best` so far, in the round after `rounds` rounds."""
+    # Ansor's gradient, `alpha` * backward + (1 - `alpha`) * forward difference. The backward difference is the progress
+    # per round over the last `backward_window` rounds.
     backward = 0.0
     last, first = state.rounds - 1, state.rounds - 1 - options.backward_window
     if last < len(state.history) and first >= 0:
         newer, older = state.history[last], state.history[first]
         if isfinite(newer) and isfinite(older):
             backward = (newer - older) / options.backward_window
+    # The forward difference is optimistic: after r rounds the time is assumed to fall by a share of 1/r. This prefers
+    # tasks with few rounds and decays without a parameter.
     reachable = best - best / rounds
+    # A similar task shows a speed that is possible here too; `beta` allows for being that much slower than it.
     if fastest > 0.0:
         reachable = min(reachable, options.beta * state.flops / fastest)
     forward = min(0.0, reachable - best)
@@ -210,13 +232,29 @@ def network_latency(states: Sequence[TaskState]) -> float:
     """The weighted sum of the best times in seconds, for a layer the least of its tasks; inf while one with a positive
     weight has none.
     """
-    counted = [state for state in states if state.weight > 0.0]
-    layers: dict[str, float] = {}
-    for state in counted:
-        if state.layer:
-            seconds = state.weight * state.best_seconds
-            layers[state.layer] = min(layers.get(state.layer, inf), seconds)
-    return sum(state.weight * state.best_seconds for state in counted if not state.layer) + sum(layers.values())
+    return sum(weight * seconds for weight, seconds in _times_of_layers(states))
+
+
+def geometric_mean(states: Sequence[TaskState]) -> float:
+    """The geometric mean of the best times in seconds, for a layer the least of its tasks; inf while one with a
+    positive weight has none.
+    """
+    times = [seconds for _, seconds in _times_of_layers(states)]
+    return exp(sum(map(log, times)) / len(times)) if times and inf not in times else inf
+
+
+def _times_of_layers(states: Sequence[TaskState]) -> list[tuple[float, float]]:
+    """Weight and best seconds of what the network runs: every layer by its fastest task, other tasks alone."""
+    alone: list[tuple[float, float]] = []
+    layers: dict[str, tuple[float, float]] = {}
+    for state in states:
+        if state.weight > 0.0:
+            time = state.weight, state.best_seconds
+            if state.layer:
+                layers[state.layer] = min(time, layers.get(state.layer, time), key=lambda one: one[0] * one[1])
+            else:
+                alone.append(time)
+    return [*alone, *layers.values()]
 
 
 def is_stalled(progress: Sequence[tuple[int, float]], patience: int) -> bool:

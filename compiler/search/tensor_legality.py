@@ -1,6 +1,6 @@
-"""In: the statements of kernels in which tensor cores multiply, of B programs. Out: which are worth a try.
+"""Masks of the tensor-core programs that are worth a try.
 
-Always: limits are masks, nothing raises; what passes has the same warps everywhere and its sums in registers.
+Limits are masks and nothing raises. What passes has the same warps everywhere and its sums in registers.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of
 from retune.compiler.search.genome import Mask
-from retune.compiler.search.gpu_kernels import own_loops, turns
+from retune.compiler.search.gpu_kernels import iterations, own_loops
 from retune.compiler.search.register_tile import Counts
 
 _REGISTERS = 255
@@ -28,11 +28,11 @@ def tensor_promising(kernel: Sequence[StageNest], product: StageNest, count: int
     these multiply, and sums and fragments fit into registers.
     """
     root = next(nest for nest in kernel if not nest.attached)
-    warps = turns(own_loops(root), (Annotation.THREAD_Y,), count)
+    warps = iterations(own_loops(root), (Annotation.THREAD_Y,), count)
     good: Mask = np.ones(count, dtype=np.bool_)
     for nest in kernel:
         if nest.attached and nest is not product:
-            good &= turns(own_loops(nest), (Annotation.THREAD_Y,), count) == warps
+            good &= iterations(own_loops(nest), (Annotation.THREAD_Y,), count) == warps
     rows, columns = fragments_of(product, count)
     good &= _covered(kernel, root, product, rows, columns)
     kind = instruction_of(product)

@@ -41,6 +41,7 @@ def distance(one: str, other: str) -> float:
     mine, theirs = _shapes(one), _shapes(other)
     if not mine or [len(shape) for shape in mine] != [len(shape) for shape in theirs]:
         return inf
+    # Manhattan distance of the logarithms of sizes: good tile sizes depend on ratios of extents, not on differences.
     sizes = zip((size for shape in mine for size in shape), (size for shape in theirs for size in shape), strict=True)
     return sum(abs(log2(max(a, 1)) - log2(max(b, 1))) for a, b in sizes)
 
@@ -52,8 +53,9 @@ def k_nearest(task_key: str, programs: Iterable[BestProgram], count: int) -> tup
         if one.task_key != task_key and distance(task_key, one.task_key) < inf:
             ranked.setdefault(one.task_key, []).append(one)
     order = sorted(ranked, key=lambda key: (distance(task_key, key), key))
-    turns = max((len(found) for found in ranked.values()), default=0)
-    chosen = [ranked[key][turn] for turn in range(turns) for key in order if turn < len(ranked[key])]
+    ranks = max((len(found) for found in ranked.values()), default=0)
+    # Round robin over the tasks by rank, so that one similar task with many programs does not crowd out the others.
+    chosen = [ranked[key][rank] for rank in range(ranks) for key in order if rank < len(ranked[key])]
     return tuple(chosen[:count])
 
 
@@ -84,6 +86,8 @@ def fit(extent: int, lengths: Sequence[int], max_innermost: int) -> tuple[int, .
     left = extent
     for number, length in enumerate(reversed(lengths)):
         possible = [divisor for divisor in divisors(left) if number or divisor <= max_innermost]
+        # Greedy from the innermost length outward: it decides vector loads and the register tile. Nearness is measured
+        # in doublings.
         chosen = min(possible, key=lambda divisor: (abs(log2(divisor) - log2(length)), divisor))
         fitted.append(chosen)
         left //= chosen

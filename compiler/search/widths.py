@@ -1,6 +1,6 @@
-"""In: the steps of a sketch for GPUs. Out: which of them have a length, or a depth, of a few that it may be.
+"""The steps of a GPU sketch with a length or depth of few choices.
 
-Always: such a length need not divide what is split by it; it is one column of the genome.
+Such a length need not divide the loop that it splits; it is one column of the genome.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,10 @@
-"""In: kernels for a GPU, and arrays for their inputs. Out: their outputs, computed on a processor.
+"""SIMT simulator: executes GPU kernels from their loop IR on the CPU, and checks what a GPU would not report.
 
-Always: the statements that code is generated from are executed, for all threads of some blocks at once, one lane of
-NumPy arrays a thread; a thread whose condition does not hold is left out. What a GPU would not tell is an error: races
-in shared and global memory, accesses outside of a buffer, reads of what was never written, barriers that not all
-threads of a block come to, shuffles that not all of a warp come to, and vectors that are not aligned. Within a
-barrier's reach threads run in no order, so none is taken to run in step.
+All threads of some blocks execute a statement at once, one lane of NumPy arrays per thread; a thread whose condition is
+false is masked. These raise an error: races in shared and global memory, out-of-bounds accesses, reads of uninitialized
+memory, barriers that not all threads of a block reach, shuffles that not all threads of a warp reach, and misaligned
+vectors. Between barriers no execution order of threads is assumed, so no kernel passes because its threads happen to
+run in lockstep.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from retune.compiler.ir.stmt import (
     Store,
 )
 from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
-from retune.compiler.simt.memory import Array, Memory, Place
+from retune.compiler.simt.checked_memory import Array, Memory, Place
 from retune.compiler.simt.tags import Numbers, Tags
 from retune.compiler.simt.tensor_core import Side, TensorUnit
 from retune.compiler.simt.vectors import astray
@@ -46,9 +46,7 @@ _EXTREMES = {BinaryOp.MAX: np.fmax, BinaryOp.MIN: np.fmin}
 """Of a reduction of floats, which leaves NaNs out."""
 
 
-def execute(
-    function: DeviceFunction, inputs: Sequence[Array], shared: Mapping[str, int] | None = None
-) -> list[Array]:
+def execute(function: DeviceFunction, inputs: Sequence[Array], shared: Mapping[str, int] | None = None) -> list[Array]:
     """The outputs of `function` for arrays of the shapes and types of its inputs, in the order of its parameters.
     `shared` are the bytes of shared memory that the launches of kernels give a block, by name; where nothing is said,
     as many as the kernel asks for.
@@ -92,7 +90,9 @@ def _launch(kernel: Kernel, memories: Mapping[Buffer, Memory], written: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The threads that execute a statement, by number within the blocks at work, and what their variables hold."""
+    """The threads that execute a statement, by number within the blocks being simulated, and the values of
+    their variables.
+    """
 
     numbers: Numbers
     values: dict[Var, Array]
@@ -110,8 +110,10 @@ class _Lanes:
 
 
 class _Blocks:
-    """Some blocks of a launch, from number `first` on, that are executed together. `rooms` are how many elements of its
-    shared buffers each has memory for; where nothing is said, for all.
+    """Consecutive blocks of a launch, from block `first`, that are simulated together.
+
+    `rooms` maps a shared buffer to the number of elements each block has memory for; for a buffer that is missing all
+    of them fit.
     """
 
     def __init__(
@@ -153,8 +155,8 @@ class _Blocks:
                     self.statement(inner, lanes)
             case For():
                 self.check_vectors(stmt, lanes)
-                for turn in range(stmt.extent):
-                    self.statement(stmt.body, lanes.with_value(stmt.var, np.asarray(turn)))
+                for iteration in range(stmt.extent):
+                    self.statement(stmt.body, lanes.with_value(stmt.var, np.asarray(iteration)))
             case Let():
                 self.place.at(stmt)
                 self.statement(stmt.body, lanes.with_value(stmt.var, self.value(stmt.value, lanes)))

@@ -1,10 +1,10 @@
-"""In: who reads and writes which elements, and since which barrier. Out: the first two that do so at once.
+"""Race detection between threads: for each element the last accesses, their threads and their epochs.
 
-Always: what is reported is a race; of the readers of an element two are remembered, which is enough to find one when
-another thread writes it.
+Every report is a race. Of the readers of an element two are remembered, which suffices to find one if another thread
+writes it.
 
-A thread is named by one number: that of its block times the threads of a block, plus its own. An epoch is the number of
-barriers that its block has passed, from 1.
+A thread has one global number: its block's number times the threads per block, plus its number in the block. An epoch
+is the number of barriers its block has passed, starting at 1.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The access number `place` of those just made meets another by the thread `other`."""
+    """A race: access number `place` of the current batch conflicts with an earlier one by the thread `other`."""
 
     place: int
     other: int
@@ -28,8 +28,9 @@ class Conflict:
 
 
 class Tags:
-    """The last write and the last reads of every element, with the statement of each. `blocks_meet` says that all
-    blocks access the same elements; blocks never wait for each other.
+    """The last write and the last reads of every element, with the statement of each.
+
+    `blocks_meet` says that all blocks access the same elements. Blocks never synchronize with each other.
     """
 
     def __init__(self, size: int, threads: int, *, blocks_meet: bool) -> None:

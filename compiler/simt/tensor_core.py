@@ -1,7 +1,7 @@
-"""In: a statement of tensor cores, and the threads that execute it. Out: what it does to their memories.
+"""Simulates tensor-core statements, lane by lane, as the instruction set defines them.
 
-Always: lane by lane as the instruction set defines it. A fault is what a GPU would leave undefined: part of a warp, an
-address that is not aligned, memory that is read while a copy to it is under way.
+A fault is whatever a GPU leaves undefined: a partial warp, a misaligned address, or a read of memory that an
+asynchronous copy is still writing.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from retune.compiler.ir.tensor_core import (
     WaitGroup,
     sum_place,
 )
-from retune.compiler.simt.memory import Array, Memory, Place
+from retune.compiler.simt.checked_memory import Array, Memory, Place
 from retune.compiler.simt.tags import Numbers
 
 _LANES = np.arange(WARP)
@@ -36,7 +36,9 @@ _TF32_REST = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One buffer as the threads see it: its memory, the copy that is each one's own, their names and their epochs."""
+    """One buffer as the threads see it: its memory, the copy each thread accesses, and the numbers and epochs
+    of the threads.
+    """
 
     memory: Memory
     copies: Numbers
@@ -46,8 +48,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Elements that the threads `numbers` have started to copy, `places[i]` and `values[i]` by the thread
-    `numbers[i]` in its group number `groups[i]`.
+    """Asynchronous copies in flight.
+
+    Thread `numbers[i]` has started to copy `values[i]` to element `places[i]`, in its commit group `groups[i]`.
     """
 
     memory: Memory
@@ -59,7 +62,9 @@ class _Batch:
 
 
 class TensorUnit:
-    """Executes the statements for the `count` threads of the blocks at work, and keeps their copies."""
+    """Executes tensor-core statements for the `count` threads of the blocks being simulated, and tracks their
+    asynchronous copies.
+    """
 
     def __init__(self, place: Place, count: int) -> None:
         self.place = place

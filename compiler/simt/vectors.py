@@ -1,6 +1,6 @@
-"""In: a vector loop of a kernel. Out: the first vector that does not lie where its indices prove that it lies.
+"""Checks the alignment of vector accesses against what their index expressions prove.
 
-Always: what is checked is the proof that code relies on when it moves a vector at once.
+Code generation relies on this proof when it emits a single vector load or store.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +18,7 @@ from retune.compiler.ir.stmt import For, LoopKind, Store
 from retune.compiler.ir.visit import walk
 
 
-def astray(
-    loop: For, value: Callable[[Expr], NDArray[Any]], threads: int
-) -> tuple[Buffer, int, int] | None:
+def astray(loop: For, value: Callable[[Expr], NDArray[Any]], threads: int) -> tuple[Buffer, int, int] | None:
     """The buffer of such a vector, how many elements it was taken to be aligned to, and the number of the thread, of so
     many, that moves it; `value` is what an expression is for every thread as the loop starts.
     """

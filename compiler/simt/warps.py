@@ -1,6 +1,6 @@
-"""In: the threads that come to a shuffle. Out: whose value each of them gets.
+"""Simulates warp shuffles: which thread each thread reads from.
 
-Always: a group lies in one warp; a thread that the block lacks has no value to give.
+A shuffle group lies within one warp; a thread outside the block has no value to give.
 """
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""In: shapes and Python functions. Out: tensor expressions.
-
-Always: a pure description of what to compute, never of how.
-"""
+"""Tensor expressions: what to compute, never how."""
 
 from retune.compiler.ir.expr import const, select
 from retune.compiler.te.compute import (

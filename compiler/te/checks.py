@@ -1,7 +1,7 @@
-"""In: what a definition of a tensor is made of. Out: the same in its usual form, or a DefinitionError.
+"""Checks and normalizes what a tensor is defined by.
 
-Always: what passes can become code; a read that certainly lies outside of its tensor is found here, because a kernel
-would do it unchecked.
+What passes can become code. A read that is certainly out of bounds raises DefinitionError here, because a kernel would
+do it unchecked.
 """
 
 import math
@@ -45,11 +45,11 @@ def checked_dtype(where: str, dtype: Any) -> str:
 
 
 def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[int, ...]:
-    """Extents: whole numbers of at least 1, whose elements of `dtype` can be counted in bytes."""
+    """Extents: integers of at least 1, whose elements of `dtype` can be counted in bytes."""
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
-        raise DefinitionError(f"{name}: the shape {shape!r} must be a list of whole numbers")
+        raise DefinitionError(f"{name}: the shape {shape!r} must be a list of integers")
     if any(isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1 for extent in shape):
-        raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive whole numbers")
+        raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive integers")
     extents = tuple(map(operator.index, shape))
     if math.prod(extents) * (8 if dtype.endswith("64") else 4) > _MOST_BYTES:
         raise DefinitionError(f"{name}: no memory holds a tensor of the shape {extents}")
@@ -61,6 +61,15 @@ def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
     if attributes is not None and not isinstance(attributes, Mapping):
         raise DefinitionError(f"{name}: the attributes {attributes!r} must be a mapping by name")
     return dict(attributes or {})
+
+
+def with_tag(attributes: Any, tag: str) -> Any:
+    """Attributes with the tag of an operation among them, where it has one. Raises: DefinitionError for another tag."""
+    if not isinstance(tag, str):
+        raise DefinitionError(f"a tag is a string, not {tag!r:.80}")
+    return (
+        {**attributes, "tag": tag} if tag and isinstance(attributes, Mapping) else {"tag": tag} if tag else attributes
+    )
 
 
 def truth(where: str, value: Operand) -> Expr:

@@ -1,6 +1,6 @@
-"""In: shapes and Python functions over index variables. Out: tensors.
+"""The language of tensor expressions: `placeholder`, `compute`, reductions and index variables.
 
-Always: the language of tensor expressions; nothing here knows about schedules.
+It knows nothing of schedules.
 """
 
 import inspect
@@ -20,6 +20,7 @@ from retune.compiler.te.checks import (
     checked_shape,
     real,
     truth,
+    with_tag,
 )
 from retune.compiler.te.tensor import (
     Axis,
@@ -29,6 +30,7 @@ from retune.compiler.te.tensor import (
     Reduce,
     ReducedValue,
     Tensor,
+    TensorRead,
     as_body,
     results_of,
     values_of,
@@ -55,38 +57,46 @@ def reduce_axis(extent: int | tuple[int, int], name: str = "k") -> Axis:
 @overload
 def compute(
     shape: Sequence[int],
-    function: Callable[..., Operand],
+    fcompute: Callable[..., Operand],
     name: str = "compute",
     attrs: Mapping[str, Any] | None = None,
+    *,
+    tag: str = "",
+    varargs_names: Sequence[str] | None = None,
 ) -> Tensor: ...
 @overload
 def compute(
     shape: Sequence[int],
-    function: Callable[..., tuple[Operand, ...]],
+    fcompute: Callable[..., tuple[Operand, ...]],
     name: str = "compute",
     attrs: Mapping[str, Any] | None = None,
+    *,
+    tag: str = "",
+    varargs_names: Sequence[str] | None = None,
 ) -> tuple[Tensor, ...]: ...
 def compute(
     shape: Sequence[int],
-    function: Callable[..., Operand | tuple[Operand, ...]],
+    fcompute: Callable[..., Operand | tuple[Operand, ...]],
     name: str = "compute",
     attrs: Mapping[str, Any] | None = None,
+    *,
+    tag: str = "",
+    varargs_names: Sequence[str] | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """A tensor whose element at (i, j, …) is `function(i, j, …)`.
+    """A tensor whose element at (i, j, …) is `fcompute(i, j, …)`.
 
     A function that returns a tuple makes as many tensors, computed together by one operation; their types may differ.
-    Axes are named as the function's parameters are; a `*args` function gets i0, i1, …
+    Axes are named as the function's parameters are; a `*args` function gets `varargs_names`, or i0, i1, … `tag` becomes
+    an attribute.
     Raises: DefinitionError when names repeat, a reduction is nested, a reduce axis is used outside a reduction, or a
     tensor is certainly read outside of its shape.
     """
     extents = checked_shape(checked_name("a tensor", name), shape)
-    axes = tuple(
-        Axis(axis, extent, AxisKind.SPATIAL)
-        for axis, extent in zip(_axis_names(function, len(extents)), extents, strict=True)
-    )
-    value = function(*axes)
+    names = _axis_names(fcompute, len(extents), varargs_names)
+    axes = tuple(Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(names, extents, strict=True))
+    value = fcompute(*axes)
     with refusing_depth(name, DefinitionError):
-        results = _defined(name, axes, value, attrs)
+        results = _defined(name, axes, value, with_tag(attrs, tag))
     return results if isinstance(value, tuple) else results[0]
 
 
@@ -101,11 +111,14 @@ def _defined(
         raise DefinitionError(f"{name}: axis names must differ, got {', '.join(names)}")
     for node in walk(body):
         if isinstance(node, Reduce) and node is not body:
-            raise DefinitionError(f"{name}: a reduction must be the whole body; compute it as a tensor of its own")
+            raise DefinitionError(f"{name}: a reduction must be the whole body; compute it as its own tensor")
         if isinstance(node, ReducedValue):
             raise DefinitionError(f"{name}: the values of {node.reduction} belong together; return all of them")
         if isinstance(node, Axis) and node not in axes and node not in reduce_axes:
             raise DefinitionError(f"{name}: the body uses the axis {node}, which is none of its own")
+        if isinstance(node, TensorRead) and node.tensor.is_checked and len(node.indices) < node.tensor.ndim:
+            read, rank = node.tensor.name, node.tensor.ndim
+            raise DefinitionError(f"{read} has {rank} dimensions but is read with {len(node.indices)} indices")
     check_reads(name, body)
     return results_of(ComputeOp(name, axes, body, checked_attributes(name, attrs)))
 
@@ -123,13 +136,13 @@ def _joined(name: str, values: tuple[Operand, ...]) -> Expr:
     return as_body(items)
 
 
-def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
+def _axis_names(function: Callable[..., Any], count: int, of_varargs: Sequence[str] | None = None) -> list[str]:
     names: list[str] = []
     if not callable(function):
         raise DefinitionError(f"the body {function!r} is no function of the indices")
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names.extend(f"i{index}" for index in range(len(names), count))
+            names.extend(of_varargs or (f"i{index}" for index in range(len(names), count)))
         elif parameter.default is inspect.Parameter.empty:
             names.append(parameter.name)
     if len(names) != count:

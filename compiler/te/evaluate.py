@@ -1,6 +1,4 @@
-"""In: tensors and arrays for their placeholders. Out: the tensors' values.
-
-Always: the naive meaning of the expressions, in NumPy, whatever the schedule.
+"""Evaluates tensors in NumPy, by their definition.
 
 This is the oracle that generated code is compared with. It evaluates each compute over its whole index space at once,
 so it is slow for big tensors but needs no compiler. Float sums are accumulated in float64 and rounded once, so the

@@ -1,6 +1,6 @@
-"""In: tensors and the name of a registered function. Out: tensors that the function writes.
+"""Tensors that a registered function writes.
 
-Always: the function is named, not held: whoever runs the computation registers it under that name
+The function is referred to by name: the program that runs the computation registers it
 (`retune.compiler.runtime.registry`).
 """
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from retune.compiler.errors import DefinitionError
-from retune.compiler.te.checks import checked_attributes, checked_dtype, checked_name, checked_shape
+from retune.compiler.te.checks import checked_attributes, checked_dtype, checked_name, checked_shape, with_tag
 from retune.compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall, Tensor, results_of
 
 
 def call_packed(function: str, *args: CallArgument) -> PackedCall:
-    """A call of the function registered under that name: handles become arrays, numbers and texts are passed on.
+    """A call of the function registered under that name: handles become arrays, numbers and strings are passed on.
 
     Raises: DefinitionError for an argument of another type.
     """
@@ -21,7 +21,7 @@ def call_packed(function: str, *args: CallArgument) -> PackedCall:
         if not isinstance(argument, (Handle, int, float, str)):
             raise DefinitionError(
                 f"{function}: argument {place} is {argument!r}; a registered function takes the inputs and results of "
-                "its stage, numbers and texts"
+                "its stage, numbers and strings"
             )
     return PackedCall(function, args)
 
@@ -33,6 +33,9 @@ def extern(
     fcompute: Callable[[tuple[Handle, ...], tuple[Handle, ...]], PackedCall],
     name: str = "extern",
     dtype: str | Sequence[str] | None = None,
+    in_buffers: Sequence[Tensor] | None = None,
+    out_buffers: Sequence[Tensor] | None = None,
+    tag: str = "",
     attrs: Mapping[str, Any] | None = None,
 ) -> Tensor: ...
 @overload
@@ -42,6 +45,9 @@ def extern(
     fcompute: Callable[[tuple[Handle, ...], tuple[Handle, ...]], PackedCall],
     name: str = "extern",
     dtype: str | Sequence[str] | None = None,
+    in_buffers: Sequence[Tensor] | None = None,
+    out_buffers: Sequence[Tensor] | None = None,
+    tag: str = "",
     attrs: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, ...]: ...
 def extern(
@@ -50,6 +56,9 @@ def extern(
     fcompute: Callable[[tuple[Handle, ...], tuple[Handle, ...]], PackedCall],
     name: str = "extern",
     dtype: str | Sequence[str] | None = None,
+    in_buffers: Sequence[Tensor] | None = None,
+    out_buffers: Sequence[Tensor] | None = None,
+    tag: str = "",
     attrs: Mapping[str, Any] | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Tensors that a registered function writes: one of that `shape`, or one for each of several shapes.
@@ -58,7 +67,8 @@ def extern(
     arrays that lie on the kernel's own memory and must fill the results; what it returns is ignored. The arrays are
     NumPy's, those of the inputs read-only; from a function of a `retune.compiler.build` module, and in C, they are the
     FFI's. `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
-    The attribute `FLOP` says how many operations the call takes.
+    The attribute `FLOP` says how many operations the call takes. `in_buffers` and `out_buffers` are placeholders of the
+    shapes and types that the function expects, which are checked: all arrays are dense. `tag` becomes an attribute.
     Raises: DefinitionError when shapes, types or the call make no sense.
     """
     several = bool(shape) and all(isinstance(item, Sequence) for item in shape)
@@ -71,6 +81,8 @@ def extern(
         Handle(f"{name}.v{at}" if len(shapes) > 1 else name, extents, kind, at, True)
         for at, (extents, kind) in enumerate(zip(shapes, dtypes, strict=True))
     )
+    _check_buffers(name, in_buffers, ins)
+    _check_buffers(name, out_buffers, outs)
     call = fcompute(ins, outs)
     if not isinstance(call, PackedCall):
         raise DefinitionError(f"{name}: the function of (ins, outs) must return call_packed(…), not {call!r}")
@@ -80,8 +92,20 @@ def extern(
     for out in outs:
         if out not in handles:
             raise DefinitionError(f"{name}: {call} does not take the result {out}, so nothing would write it")
-    results = results_of(ExternOp(name, shapes, dtypes, tuple(inputs), call, checked_attributes(name, attrs)))
+    results = results_of(
+        ExternOp(name, shapes, dtypes, tuple(inputs), call, checked_attributes(name, with_tag(attrs, tag)))
+    )
     return results if several else results[0]
+
+
+def _check_buffers(name: str, buffers: Sequence[Tensor] | None, handles: Sequence[Handle]) -> None:
+    """Check that buffers are what the function gets. Raises: DefinitionError."""
+    if buffers is None:
+        return
+    found = [(tuple(buffer.shape), buffer.dtype) for buffer in buffers]
+    wanted = [(handle.shape, handle.dtype) for handle in handles]
+    if found != wanted:
+        raise DefinitionError(f"{name}: its buffers are {found}, but the function gets {wanted}")
 
 
 def _dtypes(name: str, dtype: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""In: tensors, inputs and outputs. Out: a function of them, which prints as loops and can be built.
+"""`PrimFunc`: a function of input and output tensors, which prints as loops and can be built.
 
-Always: a description; how the loops are run is for a schedule.
+It is a description; a schedule decides how the loops run.
 """
 
 import sys

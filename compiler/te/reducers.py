@@ -1,6 +1,6 @@
-"""In: values and the axes to reduce them over. Out: reductions, each the whole body of a compute.
+"""Reductions over axes, each the whole body of a compute.
 
-Always: a reduction may be done in any order.
+A reduction may be done in any order.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def _reduce_axes(name: str, axis: Axes) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """A reduction of one's own, see `comm_reducer`."""
+    """A custom reduction, see `comm_reducer`."""
 
     function: Callable[[Any, Any], Any]
     identity: Any
@@ -69,7 +69,13 @@ class Reducer:
         lhs, rhs = (
             tuple(ir.Var(f"{side}{mark}", dtype) for mark, dtype in zip(marks, dtypes, strict=True)) for side in "xy"
         )
-        joined = self.function(lhs, rhs) if together else self.function(lhs[0], rhs[0])
+        try:
+            joined = self.function(lhs, rhs) if together else self.function(lhs[0], rhs[0])
+        except (TypeError, IndexError) as error:  # a function of tuples got one value, or tuples of another length
+            given = f"a tuple of {len(values)} values" if together else "one value"
+            raise DefinitionError(
+                f"{self.name} cannot reduce {given}: {error}; argmax and argmin reduce (index, value)"
+            ) from error
         results = self._typed(joined, dtypes, together)
         start = self.identity(*dtypes) if callable(self.identity) else self.identity
         identities = self._typed(start, dtypes, together)
@@ -99,7 +105,7 @@ class Reducer:
 
 
 def comm_reducer(function: Callable[[Any, Any], Any], identity: Any, name: str = "reduce") -> Reducer:
-    """A reduction of one's own: `function` joins two values, in any order; `identity`, or what it says for a type,
+    """A custom reduction: `function` joins two values, in any order; `identity`, or what it says for a type,
     leaves every value as it is.
 
     A reduction of tuples joins two of them; its identity gets one type a value and returns as many values. It is

@@ -1,9 +1,9 @@
-"""In: shapes and index expressions. Out: tensors and the operations that make them.
+"""Tensors and the operations that compute them.
 
-Always: operations compare by identity, expressions by value; a tensor is a result of an operation, known by its number.
+Operations compare by identity, expressions by value; a tensor is a numbered result of an operation.
 
     Operation = PlaceholderOp                    an input
-              | ComputeOp(axes, body)            one expression a result, over the same axes
+              | ComputeOp(axes, body)            one expression per result, over the same axes
               | ExternOp(inputs, call)           whatever a registered function writes
 """
 
@@ -41,7 +41,7 @@ class Axis(Expr):
 
 @dataclass(frozen=True, slots=True)
 class TensorRead(Expr):
-    """One element of a tensor."""
+    """One element of a tensor. With fewer indices than the tensor has dimensions it takes further ones: `A[i][j]`."""
 
     tensor: "Tensor"
     indices: tuple[Expr, ...]
@@ -49,6 +49,12 @@ class TensorRead(Expr):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", self.tensor.dtype)
+
+    def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> "TensorRead":
+        return self.tensor[(*self.indices, *(indices if isinstance(indices, tuple) else (indices,)))]
+
+    def __iter__(self) -> NoReturn:
+        raise DefinitionError(f"{self} cannot be iterated over; read it at the axes of a compute")
 
     def __str__(self) -> str:
         return f"{self.tensor.name}[{', '.join(map(str, self.indices))}]"
@@ -80,7 +86,7 @@ def as_body(values: Sequence[Expr]) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Combiner:
-    """How a reduction of one's own joins two values, or two tuples of values: `results` over the variables `lhs` and
+    """How a custom reduction joins two values, or two tuples of values: `results` over the variables `lhs` and
     `rhs`, one of each a value.
 
     It must be associative and commutative; `identities` leave all values as they are.
@@ -177,6 +183,16 @@ class PlaceholderOp:
         return {}
 
     @property
+    def tag(self) -> str:
+        """Inputs have no tag."""
+        return ""
+
+    @property
+    def input_tensors(self) -> "tuple[Tensor, ...]":
+        """Inputs read nothing."""
+        return ()
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shape, of the one tensor that it is."""
         return (self.shape,)
@@ -198,6 +214,26 @@ class ComputeOp:
     axes: tuple[Axis, ...]
     body: Expr
     attrs: Mapping[str, Any]
+
+    @property
+    def tag(self) -> str:
+        """What `te.compute` was given as tag."""
+        return str(self.attrs.get("tag", ""))
+
+    @property
+    def axis(self) -> tuple[Axis, ...]:
+        """The spatial axes, by TVM's name."""
+        return self.axes
+
+    @property
+    def reduce_axis(self) -> tuple[Axis, ...]:
+        """The axes summed over, by TVM's name."""
+        return self.reduce_axes
+
+    @property
+    def input_tensors(self) -> "tuple[Tensor, ...]":
+        """The tensors that are read, each once, in the order of their first reads."""
+        return tuple(dict.fromkeys(tensor for tensor, _ in reads_of(self)))
 
     @property
     def reduce_axes(self) -> tuple[Axis, ...]:
@@ -270,6 +306,16 @@ class ExternOp:
     attrs: Mapping[str, Any]
 
     @property
+    def tag(self) -> str:
+        """What `te.extern` was given as tag."""
+        return str(self.attrs.get("tag", ""))
+
+    @property
+    def input_tensors(self) -> "tuple[Tensor, ...]":
+        """The tensors that are read."""
+        return self.inputs
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Extents of the first result."""
         return self.shapes[0]
@@ -319,14 +365,52 @@ class Tensor:
         """Element type, a NumPy type name."""
         return self.op.dtypes[self.value_index]
 
-    def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> Expr:
-        if not isinstance(indices, tuple):
-            indices = (indices,)
-        if len(indices) != len(self.shape) and getattr(self.op, "index_checked", True):
-            raise DefinitionError(
-                f"{self.name} has {len(self.shape)} dimensions but is read with {len(indices)} indices"
-            )
-        return TensorRead(self, tuple(self._place(index) for index in indices))
+    def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> TensorRead:
+        """The element at `A[i, j]`, or `A[i][j]`. Raises: DefinitionError for more indices than there are dimensions;
+        a compute refuses an element with fewer.
+        """
+        places = indices if isinstance(indices, tuple) else (indices,)
+        if self.is_checked and (len(places) > self.ndim or (self.ndim and not places)):
+            raise DefinitionError(f"{self.name} has {self.ndim} dimensions but is read with {len(places)} indices")
+        return TensorRead(self, tuple(self._place(index) for index in places))
+
+    def __call__(self, *indices: Operand) -> TensorRead:
+        """The element at all indices, as `A[i, j]`."""
+        return self[indices]
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether reads must have an index for every dimension; False for an input in another layout."""
+        return bool(getattr(self.op, "index_checked", True))
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.shape)
+
+    def __add__(self, other: "Tensor | Operand") -> "Tensor":
+        return _elementwise(BinaryOp.ADD, self, other)
+
+    def __radd__(self, other: Operand) -> "Tensor":
+        return _elementwise(BinaryOp.ADD, other, self)
+
+    def __sub__(self, other: "Tensor | Operand") -> "Tensor":
+        return _elementwise(BinaryOp.SUB, self, other)
+
+    def __rsub__(self, other: Operand) -> "Tensor":
+        return _elementwise(BinaryOp.SUB, other, self)
+
+    def __mul__(self, other: "Tensor | Operand") -> "Tensor":
+        return _elementwise(BinaryOp.MUL, self, other)
+
+    def __rmul__(self, other: Operand) -> "Tensor":
+        return _elementwise(BinaryOp.MUL, other, self)
+
+    def __truediv__(self, other: "Tensor | Operand") -> "Tensor":
+        return _elementwise(BinaryOp.DIV, self, other)
+
+    def __rtruediv__(self, other: Operand) -> "Tensor":
+        return _elementwise(BinaryOp.DIV, other, self)
 
     def __iter__(self) -> NoReturn:
         raise DefinitionError(f"{self.name} cannot be iterated over; read it at the axes of a compute")
@@ -339,6 +423,34 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.name}, shape={self.shape}, dtype={self.dtype})"
+
+
+_NAMES = {BinaryOp.ADD: "T_add", BinaryOp.SUB: "T_subtract", BinaryOp.MUL: "T_multiply", BinaryOp.DIV: "T_divide"}
+"""What TVM calls the results of arithmetic with tensors."""
+
+
+def _elementwise(op: BinaryOp, lhs: Tensor | Operand, rhs: Tensor | Operand) -> Tensor:
+    """Two tensors, or a tensor and a number, element by element; shapes broadcast as NumPy's do.
+
+    Raises: DefinitionError when they do not.
+    """
+    shapes = [one.shape if isinstance(one, Tensor) else () for one in (lhs, rhs)]
+    try:
+        shape = tuple(map(int, np.broadcast_shapes(*shapes)))
+    except ValueError:
+        raise DefinitionError(f"{_NAMES[op]}: the shapes {shapes[0]} and {shapes[1]} do not broadcast") from None
+    axes = tuple(Axis(f"ax{place}", extent, AxisKind.SPATIAL) for place, extent in enumerate(shape))
+    body = binary(op, *(_element(one, axes) for one in (lhs, rhs)))
+    return results_of(ComputeOp(_NAMES[op], axes, body, {}))[0]
+
+
+def _element(operand: Tensor | Operand, axes: Sequence[Axis]) -> Operand:
+    """The element of an operand at axes of a shape that it broadcasts to."""
+    if not isinstance(operand, Tensor):
+        return operand
+    own = axes[len(axes) - operand.ndim :]
+    places = (Const(0, INDEX) if extent == 1 else axis for axis, extent in zip(own, operand.shape, strict=True))
+    return TensorRead(operand, tuple(places))
 
 
 def results_of(op: Operation) -> tuple[Tensor, ...]:

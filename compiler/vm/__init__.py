@@ -1,32 +1,33 @@
-"""In: a network of any shapes and course. Out: bytecode for it, and a virtual machine that runs that.
+"""Relay-style virtual machine: compiles networks with dynamic shapes and control flow to bytecode and runs it.
 
-Always: names only, each looked up when it is first used; what was compiled for known shapes runs without any part of
-the compiler.
+Names are imported on first use. An executable whose shapes were all known when it was compiled runs without importing
+any part of the compiler.
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retune.compiler.vm.compiler import VMCompiler, compile
-    from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
     from retune.compiler.vm.executable import Executable
     from retune.compiler.vm.executor import VMExecutor
     from retune.compiler.vm.library import VMLibrary
     from retune.compiler.vm.machine import VirtualMachine
     from retune.compiler.vm.options import VMOptions
+    from retune.compiler.vm.program_image import LateBound, Primitive, ProgramImage, VMFunction
     from retune.compiler.vm.values import ADT, Closure
 
 _HOMES = {
     "ADT": "values",
     "Closure": "values",
-    "Contents": "contents",
+    "ProgramImage": "program_image",
     "Executable": "executable",
-    "LateBound": "contents",
-    "Primitive": "contents",
+    "LateBound": "program_image",
+    "Primitive": "program_image",
     "VMCompiler": "compiler",
     "VMExecutor": "executor",
-    "VMFunction": "contents",
+    "VMFunction": "program_image",
     "VMLibrary": "library",
     "VMOptions": "options",
     "VirtualMachine": "machine",
@@ -36,10 +37,10 @@ _HOMES = {
 __all__ = [
     "ADT",
     "Closure",
-    "Contents",
     "Executable",
     "LateBound",
     "Primitive",
+    "ProgramImage",
     "VMCompiler",
     "VMExecutor",
     "VMFunction",
@@ -52,6 +53,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Contents":
+        warnings.warn("vm.Contents is deprecated; use vm.ProgramImage", DeprecationWarning, stacklevel=2)
+        name = "ProgramImage"
     if name == "load_module":
         return importlib.import_module("retune.compiler.vm.library").VMLibrary.load
     if name not in _HOMES:

@@ -1,6 +1,6 @@
-"""Reads and writes the contents of an executable as bytes. Damage is refused, nothing is unpickled.
+"""Reads and writes the image of an executable as bytes. Damage is refused, nothing is unpickled.
 
-Numbers are little-endian; a text is its length (uint64) and UTF-8, a list its length (uint64) and its entries.
+Numbers are little-endian; a string is its length (uint64) and UTF-8, a list its length (uint64) and its entries.
 
     uint64   magic                       text      version, which must be known
     devices  [type, number: int32]       int64     number of the host among them
@@ -9,6 +9,10 @@ Numbers are little-endian; a text is its length (uint64) and UTF-8, a list its l
     functions  [name, registers: int64, instructions: int64, parameters [text], devices [int64],
                 then each instruction as a list of int64: checksum, opcode, fields]
     32 bytes SHA-256 of all that stands before
+
+In an exported library these bytes are one part of the archive, and constants are others. They stay a format of their
+own because `Executable.save` gives code as bytes, as TVM does, and because code of earlier versions is read: a second
+form of the same instructions would need a second reader.
 
 A late-bound constant is its name, element type (text), shape ([int64]) and the SHA-256 of its content in hexadecimal
 digits, all but the name empty where any array will do.
@@ -28,9 +32,9 @@ from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import Device, cpu
-from retune.compiler.vm.contents import Constant, Contents, LateBound, Primitive, VMFunction
 from retune.compiler.vm.element_types import dtype_name, dtype_numbers
 from retune.compiler.vm.instructions import Instruction, checksum, decode, encode
+from retune.compiler.vm.program_image import Constant, LateBound, Primitive, ProgramImage, VMFunction
 
 _MAGIC = 0xD225DE2F4214151D
 _TENSOR_MAGIC = 0xDD5E40F096B4A13F
@@ -43,25 +47,25 @@ _MOST_DIMENSIONS = 64
 T = TypeVar("T")
 
 
-def encode_contents(contents: Contents) -> bytearray:
-    """The contents as bytes. Raises: ArtifactError when a constant is of a type that they cannot hold."""
+def encode_image(image: ProgramImage) -> bytearray:
+    """The image as bytes. Raises: ArtifactError when a constant is of a type that they cannot hold."""
     out = _Writer()
     out.pack("Q", _MAGIC)
     out.text(VERSION)
-    out.many(contents.devices, out.device)
+    out.many(image.devices, out.device)
     out.pack("q", 0)
-    out.many(contents.functions, lambda function: out.text(function.name))
-    out.many(contents.constants, out.constant)
-    out.many(contents.constant_devices, lambda number: out.pack("q", number))
-    out.many(contents.primitives, lambda primitive: out.text(primitive.name))
-    out.many(contents.primitives, lambda primitive: out.many(sorted(primitive.attrs.items()), out.pair))
-    out.many(contents.functions, out.function)
+    out.many(image.functions, lambda function: out.text(function.name))
+    out.many(image.constants, out.constant)
+    out.many(image.constant_devices, lambda number: out.pack("q", number))
+    out.many(image.primitives, lambda primitive: out.text(primitive.name))
+    out.many(image.primitives, lambda primitive: out.many(sorted(primitive.attrs.items()), out.pair))
+    out.many(image.functions, out.function)
     out.data += hashlib.sha256(out.data).digest()
     return out.data
 
 
-def decode_contents(data: bytes) -> Contents:
-    """The contents that `encode_contents` wrote; they are not verified.
+def decode_image(data: bytes) -> ProgramImage:
+    """The image that `encode_image` wrote; they are not verified.
 
     Raises: ArtifactError when the bytes are not from it, of another version, damaged or cut off.
     """
@@ -74,12 +78,14 @@ def decode_contents(data: bytes) -> Contents:
             raise ArtifactError(f"the bytecode has version {version!r}; this Retune reads {' and '.join(_READABLE)}")
         if hashlib.sha256(source.data).digest() != data[-_DIGEST:]:
             raise ArtifactError("the bytecode is damaged or cut off: its checksum differs")
-        return _contents(source)
-    except (ValueError, struct.error, OverflowError, MemoryError) as error:
+        return _image(source)
+    except MemoryError as error:
+        raise ArtifactError("the bytecode does not fit into the free memory") from error
+    except (ValueError, struct.error, OverflowError) as error:
         raise ArtifactError(f"the bytecode cannot be read: {error}") from error
 
 
-def _contents(source: "_Reader") -> Contents:
+def _image(source: "_Reader") -> ProgramImage:
     devices = tuple(source.many(source.device))
     if source.number("q") != 0 or devices[:1] != (cpu(0),):
         raise ArtifactError("the host of the bytecode is not its first device, cpu(0)")
@@ -92,7 +98,7 @@ def _contents(source: "_Reader") -> Contents:
     if names != [function.name for function in functions] or len(primitives) != len(attrs) or source.left:
         raise ArtifactError("the bytecode contradicts itself: names and functions are not as many, or not alike")
     table = tuple(Primitive(name, attr) for name, attr in zip(primitives, attrs, strict=True))
-    return Contents(functions, constants, table, devices, placed)
+    return ProgramImage(functions, constants, table, devices, placed)
 
 
 class _Writer:

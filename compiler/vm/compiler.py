@@ -1,51 +1,52 @@
-"""In: a network, a target. Out: an `Executable`.
+"""Compiles a network to an `Executable` for the virtual machine.
 
-A network is a `Program`, a `Graph`, an ONNX model (its path, bytes or message) or a name of the zoo. Tuning records
-come from a dispatch context (`with ApplyHistoryBest(log):`) or are given; they travel with an executable of which parts
-are compiled when their shapes are known.
-
-Always: what goes in is not changed.
+A network is a `Program`, a `Graph`, an ONNX model (its path, bytes or message) or a name of the zoo; it is not
+modified. Tuning records come from a dispatch context (`with ApplyHistoryBest(log):`) or are passed. An executable that
+compiles parts at run time, when their shapes are known, stores the records it needs.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from retune.compiler.codegen.backend import backend_of
-from retune.compiler.driver.compile_network import KnownProgram, made_for
+from retune.compiler.driver.compile_network import made_for
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
-from retune.compiler.errors import MachineError, ModelError, ModelFormatError, OptionError
+from retune.compiler.errors import MachineError, ModelError, ModelFormatError, OptionError, TargetError
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
 from retune.compiler.graph.region import GraphRegion, Param
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from retune.compiler.target import Target
-from retune.compiler.vm.contents import PLAN
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.lowering import Lowered, Lowering
+from retune.compiler.vm.program_image import PLAN
 from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 _log = logging.getLogger(__name__)
 
 Params = Mapping[str, Any]
+Targets = Target | str | Mapping[Any, Target | str] | Sequence[Target | str]
+"""One target, or a mapping by device, or a list, that holds one."""
 
 
 def compile(
     mod: Any,
-    target: Target | str | None = None,
+    target: Targets | None = None,
     target_host: Target | str | None = None,
     params: Params | None = None,
     *,
     threads: int = 1,
-    best: Mapping[str, KnownProgram] | None = None,
+    best: Mapping[str, BestProgram] | None = None,
 ) -> Executable:
     """Compile a network. `params` are arrays for inputs that are constants, by name; `threads` is the number of threads
     that it is meant to run on; `best` has tuned programs by workload key.
@@ -63,10 +64,10 @@ def compile(
 class VMCompiler:
     """Compiles a network step by step: `set_params`, `lower`, `codegen`, `get_exec`."""
 
-    def __init__(self, *, threads: int = 1, best: Mapping[str, KnownProgram] | None = None) -> None:
+    def __init__(self, *, threads: int = 1, best: Mapping[str, BestProgram] | None = None) -> None:
         """Raises: OptionError for a number of threads that cannot be, or programs that are none."""
         if not is_thread_count(threads):
-            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r:.80}")
+            raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
         if not isinstance(best, Mapping | None) or not all(map(_is_program, (best or {}).values())):
             raise OptionError(f"best is tuned programs by workload key, not {best!r:.80}")
         self._threads = threads
@@ -95,7 +96,7 @@ class VMCompiler:
     def optimize(
         self,
         mod: Any,
-        target: Target | str | None = None,
+        target: Targets | None = None,
         target_host: Target | str | None = None,
         params: Params | None = None,
     ) -> tuple[Program, dict[str, Array]]:
@@ -104,8 +105,7 @@ class VMCompiler:
 
         Raises: as `compile`.
         """
-        del target_host
-        _machine(target)
+        _machine(target, target_host)
         if params is not None:
             self.set_params(params)
         program = self._program(mod)
@@ -115,10 +115,9 @@ class VMCompiler:
         self._params = _constants_of(program)
         return program, self.get_params()
 
-    def lower(self, mod: Any, target: Target | str | None = None, target_host: Target | str | None = None) -> None:
-        """Read the network and see that it can be compiled for the target. Raises: as `compile`."""
-        del target_host
-        program, machine = self._program(mod), _machine(target)
+    def lower(self, mod: Any, target: Targets | None = None, target_host: Target | str | None = None) -> None:
+        """Read the network and check that it can be compiled for the target. Raises: as `compile`."""
+        program, machine = self._program(mod), _machine(target, target_host)
         tuned = TunedPrograms(known_programs(machine, self._best))
         self._lowering = Lowering(program, machine, self._threads, tuned)
         self._executable = None
@@ -134,7 +133,7 @@ class VMCompiler:
         programs = lowering.tuned.best if any(one.kind != PLAN for one in done.regions.values()) else ()
         about = _about(lowering, done)
         library = VMLibrary(done.kernels, done.regions, done.arrays, programs=programs, about=about)
-        self._executable = Executable(done.contents, library)
+        self._executable = Executable(done.image, library)
         self._coverage = CoverageReport.of(done.coverage)
         fallen = self._coverage.fallback_text()
         if fallen and not is_silent() and (lowering.tuned.best or is_enabled()):
@@ -176,9 +175,20 @@ def _is_program(one: object) -> bool:
     return all(hasattr(one, name) for name in ("steps", "record_id", "seconds"))
 
 
-def _machine(target: Target | str | None) -> Target:
-    """Raises: TargetError when LLVM does not know the CPU or GPU."""
-    machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)
+def _machine(target: Targets | None, target_host: Target | str | None) -> Target:
+    """The target; the host of a GPU is this machine's CPU, so `target_host` is only checked.
+
+    Raises: TargetError when LLVM does not know the CPU or GPU, or there are several targets.
+    """
+    if target_host is not None:
+        Target(str(target_host))
+    if isinstance(target, Mapping) and "kind" not in target:
+        target = tuple(target.values())
+    if isinstance(target, list | tuple):
+        if len(target) != 1:
+            raise TargetError(f"a network is compiled for one target, not for {len(target)}")
+        target = target[0]
+    machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)  # type: ignore[arg-type]
     backend_of(machine).describe(machine)
     return machine
 

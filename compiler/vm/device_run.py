@@ -14,7 +14,7 @@ from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.memory import Allocator
+from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.plan_run import POOL, Source, facts_of
 
 

@@ -1,6 +1,6 @@
-"""In: the name of an element type. Out: its numbers in bytecode, which are DLPack's, and back.
+"""Mapping between element type names and their DLPack numbers in bytecode.
 
-Always: a bool has one bit, as in TVM's bytecode, though it takes a byte.
+A bool has one bit, as in TVM's bytecode, though it takes a byte in memory.
 """
 
 from collections.abc import Mapping

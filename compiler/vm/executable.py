@@ -1,8 +1,10 @@
-"""In: bytecode and what it needs. Out: an `Executable`, which a `VirtualMachine` runs. Always: its contents fit.
+"""`Executable`: bytecode, constants and kernels that a `VirtualMachine` runs.
 
-Bytecode and constants go into bytes or a file, kernels into a library; nothing is unpickled.
+Bytecode and constants are serialized to bytes or a file, kernels to a library; nothing is unpickled. Loading verifies
+the image.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,10 @@ from retune.compiler.runtime.archive import Archive, refusing_damage, write_arch
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.paths import path_of
-from retune.compiler.vm.bytecode import decode_contents, encode_contents
-from retune.compiler.vm.contents import PLAN, Constant, Contents, LateBound, Primitive, plan_constants
+from retune.compiler.vm.bytecode import decode_image, encode_image
 from retune.compiler.vm.library import KIND, VERSION, VMLibrary
 from retune.compiler.vm.plan_text import plan_lines
+from retune.compiler.vm.program_image import PLAN, Constant, LateBound, Primitive, ProgramImage, plan_constants
 from retune.compiler.vm.values import argument
 
 _CODE, _PART = "bytecode", "constants/{}.npy"
@@ -29,18 +31,24 @@ _CODE, _PART = "bytecode", "constants/{}.npy"
 class Executable:
     """Bytecode with all that it needs. Made by `retune.compiler.vm.compile` or `Executable.load_exec`."""
 
-    def __init__(self, contents: Contents, library: VMLibrary | None = None) -> None:
-        """Raises: ArtifactError when anything in the contents does not fit."""
-        if not isinstance(contents, Contents) or not isinstance(library, VMLibrary | None):
-            raise ArtifactError("an executable is made of Contents and a VMLibrary; compile makes one of a network")
-        contents.verify()
-        self.contents = contents
+    def __init__(self, image: ProgramImage, library: VMLibrary | None = None) -> None:
+        """Raises: ArtifactError when anything in the image does not fit."""
+        if not isinstance(image, ProgramImage) or not isinstance(library, VMLibrary | None):
+            raise ArtifactError("an executable is made of ProgramImage and a VMLibrary; compile makes one of a network")
+        image.verify()
+        self.image = image
         self.library = library or VMLibrary()
         names = [one.name for one, _ in self._late_bound()]
         if len(set(names)) != len(names):
             raise ArtifactError("two late-bound constants have one name")
-        self._index = {function.name: number for number, function in enumerate(contents.functions)}
+        self._index = {function.name: number for number, function in enumerate(image.functions)}
         self._bound: set[str] = set()
+
+    @property
+    def contents(self) -> ProgramImage:
+        """The image, by its name of earlier versions; deprecated."""
+        warnings.warn("Executable.contents is deprecated; use Executable.image", DeprecationWarning, stacklevel=2)
+        return self.image
 
     @property
     def lib(self) -> VMLibrary:
@@ -50,7 +58,7 @@ class Executable:
     @property
     def globals(self) -> list[str]:
         """The names of the functions, by number."""
-        return [function.name for function in self.contents.functions]
+        return [function.name for function in self.image.functions]
 
     def function_index(self, name: str) -> int:
         """The number of a function. Raises: ArtifactError when there is none of that name."""
@@ -60,12 +68,12 @@ class Executable:
 
     def get_function_params(self, func_name: str) -> list[str]:
         """The parameters of a function. Raises: ArtifactError."""
-        return list(self.contents.functions[self.function_index(func_name)].params)
+        return list(self.image.functions[self.function_index(func_name)].params)
 
     @property
     def bytecode(self) -> str:
         """All functions as text, and the networks of known shapes that they run, as TVM's instructions."""
-        texts = [f"VM Function[{number}]: {each}" for number, each in enumerate(self.contents.functions)]
+        texts = [f"VM Function[{number}]: {each}" for number, each in enumerate(self.image.functions)]
         return "\n\n".join([*texts, *self._plans()]) + "\n"
 
     def _plan_of(self, primitive: Primitive) -> Plan | None:
@@ -86,7 +94,7 @@ class Executable:
 
     def _plans(self) -> Iterator[str]:
         kernels = {kernel.name: kernel for kernel in self.library.kernels}
-        for number, each in enumerate(self.contents.primitives):
+        for number, each in enumerate(self.image.primitives):
             plan = self._plan_of(each)
             if plan is not None:
                 lines = plan_lines(plan, kernels, plan_constants(each.attrs))
@@ -96,7 +104,7 @@ class Executable:
     @property
     def constants(self) -> str:
         """The constants as text: types, and names of those that are bound later."""
-        texts = (f"VM Const[{number}]: {_constant(each)}" for number, each in enumerate(self.contents.constants))
+        texts = (f"VM Const[{number}]: {_constant(each)}" for number, each in enumerate(self.image.constants))
         return "\n".join(texts)
 
     @property
@@ -104,14 +112,14 @@ class Executable:
         """The devices as text."""
         return "\n".join(
             f"VM VirtualDevice[{number}]: {device}{' (host)' if not number else ''}"
-            for number, device in enumerate(self.contents.devices)
+            for number, device in enumerate(self.image.devices)
         )
 
     @property
     def primitives(self) -> str:
         """The primitives as text."""
         lines = []
-        for number, each in enumerate(self.contents.primitives):
+        for number, each in enumerate(self.image.primitives):
             attrs = " ".join(f"{key}={value}" for key, value in sorted(each.attrs.items()))
             kernels = f" runs {', '.join(self._kernels_of(each))}" if each.attrs.get("kind") == PLAN else ""
             lines.append(f"VM Primitive[{number}]: {each.name}{f' {{{attrs}}}' if attrs else ''}{kernels}")
@@ -122,7 +130,7 @@ class Executable:
         """The names of the primitives; of a network of known shapes those of the kernels that it runs."""
         names = [
             name
-            for each in self.contents.primitives
+            for each in self.image.primitives
             for name in (self._kernels_of(each) if each.attrs.get("kind") == PLAN else (each.name,))
         ]
         return list(dict.fromkeys(names))
@@ -130,13 +138,13 @@ class Executable:
     @property
     def stats(self) -> str:
         """How many functions, constants, primitives and instructions there are."""
-        table = self.contents.constants
+        table = self.image.constants
         shapes = [each.name if isinstance(each, LateBound) else list(each.shape) for each in table]
-        count = sum(len(function.instructions) for function in self.contents.functions)
+        count = sum(len(function.instructions) for function in self.image.functions)
         return (
-            f"Executable: {len(self.contents.functions)} functions ({', '.join(self.globals)}), {count} instructions\n"
+            f"Executable: {len(self.image.functions)} functions ({', '.join(self.globals)}), {count} instructions\n"
             f"  constants: {len(table)}, their shapes: {shapes}\n"
-            f"  primitives: {len(self.contents.primitives)} ({', '.join(self.primitive_ops)})"
+            f"  primitives: {len(self.image.primitives)} ({', '.join(self.primitive_ops)})"
         )
 
     def __str__(self) -> str:
@@ -153,13 +161,13 @@ class Executable:
         """
         if isinstance(byte_limit, bool) or not isinstance(byte_limit, int | np.integer) or byte_limit < 0:
             raise OptionError(f"byte_limit must be a number of bytes, not {byte_limit!r}")
-        constants = dict(enumerate(self.contents.constants))
+        constants = dict(enumerate(self.image.constants))
         large = {number: one for number, one in constants.items() if _is_large(one, byte_limit)}
         arrays = {name: one for name, one in self.library.arrays.items() if _is_large(one, byte_limit)}
         stand_ins = {number: LateBound.of(f"const_{number}", one) for number, one in large.items()}
         late = {name: LateBound.of(f"array_{name}", one) for name, one in arrays.items()}
         left = {name: one for name, one in self.library.arrays.items() if name not in arrays}
-        self.contents = replace(self.contents, constants=tuple((constants | stand_ins).values()))
+        self.image = replace(self.image, constants=tuple((constants | stand_ins).values()))
         self.library = replace(self.library, arrays=left, late={**self.library.late, **late})
         taken = {stand_ins[number].name: one for number, one in large.items()}
         taken |= {late[name].name: one for name, one in arrays.items()}
@@ -168,11 +176,11 @@ class Executable:
 
     def move_late_bound_consts(self, path: str | Path, byte_limit: int) -> None:
         """Move the constants of at least so many bytes to a file. Raises: ArtifactError when it cannot be written."""
-        before = self.contents, self.library
+        before = self.image, self.library
         try:
             save_param_dict_to_file(self.get_late_bound_consts(byte_limit), path)
         except ArtifactError:
-            self.contents, self.library = before
+            self.image, self.library = before
             raise
 
     def load_late_bound_consts(self, path: str | Path) -> None:
@@ -197,20 +205,20 @@ class Executable:
             raise ArtifactError(f"no array is given for the constants {', '.join(missing)}, which are bound late")
         if extra:
             raise ArtifactError(f"the executable has no late-bound constants {', '.join(extra)}")
-        filled, arrays = list(self.contents.constants), dict(self.library.arrays)
+        filled, arrays = list(self.image.constants), dict(self.library.arrays)
         for name, (one, place) in wanted.items():
             array = _bound(one, constants[name])
             if isinstance(place, int):
                 filled[place] = array
             else:
                 arrays[place] = array
-        self.contents = replace(self.contents, constants=tuple(filled))
+        self.image = replace(self.image, constants=tuple(filled))
         self.library = replace(self.library, arrays=arrays, late={})
         self._bound |= set(wanted)
 
     def _late_bound(self) -> Iterator[tuple[LateBound, int | str]]:
         """What is bound late, and where it goes: the number of a constant, or the name of an array of regions."""
-        yield from ((one, place) for place, one in enumerate(self.contents.constants) if isinstance(one, LateBound))
+        yield from ((one, place) for place, one in enumerate(self.image.constants) if isinstance(one, LateBound))
         yield from ((one, name) for name, one in self.library.late.items())
 
     # Files
@@ -220,25 +228,25 @@ class Executable:
 
         Raises: ArtifactError when a constant is of a type that the bytes cannot hold.
         """
-        return encode_contents(self.contents), self.library
+        return encode_image(self.image), self.library
 
     @classmethod
     def load_exec(cls, bytecode: bytes | bytearray, lib: VMLibrary | None = None) -> "Executable":
         """What `save` wrote. Raises: ArtifactError when the bytes are damaged, of another version, or inconsistent."""
         if not isinstance(bytecode, bytes | bytearray):
             raise ArtifactError(f"bytecode is bytes, as Executable.save gives them, not a {type(bytecode).__name__}")
-        return cls(decode_contents(bytes(bytecode)), lib)
+        return cls(decode_image(bytes(bytecode)), lib)
 
     def export_library(self, path: str | Path) -> Path:
         """Write bytecode and library into one file, which `load` reads. Constants are arrays of it, which `load` maps.
 
         Raises: ArtifactError when it cannot be written, or as `save`.
         """
-        path, constants = path_of(path), self.contents.constants
+        path, constants = path_of(path), self.image.constants
         arrays = {_PART.format(number): one for number, one in enumerate(constants) if not isinstance(one, LateBound)}
         names = (LateBound(_PART.format(number)) for number in range(len(constants)))
         stored = tuple(one if isinstance(one, LateBound) else name for one, name in zip(constants, names, strict=True))
-        code = encode_contents(replace(self.contents, constants=stored))
+        code = encode_image(replace(self.image, constants=stored))
         write_archive(path, KIND, VERSION, {**self.library.parts(), _CODE: bytes(code), **arrays})
         return path
 
@@ -250,12 +258,12 @@ class Executable:
             archive = Archive(path, KIND, VERSION)
             if _CODE not in archive:
                 raise ArtifactError("a library without bytecode; load that with Executable.load_exec")
-            contents = decode_contents(archive.blob(_CODE))
+            image = decode_image(archive.blob(_CODE))
             constants = tuple(
                 archive.array(_PART.format(number)) if _PART.format(number) in archive else one
-                for number, one in enumerate(contents.constants)
+                for number, one in enumerate(image.constants)
             )
-            return cls(replace(contents, constants=constants), VMLibrary.read(archive))
+            return cls(replace(image, constants=constants), VMLibrary.read(archive))
 
 
 def _is_large(one: Constant, byte_limit: int) -> TypeGuard[Array]:

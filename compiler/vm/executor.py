@@ -1,4 +1,4 @@
-"""In: a network, a device, a target. Out: a function of it that the virtual machine runs. Always: compiled once."""
+"""`VMExecutor`: compiles a network once and returns a function that runs it on the virtual machine."""
 
 from collections.abc import Callable
 from typing import Any

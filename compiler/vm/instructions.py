@@ -4,7 +4,7 @@ The first 21 are TVM's. A class says all of its instruction: its text, and by th
 writes and how it is written as numbers.
 
 The numbers are the fields in their order, an element type three of them; a list stands last, its length before the
-number in front of it. Opcodes count the classes. Registers are places of a frame, counted from 0; arguments lie in the
+number before it. Opcodes count the classes. Registers are places of a frame, counted from 0; arguments lie in the
 first ones. Offsets of jumps count from the instruction itself.
 """
 
@@ -195,7 +195,7 @@ class GetField(Instruction):
 
 @_instruction("if {test} {target} {true_offset} {false_offset}")
 class If(Instruction):
-    """Go `true_offset` on if two whole numbers are equal, else `false_offset`; neither is 0."""
+    """Go `true_offset` on if two integers are equal, else `false_offset`; neither is 0."""
 
     test: Source
     target: Source
@@ -374,7 +374,7 @@ def checksum(opcode: int, numbers: Sequence[int]) -> int:
 
 
 def _words(instruction: Instruction) -> dict[str, str]:
-    """The fields as they stand in texts."""
+    """The fields as they stand in strings."""
     words: dict[str, str] = {}
     for part in instruction.parts:
         value = getattr(instruction, part.name)

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from retune.compiler.errors import MachineError
-from retune.compiler.vm.contents import Contents
 from retune.compiler.vm.instructions import Instruction, PrimitiveCall
 from retune.compiler.vm.kernel_run import Note
+from retune.compiler.vm.program_image import ProgramImage
 from retune.compiler.vm.steps import CALL, Registers, Step, TimedCallee, VMContext, run_step, step_of
 
 _MOST_FRAMES = 100_000
@@ -20,11 +20,11 @@ _MOST_FRAMES = 100_000
 class Interpreter:
     """Runs functions. Not for several threads at once."""
 
-    def __init__(self, contents: Contents, context: VMContext) -> None:
-        self._functions = contents.functions
+    def __init__(self, image: ProgramImage, context: VMContext) -> None:
+        self._functions = image.functions
         self._context = context
-        self._empty: list[Registers] = [[None] * each.registers for each in contents.functions]
-        self._primitives = contents.primitives
+        self._empty: list[Registers] = [[None] * each.registers for each in image.functions]
+        self._primitives = image.primitives
         self._steps: dict[int, list[Step]] = {}
 
     def run(self, function: int, args: Sequence[Any], note: Note | None = None) -> Any:

@@ -54,9 +54,7 @@ class Workspace:
 class KernelRun:
     """Kernels, one after the other."""
 
-    def __init__(
-        self, calls: Sequence[tuple[Kernel, Sequence[Operand]]], threads: int, workspace: Workspace
-    ) -> None:
+    def __init__(self, calls: Sequence[tuple[Kernel, Sequence[Operand]]], threads: int, workspace: Workspace) -> None:
         """`calls` are kernels, each with its arguments."""
         self._calls = tuple((kernel, tuple(operands)) for kernel, operands in calls)
         self._threads = threads
@@ -68,7 +66,7 @@ class KernelRun:
 
     def __call__(self, addresses: Sequence[int], note: Note | None = None) -> None:
         """Run all; slot number i begins at `addresses[i]`, a list, and what lies there is large enough. With `note`
-        each kernel runs in a call of its own, and is timed.
+        each kernel runs in its own call, and is timed.
 
         Raises: ArtifactError when an address is no multiple of 64, when a kernel fails or, the first time, when what is
         written overlaps another argument.

@@ -1,5 +1,6 @@
-"""In: kernels to build. Out: kernels. Always: what was built before in this process, for whichever shapes, is not built
-again: a kernel is known by what it computes, for what target, and by its steps.
+"""A cache of kernels built in this process: a kernel built for one set of input shapes is reused for others.
+
+The key of a kernel is its computation, target and transform steps.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from retune.compiler.driver.compile_network import BuildRequest, build_in_process
+from retune.compiler.driver.compile_network import ChosenProgram, build_in_process
 from retune.compiler.graph.partition import Alternative, Partition
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import Kernel
@@ -30,7 +31,7 @@ class StoreUse:
 
 
 class KernelStore:
-    """The kernels that were used last."""
+    """A least-recently-used cache of kernels."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
@@ -39,9 +40,9 @@ class KernelStore:
         self._lock = threading.Lock()
         self.use = StoreUse()
 
-    def build(self, requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+    def build(self, programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
         """As `build_in_process`. Raises: as that."""
-        return [self._built(request) for request in requests]
+        return [self._built(program) for program in programs]
 
     def kernel(self, artifact: KernelArtifact) -> Kernel:
         """The kernel, loaded. Raises: ArtifactError when it cannot be."""
@@ -52,14 +53,14 @@ class KernelStore:
             self._keep(self._loaded, artifact.name, (artifact, kernel))
             return kernel
 
-    def _built(self, request: BuildRequest) -> KernelArtifact:
-        key = (f"{request.task.identity} {request.name}", dump_steps(request.steps))
+    def _built(self, program: ChosenProgram) -> KernelArtifact:
+        key = (f"{program.task.identity} {program.task.name}", dump_steps(program.steps))
         with self._lock:
             artifact = self._artifacts.get(key)
             self.use.asked += 1
             self.use.built += artifact is None
         if artifact is None:
-            (artifact,) = build_in_process([request])
+            (artifact,) = build_in_process([program])
         with self._lock:
             self._keep(self._artifacts, key, artifact)
         return artifact

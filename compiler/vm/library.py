@@ -24,9 +24,9 @@ from retune.compiler.runtime.archive import Archive, refusing_damage, write_arch
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
+from retune.compiler.runtime.cpu_features import check_cpu
 from retune.compiler.runtime.paths import path_of
-from retune.compiler.runtime.processor import check_processor
-from retune.compiler.vm.contents import LateBound
+from retune.compiler.vm.program_image import LateBound
 
 KIND, VERSION = "executable", 3
 _UNSEALED_VERSION = 2
@@ -58,8 +58,8 @@ class VMLibrary:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def check_machine(self) -> None:
-        """See that this machine's processor can run the code. Raises: ArtifactError."""
-        check_processor("the executable", self.about)
+        """Check that this machine's CPU can run the code. Raises: ArtifactError."""
+        check_cpu("the executable", self.about)
 
     def export_library(self, path: str | Path) -> Path:
         """Write the library into a file.
@@ -134,7 +134,7 @@ def _about(row: Mapping[str, Any]) -> dict[str, Any]:
     about = dict(row)
     threads, needs, params = about.get("threads", 1), about.get("needs", []), about.get("params", {})
     if not is_thread_count(threads) or not isinstance(needs, list) or not all(isinstance(each, str) for each in needs):
-        raise ArtifactError("its facts about threads or the processor make no sense")
+        raise ArtifactError("its facts about threads or the CPU make no sense")
     for name, described in params.items():
         for param, (dtype, dims) in described.items():
             known = dtype is None or item_bytes(dtype)
@@ -146,4 +146,3 @@ def _about(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _texts(row: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in row.items()}
-

@@ -1,26 +1,26 @@
 """Writes a loop as instructions: a test, the body, a jump back.
 
-    turn = 0; rows = nil
-    test:  if turn < count and condition, else go to end
-           condition, carried, row = body(turn, condition, carried)
-           rows = cons(row, rows); turn = turn + 1; go to test
+    iteration = 0; rows = nil
+    test:  if iteration < count and condition, else go to end
+           condition, carried, row = body(iteration, condition, carried)
+           rows = cons(row, rows); iteration = iteration + 1; go to test
     end:   collected = stack(rows)
 
-Arrays of one turn are never written by another, so a body may return its turn.
+Arrays of one iteration are never written by another, so a body may return its turn.
 """
 
 from collections.abc import Callable, Sequence
 
 from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.region import Param
-from retune.compiler.vm.contents import LOOP
 from retune.compiler.vm.instructions import AllocADT, Move, RunRegion
 from retune.compiler.vm.primitives import UNKNOWN
+from retune.compiler.vm.program_image import LOOP
 from retune.compiler.vm.writer import FunctionWriter, scalar
 
 NIL, CONS = 1, 2
 """Tags of lists: empty, and a head with a tail."""
-Turn = Callable[[Sequence[int], Sequence[int]], None]
+Iteration = Callable[[Sequence[int], Sequence[int]], None]
 """Writes a call of the body: of the registers of its arguments, into those of its results."""
 
 
@@ -35,46 +35,46 @@ class LoopCode:
         carried: Sequence[int],
         rows: Sequence[Param],
     ) -> None:
-        """Registers of what the loop starts with; `rows` say what a turn gives to be collected."""
+        """Registers of what the loop starts with; `rows` say what an iteration gives to be collected."""
         self._writer = writer
         self._count = count
         self._rows = tuple(rows)
-        self._turn = self._copied(writer.constant(scalar(0)))
+        self._iteration = self._copied(writer.constant(scalar(0)))
         self._condition = self._copied(writer.constant(scalar(True)) if condition is None else condition)
         self._carried = [self._copied(register) for register in carried]
         self._lists = [writer.fresh() for _ in rows]
         for register in self._lists:
             writer.emit(AllocADT(NIL, register, ()))
 
-    def write(self, turn: Turn) -> tuple[list[int], list[int]]:
+    def write(self, iteration: Iteration) -> tuple[list[int], list[int]]:
         """Append the loop. The registers of what is carried out of it, and of what was collected."""
         writer = self._writer
         one = writer.number(1)
         test = writer.here
-        ends = () if self._count is None else (self._turn, self._count)
+        ends = () if self._count is None else (self._iteration, self._count)
         (goes_on,) = self._run("goes_on", (*ends, self._condition), counts=str(int(self._count is not None)))
         leave = writer.hold()
         results = [writer.fresh() for _ in range(1 + len(self._carried) + len(self._lists))]
-        turn((self._turn, self._condition, *self._carried), results)
+        iteration((self._iteration, self._condition, *self._carried), results)
         self._next(results)
         writer.kill(goes_on)
         back = writer.hold()
         writer.jump(back, test)
         writer.branch(leave, goes_on, one, writer.here)
-        writer.kill(goes_on, one, self._turn, self._condition)
+        writer.kill(goes_on, one, self._iteration, self._condition)
         collected = [self._stacked(register, row) for register, row in zip(self._lists, self._rows, strict=True)]
         return self._carried, collected
 
     def _next(self, results: Sequence[int]) -> None:
-        """Append what makes the results of a turn the arguments of the next."""
+        """Append what makes the results of an iteration the arguments of the next."""
         writer = self._writer
         cut = 1 + len(self._carried)
         for source, target in zip(results[:cut], (self._condition, *self._carried), strict=True):
             writer.emit(Move(source, target))
         for row, register in zip(results[cut:], self._lists, strict=True):
             writer.emit(AllocADT(CONS, register, (row, register)))
-        (following,) = self._run("next_turn", (self._turn,))
-        writer.emit(Move(following, self._turn))
+        (following,) = self._run("next_turn", (self._iteration,))
+        writer.emit(Move(following, self._iteration))
         writer.kill(following, *results)
 
     def _stacked(self, register: int, row: Param) -> int:

@@ -1,4 +1,4 @@
-"""Lowers a program for a target to the contents and the library of an executable.
+"""Lowers a program for a target to the image and the library of an executable.
 
 A region whose shapes are known is compiled here, and is called by `run_plan`. Any other, and any for a GPU, is called
 by `run_region`, and compiled when it runs and its shapes are known. Branches become jumps, loops a jump back with a
@@ -26,7 +26,7 @@ from retune.compiler.graph.program import (
 from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.target import Target
-from retune.compiler.vm.contents import HOST, MAIN, PLAN, REGION, Contents, VMFunction
+from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.instructions import (
     AllocADT,
     AllocClosure,
@@ -40,6 +40,7 @@ from retune.compiler.vm.instructions import (
 )
 from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.loop_code import LoopCode
+from retune.compiler.vm.program_image import HOST, MAIN, PLAN, REGION, ProgramImage, VMFunction
 from retune.compiler.vm.shape_flow import ShapeFlow, Shapes
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 from retune.compiler.vm.values import TUPLE
@@ -50,7 +51,7 @@ from retune.compiler.vm.writer import FunctionWriter, Tables
 class Lowered:
     """What a program was made into."""
 
-    contents: Contents
+    image: ProgramImage
     kernels: tuple[KernelArtifact, ...]
     regions: Mapping[str, StoredRegion]
     arrays: Mapping[str, Array]
@@ -71,21 +72,22 @@ class Lowering:
     arrays: dict[str, Array] = field(default_factory=dict)
     coverage: dict[str, Coverage] = field(default_factory=dict)
     flow: ShapeFlow = field(init=False)
+    dims: DimFlow = field(init=False)
     _functions: dict[tuple[str, int, Shapes | None], int] = field(default_factory=dict)
     _region_names: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.flow = ShapeFlow(self.program)
+        self.flow, self.dims = ShapeFlow(self.program), DimFlow(self.program)
 
     def lowered(self) -> Lowered:
         """Lower all that `main` may call. Raises: what compiling a graph raises; DefinitionError for a loop that
         collects what nobody knows the dtype of.
         """
         self.function(MAIN, 0)
-        contents = self.tables.contents()
-        contents.verify()
+        image = self.tables.image()
+        image.verify()
         kernels, coverage = tuple(self.kernels.values()), tuple(self.coverage.values())
-        return Lowered(contents, kernels, self.regions, self.arrays, coverage)
+        return Lowered(image, kernels, self.regions, self.arrays, coverage)
 
     def function(self, name: str, captured: int, given: Shapes | None = None) -> int:
         """The number of a function that is called with arguments of these shapes. Its last `captured` parameters come
@@ -140,9 +142,7 @@ class Lowering:
 class FunctionLowering:
     """One function while it is lowered: registers by name, and what is known of the values."""
 
-    def __init__(
-        self, lowering: Lowering, title: str, function: Function, captured: int, given: Shapes | None
-    ) -> None:
+    def __init__(self, lowering: Lowering, title: str, function: Function, captured: int, given: Shapes | None) -> None:
         params = function.params[len(function.params) - captured :], function.params[: len(function.params) - captured]
         ordered = [param for part in params for param in part]
         self._lowering = lowering
@@ -214,13 +214,15 @@ class FunctionLowering:
             plan = self._lowering.plan(network, region.name)
             outputs = self.writer.run(RunPlan, plan, registers, len(network.plan.outputs))
         else:
+            if isinstance(call, Call):
+                region = self._lowering.dims.symbolic(self._function.name, call)
             primitive = self._lowering.region(region, fixed, HOST if isinstance(call, HostCall) else REGION)
             registers = [self._registers[name] for mine, name in pairs if mine not in fixed]
             outputs = self.writer.run(RunRegion, primitive, registers, len(region.outputs))
         self._define(call.outputs, outputs)
 
     def _static(self, call: Call) -> CompiledNetwork | None:
-        """The region, compiled, when all its shapes are known and it is for a processor, whose memory the machine has;
+        """The region, compiled, when all its shapes are known and it is for a CPU, whose memory the machine has;
         else None.
 
         Raises: ShapeMismatchError when they do not fit, and the region is called in every run.
@@ -231,7 +233,8 @@ class FunctionLowering:
             if self._function.name == MAIN:
                 raise
             return None
-        return None if graph is None or self._lowering.target.is_gpu else self._lowering.compiled(graph)
+        in_host_memory = self._lowering.target.traits.uses_host_memory
+        return self._lowering.compiled(graph) if graph is not None and in_host_memory else None
 
     # Control flow
 
@@ -266,7 +269,7 @@ class FunctionLowering:
 
     def _loop(self, loop: Loop) -> None:
         writer, body = self.writer, self._program.functions[loop.body]
-        number = self._lowering.function(loop.body, len(loop.captured), self._flow.turn(loop, self._shapes))
+        number = self._lowering.function(loop.body, len(loop.captured), self._flow.iteration(loop, self._shapes))
         closure = writer.fresh() if loop.captured else None
         if closure is not None:
             free = tuple(self.register(name) for name in loop.captured)
@@ -279,7 +282,7 @@ class FunctionLowering:
             rows=body.results[1 + len(loop.carried) :],
         )
 
-        def turn(args: Sequence[int], results: Sequence[int]) -> None:
+        def iteration(args: Sequence[int], results: Sequence[int]) -> None:
             call = writer.fresh()
             if closure is None:
                 writer.emit(Invoke(number, call, tuple(args)))
@@ -287,7 +290,7 @@ class FunctionLowering:
                 writer.emit(InvokeClosure(closure, call, tuple(args)))
             self._take(call, results)
 
-        carried, collected = code.write(turn)
+        carried, collected = code.write(iteration)
         if closure is not None:
             writer.kill(closure)
         self._define((*loop.outputs, *loop.collected), (*carried, *collected))

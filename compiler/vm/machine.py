@@ -19,19 +19,20 @@ from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph.region import Param, bind
 from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.device import Device, cpu, cuda, is_gpu
+from retune.compiler.runtime.device import Device, cpu, gpus_among
+from retune.compiler.runtime.device import device as device_by_name
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.locks import add_lock
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from retune.compiler.target import Target
-from retune.compiler.vm.contents import MAIN, LateBound
+from retune.compiler.vm.allocator import NAIVE, POOLED, allocator
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.interpreter import Interpreter
-from retune.compiler.vm.memory import NAIVE, POOLED, allocator
 from retune.compiler.vm.options import VMOptions
 from retune.compiler.vm.plan_run import POOL
 from retune.compiler.vm.primitives import Primitives
 from retune.compiler.vm.profile import Profile
+from retune.compiler.vm.program_image import MAIN, LateBound
 from retune.compiler.vm.steps import VMContext
 from retune.compiler.vm.values import ADT, argument, arrays_in, described, result
 
@@ -74,12 +75,12 @@ class VirtualMachine:
         self.options = options or VMOptions()
         self.threads = config.thread_count(int(exe.library.about.get("threads", 1))) if threads is None else threads
         if not is_thread_count(self.threads):
-            raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {threads!r}")
+            raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r}")
         self._allocator = allocator(_memory_kind(memory_cfg))
         exe.library.check_machine()
         self._kernels = load_kernels(exe.library.kernels)
         self._link()
-        self._params = {function.name: _signature(exe, function.name) for function in exe.contents.functions}
+        self._params = {function.name: _signature(exe, function.name) for function in exe.image.functions}
         add_lock(self)
         self._inputs: dict[str, list[Any]] = {}
         self._outputs: list[Any] = []
@@ -92,19 +93,19 @@ class VirtualMachine:
 
     def _link(self) -> None:
         """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
-        library, contents = self._exe.library, self._exe.contents
-        constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in contents.constants]
+        library, image = self._exe.library, self._exe.image
+        constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in image.constants]
         self._primitives = Primitives(
             library, self._kernels, constants, self._allocator, self.threads, self.options, self.devices
         )
         context = VMContext(
             constants=constants,
-            primitives=[self._primitives.bound(each) for each in contents.primitives],
+            primitives=[self._primitives.bound(each) for each in image.primitives],
             allocator=self._allocator,
-            devices=contents.devices,
-            parameters=[len(function.params) for function in contents.functions],
+            devices=image.devices,
+            parameters=[len(function.params) for function in image.functions],
         )
-        self._interpreter = Interpreter(contents, context)
+        self._interpreter = Interpreter(image, context)
 
     # Inputs
 
@@ -327,16 +328,16 @@ def _listed(device: Device | Sequence[Device]) -> list[Device]:
 
 
 def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tuple[Device, ...]:
-    """The processor, or the GPU that an executable is for; what is not said is the first one.
+    """The CPU, or the GPU that an executable is for; what is not said is the first one.
 
     Raises: OptionError when it was compiled for something else; DeviceError when the GPU is not there.
     """
     target = Target(str(exe.library.about.get("target", "llvm")))
-    given = _listed((cuda() if target.is_gpu else cpu()) if device is None else device)
-    gpus = [each for each in given if is_gpu(each)]
-    others = [each for each in given if not is_gpu(each) and each != cpu()]
-    if others or len(gpus) != target.is_gpu:
-        where = "one GPU, such as cuda(0)" if target.is_gpu else "cpu(0)"
+    usual = device_by_name(target.traits.device)
+    given = _listed(usual if device is None else device)
+    gpus = gpus_among(given, "programs")
+    if len(gpus) != len(gpus_among([usual], "programs")):
+        where = f"{target.traits.noun} alone, such as {usual}"
         told = ", ".join(map(str, given))
         raise OptionError(f"what was compiled for {target.kind} runs on {where}, not on {told}")
     if gpus:
@@ -355,7 +356,7 @@ def _signature(exe: Executable, func_name: str) -> tuple[Param, ...]:
 
 
 def _memory_kind(config: MemoryConfig) -> str:
-    """Which allocator serves the processor. Raises: OptionError when that cannot be told."""
+    """Which allocator serves the CPU. Raises: OptionError when that cannot be told."""
     if isinstance(config, Mapping):
         config = next((kind for device, kind in config.items() if device == cpu(0)), POOLED)
     kinds = {None: POOLED, POOLED: POOLED, NAIVE: NAIVE, 1: NAIVE, 2: POOLED}

@@ -1,4 +1,4 @@
-"""In: how a machine is to deal with shapes that it has not met. Out: a frozen `VMOptions`. Always: it makes sense."""
+"""`VMOptions`: how the virtual machine handles input shapes it has not seen. Immutable and validated."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class VMOptions:
         if not isinstance(self.specialise, str) or self.specialise not in (NOW, BACKGROUND, NEVER):
             raise OptionError(f"specialise is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialise!r}")
         if isinstance(self.specialisations, bool) or not isinstance(self.specialisations, int):
-            raise OptionError(f"specialisations must be a whole number, not {self.specialisations!r}")
+            raise OptionError(f"specialisations must be an integer, not {self.specialisations!r}")
         if self.specialisations < 1:
             raise OptionError(f"a region must be ready for one shape at least, not {self.specialisations}")
         if isinstance(self.prepared_bytes, bool) or not isinstance(self.prepared_bytes, int) or self.prepared_bytes < 0:

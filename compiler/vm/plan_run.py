@@ -18,8 +18,8 @@ from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, constant_array
 from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, Place, Workspace
-from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.values import described
 
 

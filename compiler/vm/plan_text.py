@@ -1,11 +1,11 @@
 """Prints the plan of a network of known shapes as TVM's instructions would run it.
 
-    load_const %1 constant[0]
-    alloc_storage %arena 3072
-    alloc_tensor %2 %arena 0 [5, 24] float32
-    invoke_packed dense_k24_5x24 (in: %0, %1, out: %2)
-    reshape_tensor %3 %2 [10, 12]
-    ret %3
+load_const %1 constant[0]
+alloc_storage %arena 3072
+alloc_tensor %2 %arena 0 [5, 24] float32
+invoke_packed dense_k24_5x24 (in: %0, %1, out: %2)
+reshape_tensor %3 %2 [10, 12]
+ret %3
 """
 
 from collections.abc import Iterator, Mapping, Sequence

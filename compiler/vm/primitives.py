@@ -27,12 +27,12 @@ from retune.compiler.runtime.artifact import ArgSpec, Array
 from retune.compiler.runtime.buffers import address
 from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.contents import HOST, KERNEL, Primitive, plan_constants
+from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.kernel_run import KernelRun, Place, Workspace
 from retune.compiler.vm.library import StoredRegion, VMLibrary
-from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.options import VMOptions
 from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.program_image import HOST, KERNEL, Primitive, plan_constants
 from retune.compiler.vm.steps import BoundPrimitive, Callee
 from retune.compiler.vm.stored_calls import StoredCall
 from retune.compiler.vm.unbound import Unbound
@@ -67,26 +67,26 @@ class KernelPrimitive:
 
 
 def check(array: Any, spec: ArgSpec, where: str) -> None:
-    """See that an array has the elements of an argument. Raises: MachineError."""
+    """Check that an array has the elements of an argument. Raises: MachineError."""
     if not isinstance(array, np.ndarray) or array.dtype != np.dtype(spec.dtype) or array.size != spec.size:
         raise MachineError(f"{where} is {spec.dtype}{list(spec.shape)}, not {described(array)}")
 
 
 def _goes_on(inputs: Sequence[Any], *, allocator: Allocator, counts: bool) -> Sequence[Array]:
-    """Whether a loop makes another turn: of the turn and the count, if it has one, and the condition."""
+    """Whether a loop makes another iteration: of the iteration and the count, if it has one, and the condition."""
     if len(inputs) != 1 + 2 * counts:
         raise MachineError(f"a loop's test takes {1 + 2 * counts} values, not {len(inputs)}")
     goes_on = whole_number(inputs[-1], "the condition of a loop") != 0
     if goes_on and counts:
-        goes_on = whole_number(inputs[0], "the turn") < whole_number(inputs[1], "the number of turns")
+        goes_on = whole_number(inputs[0], "the iteration") < whole_number(inputs[1], "the number of iterations")
     array, _ = allocator.array((), _BOOL, 1)
     array[...] = goes_on
     return (array,)
 
 
-def _next_turn(inputs: Sequence[Any], *, allocator: Allocator) -> Sequence[Array]:
+def _next_iteration(inputs: Sequence[Any], *, allocator: Allocator) -> Sequence[Array]:
     array, _ = allocator.array((), _INT64, 8)
-    array[...] = whole_number(inputs[0], "the turn") + 1
+    array[...] = whole_number(inputs[0], "the iteration") + 1
     return (array,)
 
 
@@ -207,7 +207,7 @@ class Primitives:
         if name == "goes_on":
             callee = partial(_goes_on, allocator=allocator, counts=attrs.get("counts") == "1")
         elif name == "next_turn":
-            callee = partial(_next_turn, allocator=allocator)
+            callee = partial(_next_iteration, allocator=allocator)
         else:
             dtype = np.dtype(attrs.get("dtype", "float32"))  # version 2 gives none, and allocates empty lists itself
             callee = partial(_stack, allocator=allocator, dims=attrs["dims"], dtype=dtype)

@@ -1,7 +1,8 @@
-"""In: a program. Out: which shapes of its values are known before it runs, and the graphs of regions of such shapes.
+"""Static shape inference of a program: the shapes known before it runs, and graphs of regions with such shapes.
 
-Always: what is said holds in every run of inputs of the shapes that a function is asked about with. What a loop carries
-has a shape when no turn changes it: it is followed from the first turn on, and what differs after a turn is unknown.
+An inferred shape holds in every run with the input shapes the function was analyzed for. A value that a loop carries
+has a shape if no iteration changes it: the analysis starts from the shape before the first iteration and drops whatever
+differs after one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,12 @@ Shapes = tuple[Shape | None, ...]
 _Key = tuple[str, tuple[tuple[str, Shape], ...], tuple[tuple[str, str], ...]]
 """A region, the shapes of what it reads, and which of that are constants."""
 _SCALARS: Shapes = ((), ())
-"""Of the turn and the condition that a loop's body is called with."""
+"""Of the iteration and the condition that a loop's body is called with."""
 
 
 @dataclass(slots=True)
 class ShapeFlow:
-    """One program. What was found is kept: it is asked for again when functions are lowered."""
+    """Shape inference of one program. Results are cached, because lowering asks for them again."""
 
     program: Program
     _results: dict[tuple[str, Shapes], Shapes] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class ShapeFlow:
                 return {name: carried.get(name) for name in defines(statement)}
 
     def carried(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
-        """The shapes of what a loop carries, in every turn and after the last."""
+        """The shapes of what a loop carries, in every iteration and after the last."""
         held, captured = self.of(loop.carried, shapes), self.of(loop.captured, shapes)
         while True:
             after = self.results(loop.body, (*_SCALARS, *held, *captured))[1 : 1 + len(held)]
@@ -76,8 +77,8 @@ class ShapeFlow:
                 return held
             held = kept
 
-    def turn(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
-        """The shapes of the arguments of a loop's body, in every turn."""
+    def iteration(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
+        """The shapes of the arguments of a loop's body, in every iteration."""
         return (*_SCALARS, *self.carried(loop, shapes), *self.of(loop.captured, shapes))
 
     def of(self, names: Sequence[str], shapes: Mapping[str, Shape | None]) -> Shapes:

@@ -4,6 +4,7 @@ What a region gives does not depend on whether it was compiled: until it is, Num
 shapes (and values of determining inputs) that it met last.
 """
 
+import importlib
 import logging
 import threading
 import time
@@ -18,18 +19,18 @@ import numpy as np
 from retune.compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
 from retune.compiler.executor.executors import gpu_count
 from retune.compiler.executor.network import Coverage
-from retune.compiler.frontend.regions import region_from_bytes
-from retune.compiler.graph.derived import DerivedConstants, remembering
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.region import Region, Shape
+from retune.compiler.graph.memoize import MemoizedConstants, memoizing
+from retune.compiler.graph.region import GraphRegion, Region, Shape
+from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.device import Device
 from retune.compiler.target import Target
+from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.kernel_store import STORE
 from retune.compiler.vm.library import StoredRegion, VMLibrary
-from retune.compiler.vm.memory import Allocator
 from retune.compiler.vm.options import BACKGROUND, NEVER, VMOptions
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.steps import Callee
@@ -95,7 +96,7 @@ class RegionCompiler:
         self._allocator = allocator
         self._programs = TunedPrograms(library.programs)
         self._told: set[str] = set()
-        self.derived = DerivedConstants(options.prepared_bytes)
+        self.memoized = MemoizedConstants(options.prepared_bytes)
 
     @cached_property
     def target(self) -> Target:
@@ -109,7 +110,7 @@ class RegionCompiler:
 
     def region(self, name: str, stored: StoredRegion, *, is_host: bool) -> Callee:
         """A region, which NumPy alone computes if `is_host`. Raises: ArtifactError."""
-        region = region_from_bytes(stored.kind, stored.data)
+        region = _region_of(stored)
         arrays = self.library.arrays
         missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
         if missing and set(missing) <= set(self.library.late):
@@ -141,7 +142,7 @@ class RegionCompiler:
     def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[Run, Specialisation]:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
-        with remembering(self.derived):
+        with memoizing(self.memoized):
             network = compile_subgraph(graph, self.target, self.threads, self._programs)
         kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
         run: Run
@@ -152,6 +153,22 @@ class RegionCompiler:
             run = PlanRun(network, loaded, self.threads, self._arena, self._workspace, self._allocator)
         built = STORE.use.built - before
         return run, Specialisation(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
+
+
+def _region_of(stored: StoredRegion) -> Region:
+    """The region that was stored. Raises: ArtifactError."""
+    match stored.kind:
+        case "graph":
+            return GraphRegion.from_bytes(stored.data)
+        case "symbolic":
+            return SymbolicRegion.from_bytes(stored.data, _front_end_region)
+    return _front_end_region(stored.kind, stored.data)
+
+
+def _front_end_region(kind: str, data: bytes) -> Region:
+    """A region that only a front end can read, which is loaded here. Raises: ArtifactError."""
+    region: Region = importlib.import_module("retune.compiler.frontend.regions").region_from_bytes(kind, data)
+    return region
 
 
 class SpecialisedRegion:
@@ -237,7 +254,7 @@ class SpecialisedRegion:
         constants = self._compiler.library.arrays
         while True:
             try:
-                with remembering(self._compiler.derived):
+                with memoizing(self._compiler.memoized):
                     return self._region.specialise(every, self._values(inputs) | self._fixed, constants)
             except UnknownValueError as error:
                 more = set(error.inputs) & set(self._passed) - self._needed

@@ -15,6 +15,7 @@ from retune.compiler.errors import MachineError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.device import Device
+from retune.compiler.vm.allocator import Allocator, Storage
 from retune.compiler.vm.instructions import (
     AllocADT,
     AllocClosure,
@@ -43,7 +44,6 @@ from retune.compiler.vm.instructions import (
     ShapeOf,
 )
 from retune.compiler.vm.kernel_run import Note
-from retune.compiler.vm.memory import Allocator, Storage
 from retune.compiler.vm.values import ADT, Closure, described, whole_number
 
 Registers = list[Any]
@@ -265,7 +265,7 @@ def _alloc_tensor_reg(i: AllocTensorReg, here: int, _: VMContext) -> Step:
         storage = _kind_in(registers, i.storage, Storage, "memory")
         shape = array_in(registers, i.shape)
         if shape.dtype.kind not in "iu" or shape.ndim > 1:
-            raise MachineError(f"a shape is an array of whole numbers of rank 1, not {described(shape)}")
+            raise MachineError(f"a shape is an array of integers of rank 1, not {described(shape)}")
         extents = tuple(shape.reshape(-1).tolist())
         registers[i.dst] = carve(storage, whole_number(registers[i.offset], "an offset"), extents, dtype)
         return here + 1
@@ -355,7 +355,7 @@ def _fatal(_: Fatal, here: int, __: VMContext) -> Step:
 def _alloc_storage(i: AllocStorage, here: int, context: VMContext) -> Step:
     def step(registers: Registers) -> int:
         if i.shape:
-            raise MachineError("memory of two dimensions is asked for; a processor has none")
+            raise MachineError("memory of two dimensions is asked for; a CPU has none")
         if i.alignment > ALIGNMENT:
             raise MachineError(f"memory at multiples of {i.alignment} bytes is asked for; there is some at {ALIGNMENT}")
         registers[i.dst] = context.allocator.allocate(whole_number(registers[i.size], "a size"))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.transfer import transfer_program
@@ -36,9 +36,9 @@ class TunedPrograms:
         """The fastest program of every task."""
         return tuple(self._best.values())
 
-    def chosen(self, cut: Partition) -> dict[str, KnownProgram]:
+    def chosen(self, cut: Partition) -> dict[str, BestProgram]:
         """The programs for the tasks of a network, by workload key."""
-        found: dict[str, KnownProgram] = {}
+        found: dict[str, BestProgram] = {}
         for task in (*cut.tasks, *(other.task for other in cut.alternatives)):
             exact = self._best.get(task.workload_key)
             if exact is not None:
@@ -52,7 +52,7 @@ class TunedPrograms:
         return found
 
 
-def known_programs(target: Target, best: Mapping[str, KnownProgram]) -> tuple[BestProgram, ...]:
+def known_programs(target: Target, best: Mapping[str, BestProgram]) -> tuple[BestProgram, ...]:
     """What `best` and the dispatch context of this thread know, as data."""
     told = [BestProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
     context = DispatchContext.current().programs(target) if is_enabled() else ()

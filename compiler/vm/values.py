@@ -1,11 +1,12 @@
-"""In: what a caller passes to the virtual machine. Out: what registers hold, and back.
+"""Values of the virtual machine: conversion of a caller's arguments into registers, and of results back.
 
-Always: what the machine could not hold is refused by name; an array that already fits is used as it is.
+Arguments that the machine cannot represent raise an error that names them; an array that already fits is used without a
+copy.
 
-Value = array            dense, starting at a multiple of 64 bytes
-      | ADT              a structure: a tag and fields, which are values
-      | Closure          a function with values for its first parameters
-      | str
+    Value = array            dense, aligned to 64 bytes
+          | ADT              a structure: a tag and fields, which are values
+          | Closure          a function with values for its first parameters
+          | str
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ TUPLE = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ADT(Sequence[Any]):
-    """A structure: `tag` says which kind of it, `fields` are arrays or structures."""
+    """A structure: `tag` selects its constructor, `fields` are arrays or structures."""
 
     tag: int
     fields: tuple[Any, ...]
@@ -49,7 +50,7 @@ class ADT(Sequence[Any]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closure:
-    """A function by its number, and its free variables."""
+    """A function, by its index, and its captured values."""
 
     function: int
     free: tuple[Any, ...]
@@ -161,7 +162,7 @@ def whole_number(value: Any, what: str) -> int:
     """The number that an array of one element holds, an integer or a bool. Raises: MachineError when it does not."""
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iub":
         return int(value.item())
-    raise MachineError(f"{what} must be one whole number, not {described(value)}")
+    raise MachineError(f"{what} must be one integer, not {described(value)}")
 
 
 def described(value: Any) -> str:

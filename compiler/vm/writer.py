@@ -1,6 +1,6 @@
 """Writes the functions of an executable: their instructions, and the tables that these name.
 
-Every value gets a register of its own; what is not needed any longer is killed by whoever wrote it.
+Every value gets its own register; what is not needed any longer is killed by whoever wrote it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
-from retune.compiler.vm.contents import Contents, Primitive, VMFunction
 from retune.compiler.vm.instructions import (
     AllocStorage,
     Goto,
@@ -22,6 +21,7 @@ from retune.compiler.vm.instructions import (
     RunPlan,
     RunRegion,
 )
+from retune.compiler.vm.program_image import Primitive, ProgramImage, VMFunction
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class Tables:
             self.primitives.append(Primitive(name, dict(attrs)))
         return self._primitives[key]
 
-    def contents(self) -> Contents:
+    def image(self) -> ProgramImage:
         """All of it. Raises: ArtifactError when something does not fit."""
         functions = tuple(each for each in self.functions if each is not None)
         assert len(functions) == len(self.functions), "every function that is called is written"
-        return Contents(functions, tuple(self.constants), tuple(self.primitives))
+        return ProgramImage(functions, tuple(self.constants), tuple(self.primitives))
 
 
 class FunctionWriter:
@@ -126,9 +126,7 @@ class FunctionWriter:
         """Have a primitive fill arrays."""
         self.emit(InvokePacked(primitive, len(outputs), (*inputs, *outputs)))
 
-    def run(
-        self, kind: type[RunPlan | RunRegion], primitive: int, inputs: Sequence[int], results: int
-    ) -> list[int]:
+    def run(self, kind: type[RunPlan | RunRegion], primitive: int, inputs: Sequence[int], results: int) -> list[int]:
         """Call a primitive that makes so many new arrays. Their registers."""
         outputs = [self.fresh() for _ in range(results)]
         self.emit(kind(primitive, results, (*inputs, *outputs)))

@@ -1,5 +1,4 @@
-"""In: options. Out: what a command of `retune` does, one module for every group of commands.
+"""The commands of `retune`, one module for each group.
 
-Always: a command says what it has to say through `retune.flows.commands.output`, so `--json` and `--quiet` work
-everywhere.
+A command writes through `retune.flows.commands.output`, so that `--json` and `--quiet` work everywhere.
 """

@@ -8,13 +8,11 @@ import typer
 
 from retune.compiler import config
 from retune.compiler.options import TuneOptions, about, flag_of, kinds_of
-from retune.storage.place import Place, is_remote, local_folder
+from retune.storage.store_url import Place, is_remote, local_folder
 
 Network = Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")]
 Threads = Annotated[int | None, typer.Option(help="Threads the network will run on. Default: all cores.")]
-TargetText = Annotated[
-    str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")
-]
+TargetText = Annotated[str | None, typer.Option(help="Target text, e.g. 'llvm -mcpu=znver4'. Default: this machine.")]
 Shapes = Annotated[
     list[str] | None, typer.Option(help="Fix a dynamic input: NAME=1,3,224,224. May be given more than once.")
 ]

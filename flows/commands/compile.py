@@ -17,16 +17,18 @@ from retune.compiler.driver.hardware import target_on
 from retune.compiler.driver.operators import label_of
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.library import Library, require_suffix
-from retune.compiler.measure.cuda_runner import gpu_here
-from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.measure.cuda_runner import gpu_here, gpu_of_key
+from retune.compiler.measure.record import BestProgram, MeasureRecord
+from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.cuda_driver import GpuDevice
-from retune.compiler.runtime.published import require_writable
 from retune.compiler.target import Target
-from retune.flows.commands.arguments import Network, Shapes, Store, TargetText, Threads, home_of
+from retune.flows.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.parameters import add_options
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import Place
+from retune.storage.store_url import Place
 
 HOST = "llvm"
 """The target of this machine."""
@@ -41,31 +43,32 @@ def compile_network(
         list[Path] | None,
         typer.Option(help="A tuning log in TVM's form, or a folder of them, where the store has no record."),
     ] = None,
-    threads: Threads = None,
-    target: TargetText = None,
+    *,
     shape: Shapes = None,
-    winograd: Annotated[bool, typer.Option(help="Let Winograd's transforms serve where records say so.")] = True,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Compile a network with the best records there are, measuring nothing. Prints which kernels have no record."""
     output = Output(as_json, quiet)
-    count = config.thread_count(config.usable_cores()) if threads is None else threads
+    options = TuneOptions.of(config.load(), **given)
+    count, target = options.threads or config.thread_count(config.usable_cores()), options.target
     if not is_thread_count(count):
-        raise OptionError(f"threads must be a whole number from 1 to {MOST_THREADS}, not {count}")
-    gpu = gpu_here(0) if Target(target or HOST).is_gpu else None
+        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {count}")
+    number = gpu_of_key(Target(target or HOST).traits.device)
+    gpu = None if number is None else gpu_here(number)
     if gpu is not None and not Target(target or HOST).arch:
         target = str(target_on(Target(target or HOST), gpu))
     path = to or Path(f"{label_of(network)}.retune")
     require_suffix(path)
     require_writable(path)
-    extracted = extract_network(network, target or HOST, count, tuple(shape or ()), winograd)
+    extracted = extract_network(network, target or HOST, count, tuple(shape or ()), options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
         compiled = compile_graph(
             extracted.graph,
             extracted.target,
-            _records(extracted, home_of(store), gpu),
+            BestProgram.of_each(known_records(extracted, home_of(store), gpu)),
             threads=extracted.threads,
             cut=extracted.partition,
         )
@@ -75,15 +78,23 @@ def compile_network(
     output.say("\n".join(lines), **_fields(coverage), network=path)
 
 
-def _records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> dict[str, MeasureRecord]:
+add_options(compile_network, tune_options("threads", "target", "winograd"), option_of)
+
+
+def known_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> dict[str, MeasureRecord]:
     """The best records of the network's tasks on this machine; for a GPU that this one lacks, of all machines."""
+    known = ParquetRecordStore(home).best_per_task(**record_scope(extracted, gpu))
+    return {key: known[key] for key in extracted.task_keys if key in known}
+
+
+def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str, Any]:
+    """Which records count for a network here, as arguments of a store's queries: target, device and threads."""
     device: str | None = config.device_name()
     threads: int | None = extracted.threads
-    if extracted.target.is_gpu:
+    if not extracted.target.traits.uses_threads:
         device = gpu.identity if gpu is not None and gpu.arch == extracted.target.arch else None
-        threads = None  # of the host, which computes nothing
-    known = ParquetRecordStore(home).best_per_task(target=str(extracted.target), device=device, threads=threads)
-    return {key: known[key] for key in extracted.task_keys if key in known}
+        threads = None
+    return {"target": str(extracted.target), "device": device, "threads": threads}
 
 
 def _fields(coverage: CoverageReport) -> dict[str, Any]:

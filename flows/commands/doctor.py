@@ -1,4 +1,4 @@
-"""In: this machine and its settings. Out: what is well and what to do about the rest. Always: nothing is tuned."""
+"""The command `retune doctor`: runs the checks of `retune.flows.doctor` and prints their findings."""
 
 from dataclasses import asdict
 from itertools import chain

@@ -1,6 +1,6 @@
-"""In: the command line. Out: a process that serves a fleet, or what a fleet needs on a Prefect server.
+"""The commands `retune worker` and `retune pools`.
 
-Always: Prefect is imported only in the process that this one turns into, with settings made for it.
+They make the settings that Prefect reads when it is imported, then go on as the module that imports it.
 """
 
 import json
@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from retune.compiler import config
+from retune.flows import launch
 from retune.flows.commands.arguments import Store, state_folder_of
 from retune.flows.commands.output import Json, Mode, Quiet
-from retune.flows.launch import become
 from retune.flows.state_folder import check_state_folder
 from retune.storage.files import make_folder
-from retune.storage.place import veiled, veiled_places
+from retune.storage.store_url import redacted
 
 DEVICE = "cpu"
 
@@ -23,11 +23,9 @@ DEVICE = "cpu"
 def worker(
     build: Annotated[bool, typer.Option("--build", help="Build programs, on all cores of this machine.")] = False,
     device: Annotated[
-        str, typer.Option(help="Time programs, as a device of this key: cuda:1 on that GPU, else on the processor.")
+        str, typer.Option(help="Time programs, as a device of this key: cuda:1 on that GPU, else on the CPU.")
     ] = "",
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Programs built at once. Default: one per core.")
-    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Programs built at once. Default: one per core.")] = None,
     fleet: Annotated[
         str | None, typer.Option(help="dask://HOST:8786: join that scheduler; prefect: serve that of PREFECT_API_URL.")
     ] = None,
@@ -46,12 +44,12 @@ def worker(
     home = state_folder_of(store)
     job = {
         "fleet": fleet or settings.fleet or "prefect",
-        "storage": veiled(storage or settings.fleet_storage or str(home / "fleet")),
+        "storage": redacted(storage or settings.fleet_storage or str(home / "fleet")),
         "build": build or not device,
         "device": device,
         "parallel": processes,
     }
-    _become("retune.flows.worker", home, mode.value, json.dumps(job))
+    _go_on_as("retune.flows.worker", home, mode.value, json.dumps(job))
 
 
 def pools(
@@ -64,11 +62,10 @@ def pools(
 ) -> None:
     """Create the work pools, queues and limits that deployments need on the Prefect server. Existing ones stay."""
     mode = Mode.of(as_json, quiet)
-    _become("retune.flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
+    _go_on_as("retune.flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
 
 
-def _become(module: str, home: Path, *arguments: str) -> None:
+def _go_on_as(module: str, home: Path, *arguments: str) -> None:
     check_state_folder(home)
     make_folder(home / "prefect")
-    settings = {**config.prefect_environment(home), config.PLACES: json.dumps(veiled_places())}
-    become(module, [*arguments], config.child_environment(settings))
+    launch.become(module, [*arguments], config.prefect_environment(home))

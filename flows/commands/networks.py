@@ -12,7 +12,7 @@ from retune.compiler.executor.library import Library
 from retune.compiler.frontend import zoo
 from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.runtime.cuda import gpus
-from retune.compiler.runtime.device import device, is_gpu
+from retune.compiler.runtime.device import device
 from retune.compiler.runtime.readable import busy_warning
 from retune.flows.commands.output import Json, Output, Quiet
 
@@ -40,7 +40,7 @@ def run(
     chosen = config.thread_count(config.usable_cores()) if threads is None else threads
     library = Library.load(artifact)
     executor = executor_of(library.network, chosen, None if on is None else [device(on)], library.kernels)
-    where = ", ".join(gpus()[each.device_id].identity for each in executor.devices if is_gpu(each))
+    where = ", ".join(gpus()[each.device_id].identity for each in executor.devices[1:])
     shapes, dtypes = executor.get_input_info()
     executor.run()  # which makes the threads, so that the meter knows them
     with ContentionMeter(chosen) as meter:

@@ -110,7 +110,7 @@ def console_on(stream: TextIO) -> Console:
 
 
 def json_line(fields: Row) -> str:
-    """One JSON object without a line break; a number that JSON cannot write is null, what it does not know a text."""
+    """One JSON object without a line break; a number that JSON cannot write is null, what it does not know a string."""
     return without_passwords(json.dumps(finite(fields), default=str, allow_nan=False))
 
 

@@ -135,7 +135,7 @@ def records_export(
 
 @records_app.command("query")
 def records_query(
-    sql: Annotated[str, typer.Argument(help="A DuckDB query over the views that docs/analytics.md lists.")],
+    sql: Annotated[str, typer.Argument(help="A DuckDB query over the views that docs/how-to/analytics.md lists.")],
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -188,6 +188,10 @@ def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = Fal
                 *(
                     f"{path}: left over by a process that was killed; the next one that writes there removes it"
                     for path in found.temporaries
+                ),
+                *(
+                    f"{path}: it could not be read and was set aside; restore it from a backup, or delete it"
+                    for path in found.quarantined
                 ),
             ]
         ),

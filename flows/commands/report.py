@@ -1,6 +1,4 @@
-"""In: a state folder. Out: its runs, a page about one of them, and what one has made. Always: only reads, but for the
-page and the files that are fetched.
-"""
+"""Commands that read the runs of a store: list them, write a page about one, fetch the files of one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +10,7 @@ from retune.compiler.runtime.readable import milliseconds
 from retune.flows.commands.arguments import Store, home_of, state_folder_of
 from retune.flows.commands.output import Column, Json, Output, Quiet
 from retune.storage.artifacts import ArtifactStore, content_key, key_of
-from retune.storage.files import publish
+from retune.storage.files import put
 from retune.storage.rounds import rounds_of
 from retune.storage.runs import RunLedger
 from retune.tasks.pages.facts import facts_of, find_run, moment
@@ -110,7 +108,7 @@ def fetch(
     if content_key(files) != key:
         raise CorruptRecordError(f"the files of run {info.run_id} in {home} are not those that it made")
     folder = (to or state_folder_of(store) / "runs" / info.run_id).absolute()
-    publish({folder / name: data for name, data in files.items()})
+    put({folder / name: data for name, data in files.items()})
     output = Output(as_json, quiet)
     for name in sorted(files):
         output.say(str(folder / name), run_id=info.run_id, file=folder / name)

@@ -1,10 +1,10 @@
-"""In: nothing. Out: every setting, its value and where that comes from. Always: what a run would use."""
+"""The command `retune config`: every setting, its value, and where the value comes from."""
 
 from retune.compiler import config
 from retune.compiler.settings import FILE
 from retune.flows.commands.arguments import Store
 from retune.flows.commands.output import Column, Json, Output, Quiet
-from retune.storage.place import is_remote, local_folder
+from retune.storage.store_url import is_remote, local_folder
 
 
 def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:

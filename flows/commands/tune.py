@@ -1,8 +1,8 @@
-"""The command `retune tune`: checks the request, then replaces this process by the session that tunes.
+"""The command `retune tune`: checks the request, then goes on as the session that tunes.
 
 `retune tune` has two halves. This one checks the options, the state folder and the network, quickly and without
-Prefect. Prefect reads its settings from the environment when it is imported, so the second half,
-`retune.flows.session`, is a fresh interpreter that this process turns into.
+Prefect. Prefect reads its settings from the environment when it is imported, which only the second half does:
+`retune.flows.session`, then `retune.flows.foreground`.
 """
 
 import json
@@ -13,14 +13,13 @@ from typing import Any
 from retune.compiler import config
 from retune.compiler.driver.extract import check_network
 from retune.compiler.options import tune_options
+from retune.flows import launch
 from retune.flows.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.commands.output import Json, Output, Quiet
-from retune.flows.launch import become
 from retune.flows.parameters import TuneJob, add_options
 from retune.flows.state_folder import check_state_folder
 from retune.storage.files import make_folder, new_id
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import veiled_places
 
 
 def tune(
@@ -43,9 +42,8 @@ def tune(
     url = config.load().prefect_api
     _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
     settings = {**config.prefect_environment(home), config.SESSION: new_id()}
-    settings[config.PLACES] = json.dumps(veiled_places())
     request = json.dumps(job.parameters())
-    become("retune.flows.session", [output.mode.value, request], config.child_environment(settings))
+    launch.become("retune.flows.session", [output.mode.value, request], settings)
 
 
 add_options(tune, tune_options(), option_of)

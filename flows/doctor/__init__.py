@@ -1,1 +1,4 @@
-"""In: this machine. Out: what is well, what is not, and what to do about it. Always: nothing is changed for good."""
+"""The checks of `retune doctor`: what may be wrong with this machine, and what to do about it.
+
+A check leaves nothing behind.
+"""

@@ -1,4 +1,4 @@
-"""In: a look at something. Out: a `Finding`. Always: one that is not well says what to do."""
+"""The result of one check: fine, a warning or a failure; the latter two say what to do."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,6 +1,6 @@
-"""In: what the kernel's files say of this machine, and a trial. Out: findings.
+"""Checks of the machine, by files of the kernel and trials.
 
-Always: a file that is not there, as in a virtual machine, is no fault; it is said that the thing is not known.
+A file that is missing, as in a virtual machine, is no fault: the finding says that the fact is unknown.
 """
 
 import os
@@ -40,8 +40,8 @@ VECTORS = (
 )
 
 
-def processor() -> Finding:
-    """Which processor it is, and its widest vectors."""
+def cpu() -> Finding:
+    """Which CPU it is, and its widest vectors."""
     _, cpu, features = describe(Target.host())
     have = set(features.split(","))
     name = f"{config.device_name()} ({cpu})"
@@ -52,9 +52,9 @@ def processor() -> Finding:
 
 
 def cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Finding:
-    """How many processors may be used, and what stands in the way of the others."""
-    usable, there = config.usable_processors(), os.cpu_count() or 1
-    found = f"{len(usable)} of {there} processors may be used"
+    """How many CPUs may be used, and what stands in the way of the others."""
+    usable, there = config.usable_cpus(), os.cpu_count() or 1
+    found = f"{len(usable)} of {there} CPUs may be used"
     quota = _quota(cgroup)
     if quota is not None and quota < len(usable):
         return warn(
@@ -129,7 +129,7 @@ def code_generation() -> Finding:
         (result,) = kernel.outputs()
         kernel(*kernel.prepared(left, right), result, threads=config.usable_cores())
     except RetuneError as error:
-        return fail("compiler", str(error), "install llvmlite anew: pip install --force-reinstall llvmlite")
+        return fail("compiler", str(error), "install llvmlite again: pip install --force-reinstall llvmlite")
     seconds = time.perf_counter() - began
     if not np.allclose(result, left @ right, rtol=1e-4):
         return fail("compiler", "a matrix product came out wrong", "report this: code generation is broken here")
@@ -146,13 +146,13 @@ def cuda(version: Path = NVIDIA) -> Finding:
         return ok("CUDA", f"{', '.join(f'{each.name} ({each.arch})' for each in gpus())}{tools}")
     driver, names = _text(version).partition("\n")[0], _names()
     if not driver and not names:
-        return ok("CUDA", f"no NVIDIA driver: processors only{tools}")
+        return ok("CUDA", f"no NVIDIA driver: CPUs only{tools}")
     return warn("CUDA", ", ".join(names) or driver, missing)
 
 
 def everything() -> Iterable[Finding]:
     """All findings about the machine, one after the other."""
-    for look in (processor, cores, frequency, load, memory, openmp, code_generation, cuda):
+    for look in (cpu, cores, frequency, load, memory, openmp, code_generation, cuda):
         yield look()
 
 
@@ -170,7 +170,7 @@ def _names() -> list[str]:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """How many processors the control group of this container may use at a time; None for no limit."""
+    """How many CPUs the control group of this container may use at a time; None for no limit."""
     words = _text(cgroup / "cpu.max").split()
     if len(words) == 2 and words[0].isdecimal():
         return int(words[0]) / int(words[1])

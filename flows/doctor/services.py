@@ -1,6 +1,6 @@
-"""In: settings. Out: findings about what Retune works with: settings, store, Prefect, packages.
+"""Checks of the settings, the store, Prefect and the installed packages.
 
-Always: Prefect is not imported, so this takes no time and works where Prefect is broken.
+Prefect is not imported, so the checks are quick and work where Prefect is broken.
 """
 
 import platform
@@ -18,10 +18,11 @@ from retune.compiler import config
 from retune.compiler.errors import RetuneError, StoreError, install_hint
 from retune.flows.doctor.finding import Finding, fail, ok, warn
 from retune.flows.state_folder import check_state_folder
+from retune.storage.blob_store import QUARANTINE
 from retune.storage.files import new_id
 from retune.storage.layout import part_names
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import is_remote, local_folder, open_medium
+from retune.storage.store_url import is_remote, local_folder, open_blob_store
 
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records and Prefect's database."""
@@ -68,15 +69,15 @@ def state_folder(home: Path) -> Finding:
 def store(place: Path | str) -> Finding:
     """Whether the records can be used that lie in a folder or at a URL."""
     try:
-        medium = ParquetRecordStore(place).medium
-        files, quarantined = len(part_names(medium)), len(medium.files("quarantine"))
+        blobs = ParquetRecordStore(place).blobs
+        files, quarantined = len(part_names(blobs)), len(blobs.files(QUARANTINE))
     except RetuneError as error:
         advice = "use the Retune that wrote them, or another place; a URL may need a package or a password"
         return fail("records", f"{place}: {error}", advice)
     if quarantined:
         return warn(
             "records",
-            f"{files} files; {quarantined} unreadable ones were set aside in {medium.where('quarantine')}",
+            f"{files} files; {quarantined} unreadable ones were set aside in {blobs.where(QUARANTINE)}",
             "restore them from a backup, or delete them",
         )
     if files > MANY_FILES:
@@ -123,10 +124,10 @@ def fleet(kind: str | None, place: str | None) -> Finding:
         return warn("fleet", f"{kind}, sharing fleet/ in the state folder", advice)
     probe = f"doctor/{new_id()}"
     try:
-        medium = open_medium(place)
-        medium.create(probe, b"probe")
-        intact = medium.read(probe) == b"probe"
-        medium.remove([probe])
+        blobs = open_blob_store(place)
+        blobs.create(probe, b"probe")
+        intact = blobs.read(probe) == b"probe"
+        blobs.remove([probe])
     except (RetuneError, OSError) as error:
         return fail("fleet", f"{place}: {error}", "make it a place that this machine may write to")
     if not intact:

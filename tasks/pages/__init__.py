@@ -1,1 +1,4 @@
-"""In: what is known of a run. Out: one HTML page that needs nothing else. Always: only `facts` reads files."""
+"""The HTML page of a run: one file without references to others.
+
+Only the module `facts` reads files.
+"""

@@ -55,9 +55,7 @@ def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str
     return _sheet("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
 
 
-def network_chart(
-    course: Sequence[tuple[float, float]], levels: Mapping[str, float], *, alone: bool = False
-) -> str:
+def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, float], *, alone: bool = False) -> str:
     """The estimated latency over the seconds spent, with levels to compare with; `alone` makes it a picture file."""
     if len(course) < 2:
         return ""
@@ -79,16 +77,14 @@ def network_chart(
 
 
 def task_chart(name: str, trials: Sequence[Trial]) -> str:
-    """Every trial of a task in turn, the best so far, and the time of the untuned program among them."""
+    """Every trial of a task in turn, the best so far, and the time of the default schedule among them."""
     timed = [trial for trial in trials if math.isfinite(trial.seconds)]
     default = min((trial.seconds for trial in trials if trial.origin == DEFAULT_SCHEDULE), default=math.inf)
     if not timed:
         return ""
     frame = Frame(46, 22, PANEL - 8, PANEL_HEIGHT - 34, "trial", "ms")
     x = Scale.over([1.0, float(len(trials))], frame.left, frame.right)
-    y = Scale.over(
-        [trial.seconds * 1e3 for trial in timed] + [default * 1e3], frame.bottom, frame.top, log=True
-    )
+    y = Scale.over([trial.seconds * 1e3 for trial in timed] + [default * 1e3], frame.bottom, frame.top, log=True)
     parts = list(frame.axes(x, y, (5, 4)))
     best, course = math.inf, []
     for place, trial in enumerate(trials, 1):

@@ -19,12 +19,12 @@ from retune.compiler.errors import CorruptRecordError, OptionError
 from retune.compiler.executor.network import Coverage
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
 from retune.storage.artifacts import ArtifactStore, key_of
+from retune.storage.blob_store import LocalBlobStore
 from retune.storage.documents import REPORT, RunReport, parse_document, read_document, set_aside
-from retune.storage.medium import LocalMedium
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import Place, local_folder
 from retune.storage.rounds import Field, rounds_of
 from retune.storage.runs import RunInfo, RunLedger
+from retune.storage.store_url import Place, local_folder
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failures of one status with alike texts: how many, of which tasks, and one text in full."""
+    """Failures of one status with alike strings: how many, of which tasks, and one text in full."""
 
     status: str
     cause: str
@@ -81,7 +81,8 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` by task
-    key in the order in which they were made, `ranking` the model's pair accuracy by round.
+    key in the order in which they were made, `ranking` the model's pair accuracy by round. `missing_rounds` have
+    stored records, but no line of their own that can be read.
     """
 
     info: RunInfo
@@ -98,11 +99,7 @@ class RunFacts:
     failures: tuple[Failure, ...]
     versions: str
     contention: float
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run came to its end and reported."""
-        return bool(self.report)
+    missing_rounds: int
 
     @property
     def trial_count(self) -> int:
@@ -135,18 +132,20 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
     report = _report((folder or local_folder(home) / "runs" / info.run_id) / "report.json") or _kept_report(home, info)
     rounds = rounds_of(home, info.run_id)
-    keys = dict.fromkeys(str(row["task_key"]) for row in rounds if row.get("task_key"))
+    keys = dict.fromkeys(str(row["task_key"]) for row in (*rounds, *report.get("tasks", ())) if row.get("task_key"))
     store = ParquetRecordStore(home)
-    found = (record for key in keys for record in store.records(task_key=key, run_id=info.run_id))
+    # without a line about a round and without a report every task is searched, in case they were lost
+    found = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
     records = [record for record in found if not record.is_guess]
     records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
+    keys = dict.fromkeys(record.task_key for record in records)
     contenders = report.get("comparison", {}).get("contenders", [])
     return RunFacts(
         info=info,
         report=report,
         latencies={one["name"]: _seconds(one["seconds"]) for one in contenders},
         errors={one["name"]: one["error"] for one in contenders},
-        kernels=_kernels(report, records),
+        kernels=_kernels(report, records, is_complete=info.is_complete),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
         coverage=CoverageReport.of([Coverage(**one) for one in report.get("coverage", {}).get("kernels", ())]),
         course=tuple(_pairs(rounds, "elapsed", "latency")),
@@ -156,6 +155,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         failures=_failures(records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
         contention=report.get("contention", typical(contention_of(records))),
+        missing_rounds=len({record.round for record in records} - {row["round"] for row in rounds}),
     )
 
 
@@ -174,13 +174,13 @@ def _pairs(rounds: Sequence[Mapping[str, Field]], across: str, up: str) -> Itera
 
 def _report(path: Path) -> RunReport:
     """What the run reported at its end; nothing when it did not come so far."""
-    medium, name = LocalMedium(path.parents[2]), "/".join(path.parts[-3:])
+    blobs, name = LocalBlobStore(path.parents[2]), "/".join(path.parts[-3:])
     try:
-        return read_document(medium, name, REPORT)
+        return read_document(blobs, name, REPORT)
     except FileNotFoundError:
         return {}
     except CorruptRecordError as error:
-        set_aside(medium, name, error)
+        set_aside(blobs, name, error)
         return {}
 
 
@@ -198,9 +198,9 @@ def _kept_report(home: Place, info: RunInfo) -> RunReport:
         return {}
 
 
-def _kernels(report: RunReport, records: Sequence[MeasureRecord]) -> tuple[Kernel, ...]:
-    """The kernels as reported; of a run that has not reported, the tasks as far as they were measured."""
-    rows = report.get("tasks") or _unreported(records)
+def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete: bool) -> tuple[Kernel, ...]:
+    """The kernels as reported; of a run without a report, the tasks as far as they were measured."""
+    rows = report.get("tasks") or _unreported(records, is_complete=is_complete)
     taken = [row["weight"] * (row["best_seconds"] or 0.0) if row.get("used", True) else 0.0 for row in rows]
     whole = sum(taken) or 1.0
     keys = {record.record_id: record.task_key for record in records}
@@ -233,7 +233,8 @@ def _key_of(row: Mapping[str, Any], keys: Mapping[str, str], names: Mapping[str,
     return row.get("task_key") or keys.get(row["record_id"]) or names.get(row["name"], "")
 
 
-def _unreported(records: Sequence[MeasureRecord]) -> list[dict[str, Any]]:
+def _unreported(records: Sequence[MeasureRecord], *, is_complete: bool) -> list[dict[str, Any]]:
+    note = "its report is lost" if is_complete else "the run has not come to its end; nothing serves yet"
     rows: list[dict[str, Any]] = []
     for key in dict.fromkeys(record.task_key for record in records):
         mine = [record for record in records if record.task_key == key]
@@ -252,7 +253,7 @@ def _unreported(records: Sequence[MeasureRecord]) -> list[dict[str, Any]]:
                 "record_id": best.record_id if is_known else "",
                 "guessed": False,
                 "transferred": False,
-                "note": "the run has not come to its end; nothing serves yet",
+                "note": note,
             }
         )
     return rows

@@ -95,20 +95,29 @@ def _figures(facts: RunFacts) -> str:
 
 def _latency(facts: RunFacts) -> Iterator[str]:
     comparison = facts.report.get("comparison")
+    if comparison is None and facts.info.is_complete:
+        yield _note("The run came to its end, but its report.json is lost: nothing is known of its comparison.")
+        return
     if comparison is None:
         yield _note("The run has not come to its end: nothing is compared yet. The same command goes on with it.")
         return
+    same = "reference" if comparison["reference"] else "none"
     rows = [
-        (name, milliseconds(facts.latencies[name]), "reference" if error is None else f"{error:.1e}")
+        (name, milliseconds(facts.latencies[name]), same if error is None else f"{error:.1e}")
         for name, error in facts.errors.items()
     ]
+    explained = "All were timed in turn in one process. "
+    if comparison["reference"]:
+        explained += (
+            f"Errors are the largest difference of the outputs from {comparison['reference']}, relative to its "
+            "largest output."
+        )
+    else:
+        explained += "What serves the operator gave the answers of its default schedule."
     yield _beside(
         latency_chart(facts.latencies),
         _table(("network", "latency ms", "error of outputs"), rows, numeric=(1, 2)),
-        _note(
-            "All were timed in turn in one process. Errors are the largest difference of the outputs from "
-            f"{comparison['reference']}, relative to its largest output."
-        ),
+        _note(explained),
     )
     if not facts.report.get("is_right", True):
         yield '<p class="bad">The outputs are wrong: an error is beyond what rounding explains.</p>'
@@ -118,6 +127,9 @@ def _latency(facts: RunFacts) -> Iterator[str]:
 
 def _progress(facts: RunFacts) -> Iterator[str]:
     chart = network_chart(facts.course, facts.latencies)
+    if facts.missing_rounds:
+        lines = "A round is" if facts.missing_rounds == 1 else f"{facts.missing_rounds} rounds are"
+        yield f'<p class="bad">{lines} missing here: rounds.jsonl has no readable line of what records show.</p>'
     if not chart:
         yield _note("The run has not measured enough to estimate the network's latency.")
         return
@@ -141,13 +153,12 @@ def _tasks(facts: RunFacts) -> Iterator[str]:
         return
     yield _note(
         "The charts show the search: a dot is a trial, red at the top if it failed; the line is the best so far, the "
-        "dashed line the untuned program. The captions name two measurements: the best of the search, and the time of "
+        "dashed line the default schedule. The captions name two measurements: the best of the search, and the time of "
         "the program that is used, which was confirmed at the end in turn with the others. Tasks that take most of "
         "the network's time come first."
     )
     panels = "".join(
-        f"<div><h3>{escape(kernel.name)}</h3>{chart}"
-        f'<p class="note">{escape(_caption(kernel))}</p></div>'
+        f'<div><h3>{escape(kernel.name)}</h3>{chart}<p class="note">{escape(_caption(kernel))}</p></div>'
         for kernel, chart in charts
     )
     yield f'<div class="panels">{panels}</div>'

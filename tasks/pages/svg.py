@@ -1,6 +1,6 @@
 """Pieces of SVG as text, scales and axes. Words are escaped, and colours are CSS variables.
 
-A page gives the variables a value, light or dark; a file of its own (`svg_document`) brings them along.
+A page gives the variables a value, light or dark; its own file (`svg_document`) brings them along.
 """
 
 import math

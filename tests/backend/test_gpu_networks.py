@@ -1,5 +1,5 @@
 """Networks on a GPU that is not there: untuned and as the search draws programs, executed thread by thread, against
-ONNX Runtime, the processor, and ONNX's own tests of operators.
+ONNX Runtime, the CPU, and ONNX's own tests of operators.
 """
 
 import unittest
@@ -17,7 +17,7 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test import BackendTest
 
 from benchmarks.network_peers import seeded_inputs
-from retune.compiler.driver.compile_network import KnownProgram, compile_graph
+from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.frontend import zoo
@@ -30,10 +30,10 @@ from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
-from tests.backend.test_onnx_nodes import CATEGORIES, recorded
-from tests.gpu_network import compiled_for_gpu, run_on_gpu
-from tests.unit.frontend.onnx.test_quantised import FORMS, MODELS, inputs, quantised
-from tests.zoo_sizes import SMALL
+from tests.support.gpu_network import compiled_for_gpu, run_on_gpu
+from tests.support.onnx_backend import CATEGORIES, recorded
+from tests.support.quantised_models import FORMS, MODELS, inputs, quantised
+from tests.support.zoo_sizes import SMALL
 
 Array = NDArray[Any]
 GPU = Target("cuda")
@@ -43,10 +43,10 @@ QUICK = ("bert_base", "gpt2_block", "mlp")
 SIZES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in zoo.NAMES]
 
 
-def drawn(graph: Graph, target: Target, seed: int) -> dict[str, KnownProgram]:
+def drawn(graph: Graph, target: Target, seed: int) -> dict[str, BestProgram]:
     """For every kernel a program that the search draws, if it has any."""
     rng = np.random.default_rng(seed)
-    found: dict[str, KnownProgram] = {}
+    found: dict[str, BestProgram] = {}
     for task in partition(graph, target, hardware_of(target, 1)).tasks:
         spaces = build_spaces(task, SearchOptions())
         for place in rng.permutation(len(spaces)):
@@ -73,7 +73,7 @@ def assert_right(name: str, target: Target, seed: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_untuned_networks(name: str) -> None:
+def test_untuned_networks_on_simulated_gpu_match_reference(name: str) -> None:
     assert_right(name, GPU, None)
 
 
@@ -91,7 +91,7 @@ def test_networks_as_the_search_draws_programs(name: str, target: Target) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_quantised_networks_are_those_of_the_processor_bit_by_bit(name: str, tmp_path: Path) -> None:
+def test_quantised_networks_are_those_of_the_cpu_bit_by_bit(name: str, tmp_path: Path) -> None:
     graph = optimize(load_model(quantised(name, FORMS[0], tmp_path)))
     (x,) = inputs(MODELS[name][1], 1)
     plain = GraphExecutor(compile_graph(graph, Target.host()))
@@ -155,5 +155,5 @@ COMPILED = [name for name, outcome in recorded().items() if outcome == "compiled
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [None, 0])
-def test_all_operators(seed: int | None) -> None:
+def test_every_operator_on_simulated_gpu_matches_reference(seed: int | None) -> None:
     assert failing(COMPILED, seed) == {}

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.backend.onnx_backend import RetuneBackend
+from tests.support.onnx_backend import RetuneBackend
 
 Array = NDArray[Any]
 

@@ -14,29 +14,27 @@ Some of those that pass run with every change; `-m slow` runs them all, and `-m 
 import unittest
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx.backend.test import BackendTest
 
-from tests.backend.onnx_backend import CompiledModel, InterpretedProgram, RetuneBackend
+from tests.support.onnx_backend import (
+    CATEGORIES,
+    FILE,
+    CompiledModel,
+    InterpretedProgram,
+    Outcomes,
+    RetuneBackend,
+    recorded,
+)
+from tests.support.tiers import long_except
 
-_FILE = Path(__file__).with_name("onnx_nodes.txt")
 _EVERY = 25
-CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
 _EXCLUDED_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training")
 _EXCLUDED_WORDS = ("Sequence", "Optional", "String")
 """In the names of operators on these; ReverseSequence is one on tensors."""
-
-Outcomes = dict[str, str]
-
-
-def recorded() -> Outcomes:
-    """What comes of each test, by its name."""
-    lines = _FILE.read_text().splitlines() if _FILE.exists() else []
-    return {name: outcome for outcome, name in (line.split() for line in lines)}
 
 
 _PASSING = [name for name, outcome in recorded().items() if outcome in ("compiled", "machine", "host")]
@@ -64,12 +62,14 @@ def _run(case: unittest.TestCase) -> None:
         case.debug()
 
 
-@pytest.mark.parametrize("name", _PASSING[::_EVERY])
-def test_some(name: str, suite: dict[str, unittest.TestCase]) -> None:
+@pytest.mark.parametrize("name", long_except(_PASSING[:: 2 * _EVERY], _PASSING[::_EVERY]))
+def test_sampled_onnx_node_tests_pass(name: str, suite: dict[str, unittest.TestCase]) -> None:
     _run(suite[name])
 
 
-def test_programs(suite: dict[str, unittest.TestCase], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_node_tests_with_control_flow_pass_in_the_interpreter(
+    suite: dict[str, unittest.TestCase], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has control flow, open dimensions or data that decides on shapes, by the reference interpreter."""
     names = [name for name, outcome in recorded().items() if outcome in ("machine", "host")]
     monkeypatch.setattr(RetuneBackend, "prepare", lambda model, *_, **__: InterpretedProgram(model))
@@ -85,7 +85,9 @@ def test_programs(suite: dict[str, unittest.TestCase], monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all(suite: dict[str, unittest.TestCase], update_golden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_onnx_node_test_ends_as_recorded(
+    suite: dict[str, unittest.TestCase], update_golden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
     models: list[CompiledModel] = []
 
@@ -109,7 +111,7 @@ def test_all(suite: dict[str, unittest.TestCase], update_golden: bool, monkeypat
         else:
             found[name] = "host" if models[-1].on_the_host else seen[-1]
     if update_golden:
-        _FILE.write_text("".join(f"{outcome} {name}\n" for name, outcome in found.items()))
+        FILE.write_text("".join(f"{outcome} {name}\n" for name, outcome in found.items()))
     assert found == recorded()
 
 

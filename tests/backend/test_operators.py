@@ -14,7 +14,7 @@ from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
-from tests.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
+from tests.support.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 
 
 def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
@@ -28,12 +28,12 @@ def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
 
 
 @pytest.mark.parametrize(("op", "shapes", "attrs"), CASES)
-def test_float32(op: str, shapes: Shapes, attrs: Attrs) -> None:
+def test_compiled_operator_matches_numpy_in_float32(op: str, shapes: Shapes, attrs: Attrs) -> None:
     _check(op, random_arrays(shapes), attrs)
 
 
 @pytest.mark.parametrize(("op", "arrays", "attrs"), TYPED_CASES)
-def test_other_operands(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
+def test_compiled_operator_matches_numpy_for_other_operands(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
     _check(op, arrays, attrs)
 
 
@@ -45,7 +45,7 @@ def test_operators_of_positive_numbers(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["exp", "tanh", "sigmoid", "erf", "round", "reduce_sum", "dense"])
-def test_float64(op: str) -> None:
+def test_compiled_operator_matches_numpy_in_float64(op: str) -> None:
     rng = np.random.default_rng(4)
     shapes = [(5, 9), (9, 21)] if op == "dense" else [(3, 40)]
     attrs: Attrs = {"axes": (1,), "keepdims": False} if op == "reduce_sum" else {}
@@ -54,7 +54,7 @@ def test_float64(op: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "maximum", "minimum"])
-def test_integer_arithmetic(op: str, dtype: str) -> None:
+def test_compiled_integer_arithmetic_matches_numpy(op: str, dtype: str) -> None:
     left, right = np.array([-7, 7, 5, -8], dtype), np.array([2, -2, 5, -3], dtype)
     _check(op, [left, right], {})
 
@@ -71,5 +71,5 @@ def test_integer_arithmetic(op: str, dtype: str) -> None:
         ("reduce_mean", {"axes": (1, 2), "keepdims": True}),
     ],
 )
-def test_integers(op: str, attrs: Attrs, dtype: str) -> None:
+def test_compiled_pools_of_integers_match_numpy(op: str, attrs: Attrs, dtype: str) -> None:
     _check(op, [np.random.default_rng(5).integers(-50, 9, (1, 7, 7, 18)).astype(dtype)], attrs)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.backend.test import BackendTest
 
-from tests.backend.onnx_backend import RetuneBackend
+from tests.support.onnx_backend import RetuneBackend
 
 NETWORKS = (
     "bvlc_alexnet",
@@ -50,7 +50,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[unittest.Te
         yield BackendTest(RetuneBackend, __name__).test_cases["OnnxBackendRealModelTest"]
 
 
-def test_none_is_forgotten(suite: type[unittest.TestCase]) -> None:
+def test_every_network_of_the_suite_is_tested(suite: type[unittest.TestCase]) -> None:
     names = unittest.defaultTestLoader.getTestCaseNames(suite)
     assert sorted(name for name in names if name.endswith("_cpu")) == [f"test_{name}_cpu" for name in NETWORKS]
 
@@ -62,6 +62,7 @@ def test_as_the_suite_expects(name: str, suite: type[unittest.TestCase]) -> None
         suite(f"test_{name}_cpu").debug()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EACH)
 def test_with_random_weights(name: str) -> None:
     model = _with_random_weights(onnx.load(str(_LIGHT / f"light_{name}.onnx")))

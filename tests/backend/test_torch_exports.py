@@ -73,7 +73,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_exported(name: str, tmp_path: Path) -> None:
+def test_exported_torch_module_matches_eager_torch(name: str, tmp_path: Path) -> None:
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     module = _lively(make()).eval()

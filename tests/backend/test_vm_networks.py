@@ -7,7 +7,7 @@ import pytest
 from retune.compiler import vm
 from retune.compiler.frontend import zoo
 from retune.compiler.runtime.device import cpu
-from tests.dynamic_models import reference
+from tests.support.dynamic_models import reference
 
 
 def _bert() -> onnx.ModelProto:
@@ -41,7 +41,7 @@ def gpt2() -> vm.VirtualMachine:
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(3, 4), (1, 1), (5, 3), (3, 0)])
-def test_greedy_decoding(gpt2: vm.VirtualMachine, tokens: int, steps: int) -> None:
+def test_greedy_decoding_in_the_vm_matches_onnxruntime(gpt2: vm.VirtualMachine, tokens: int, steps: int) -> None:
     inputs = {"input_ids": np.arange(10, 10 + tokens)[None], "steps": np.array(steps)}
     words, scores = gpt2.run(**inputs)
     expected, theirs = reference(_gpt2(), inputs)

@@ -1,14 +1,12 @@
-"""In: nothing. Out: a folder for a test of the command line, and what is said of mistakes. Always: the state folder is
-in there, too.
-"""
+"""Fixtures of command-line tests: a working folder that contains the state folder, and the error of a bad command."""
 
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.flows import command_line
-from tests.flows.command_line import Refused
+from tests.support.flows import command_line
+from tests.support.flows.command_line import Refused
 
 
 @pytest.fixture

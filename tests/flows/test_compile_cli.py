@@ -17,9 +17,9 @@ from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.flows.commands import compile as compile_module
 from retune.storage.parquet import ParquetRecordStore
-from tests.cuda_double import DEVICE
-from tests.flows.command_line import Refused, run
-from tests.trials import split_by_one
+from tests.support.fake_cuda import DEVICE
+from tests.support.flows.command_line import Refused, run
+from tests.support.trials import split_by_one
 
 
 def _record(task: SearchTask, device: str) -> MeasureRecord:
@@ -47,7 +47,7 @@ def test_records_of_this_machine_then_logs_then_nothing(
 def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of a GPU are kept under its name, not under that of the processor beside it."""
+    """Records of a GPU are kept under its name, not under that of the CPU beside it."""
     first, second, *_ = extract_network("mlp", "cuda -arch=sm_90", 1).tasks
     made = [(first, DEVICE.identity), (second, "another GPU")]
     records = [
@@ -63,7 +63,7 @@ def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
         assert [kernel.origin for kernel in coverage].count("record") == count
 
 
-def test_a_first_guess_of_an_earlier_run_serves_and_is_called_one(
+def test_untested_candidate_of_an_earlier_run_is_used_and_labelled(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, *others = extract_network("mlp", "llvm", 1).tasks
@@ -88,6 +88,17 @@ def test_kernels_without_a_record_are_named(
     assert f"{len(tasks)} of {len(tasks)} kernels worth tuning use the default schedule" in text
     assert all(task.name in text for task in tasks)
     assert (folder / "mlp.retune").is_file()
+
+
+def test_settings_say_what_the_flags_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNE_THREADS", "1")
+    (folder / "retune.toml").write_text('target = "llvm -mcpu=znver3"\nwinograd = false\n', encoding="utf-8")
+    assert run(monkeypatch, "compile", "mlp", "--quiet") == 0
+    facts = CompiledNetwork.load(folder / "mlp.retune").metadata
+    assert (facts["threads"], facts["target"]) == (1, "llvm -mcpu=znver3")
+    assert run(monkeypatch, "compile", "mlp", "--quiet", "--threads", "2", "--target", "llvm -mcpu=znver4") == 0
+    facts = CompiledNetwork.load(folder / "mlp.retune").metadata
+    assert (facts["threads"], facts["target"]) == (2, "llvm -mcpu=znver4")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from retune.flows.parameters import TuneJob
 from retune.flows.pools import POOLS, QUEUES
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
-from tests.flows.networks import write_mlp
+from tests.support.flows.networks import write_mlp
 
 ROOT = Path(__file__).parent.parent.parent
 FILE = ROOT / "deployments" / "prefect.yaml"
@@ -83,8 +83,8 @@ def test_every_kind_of_job_has_a_deployment() -> None:
     }
 
 
-def test_deployments_are_told_in_the_documentation() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+def test_deployments_are_documented() -> None:
+    text = (ROOT / "docs/how-to/operations.md").read_text(encoding="utf-8")
     assert all(f"`{full_name(deployment)}`" in text for deployment in deployments())
 
 
@@ -96,7 +96,7 @@ def test_minutes_given_to_a_deployment_are_the_whole_budget(deployment: dict[str
     assert TuneJob.of("mlp", **budget).budget == Budget(None, 1800.0)
 
 
-def test_no_deployment_works_on_networks_that_nobody_listed() -> None:
+def test_deployments_have_no_default_networks() -> None:
     listing = [deployment for deployment in deployments() if "networks" in deployment.get("parameters", {})]
     assert {full_name(deployment) for deployment in listing} == {"retune-stale/nightly", "train-cost-model/weekly"}
     for deployment in listing:

@@ -13,9 +13,9 @@ from retune.compiler import config
 from retune.flows.doctor import machine, services
 from retune.flows.doctor.finding import Finding, Verdict
 from retune.storage.parquet import ParquetRecordStore
-from tests.cuda_double import DriverDouble
-from tests.flows.command_line import run
-from tests.unit.storage.samples import timed
+from tests.support.fake_cuda import FakeDriver
+from tests.support.flows.command_line import run
+from tests.support.record_samples import timed
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -43,7 +43,7 @@ def test_this_machine_can_build_and_run_a_kernel() -> None:
     ("missing", "driver", "verdict", "words"),
     [
         ("", "", Verdict.OK, "Double 0 (sm_90), Double 1 (sm_90)"),
-        ("the packages are missing", "", Verdict.OK, "no NVIDIA driver: processors only"),
+        ("the packages are missing", "", Verdict.OK, "no NVIDIA driver: CPUs only"),
         ("the packages are missing", "NVRM version: 570\nGCC", Verdict.WARN, "NVRM version: 570"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_gpu_that_can_be_used_is_named(
 ) -> None:
     """Whatever of the driver is to be seen in this container."""
     monkeypatch.setattr(machine, "why_not", lambda: missing)
-    monkeypatch.setattr(machine, "gpus", DriverDouble(count=2).devices)
+    monkeypatch.setattr(machine, "gpus", FakeDriver(count=2).devices)
     monkeypatch.setattr(machine, "_names", list)
     finding = machine.cuda(write(tmp_path, {"version": driver}) / "version")
     assert finding.verdict is verdict
@@ -73,7 +73,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cpu0/cpufreq/scaling_governor": "powersave", "intel_pstate/no_turbo": "1"}, Verdict.WARN, "turbo off"),
     ],
 )
-def test_the_clock(files: dict[str, str], verdict: Verdict, words: str, tmp_path: Path) -> None:
+def test_doctor_judges_the_clock_frequency(files: dict[str, str], verdict: Verdict, words: str, tmp_path: Path) -> None:
     finding = machine.frequency(write(tmp_path, files))
     assert finding.verdict is verdict
     assert words in finding.found
@@ -95,8 +95,8 @@ def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     assert "at a time" not in machine.cores(tmp_path / "none", write(tmp_path, {"cpu.max": "max 100000"})).found
 
 
-def test_hardware_threads_are_told_from_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "usable_processors", lambda: (0, 1, 2, 3))
+def test_doctor_counts_cores_apart_from_hardware_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "usable_cpus", lambda: (0, 1, 2, 3))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     files = {f"cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}" for n in range(4)}
     assert "--threads 2" in machine.cores(write(tmp_path, files), tmp_path).advice
@@ -118,7 +118,7 @@ def test_the_state_folder(tmp_path: Path) -> None:
     assert services.state_folder(Path("/proc/nowhere")).verdict is Verdict.FAIL
 
 
-def test_the_store(tmp_path: Path) -> None:
+def test_doctor_judges_the_record_store(tmp_path: Path) -> None:
     ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
     assert services.store(tmp_path).found == "1 files"
     assert services.store("memory://doctor").found == "0 files"
@@ -160,7 +160,7 @@ def server(status: int) -> Iterator[str]:
         listening.server_close()
 
 
-def test_prefect() -> None:
+def test_doctor_judges_the_prefect_server() -> None:
     assert services.prefect(None).verdict is Verdict.OK
     with server(200) as url:
         assert services.prefect(url).verdict is Verdict.OK
@@ -170,7 +170,7 @@ def test_prefect() -> None:
     assert services.prefect("file:///etc/hostname").verdict is Verdict.FAIL
 
 
-def test_the_fleet(tmp_path: Path) -> None:
+def test_doctor_judges_the_fleet_queue(tmp_path: Path) -> None:
     assert services.fleet(None, None).verdict is Verdict.OK
     assert services.fleet("prefect", None).verdict is Verdict.WARN
     assert services.fleet("prefect", str(tmp_path)).verdict is Verdict.OK

@@ -1,7 +1,7 @@
 """A run on workers in other processes: what one of them loses another does; nothing is lost and nothing comes twice."""
 
+import os
 import signal
-import socket
 import subprocess
 import threading
 from collections import Counter
@@ -10,23 +10,22 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 from prefect import get_client
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.fleet import requests_in, scheduling, serving
-from benchmarks.simulated import Simulation, simulated
+from benchmarks.simulated import Simulation, command, simulated
 from benchmarks.simulated_worker import SimulatedWorker
 from retune.compiler import auto_scheduler, config, te
 from retune.compiler.auto_scheduler import remote
 from retune.compiler.auto_scheduler.remote import DaskEngine
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.errors import MeasureError, OptionError
-from retune.compiler.measure.device_lock import lock_name
+from retune.compiler.measure.device_lock import device_lock, lock_name, lock_path
 from retune.compiler.measure.fleet import BUILD, FleetBuilder, device_queue
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuildResult
+from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.target import HardwareParams, Target
@@ -35,63 +34,91 @@ from retune.flows.parameters import TuneJob
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.tasks import engines
-from tests.flows.fleet_workers import wait_until, worker
-from tests.flows.networks import write_mlp
-from tests.flows.test_faults import Outcome, outcome
-from tests.unit.search.workloads import matmul
+from tests.support.flows.fleet_workers import strike_at_work, wait_until, worker
+from tests.support.flows.fleets import DEVICE, FLEETS, Fleet, end_tree, free_port, prefect_fleet, ray_node
+from tests.support.flows.networks import write_mlp
+from tests.support.flows.simulated_runs import Outcome, outcome
+from tests.support.workloads import matmul
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 TRIALS = 24
-TTL_SECONDS = 8
+
+
+@pytest.fixture(autouse=True)
+def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters of Ray want a token, as they do by default, and find it here, not in the user's home."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "retune-tests-" * 4)
+
+
+@pytest.fixture(params=FLEETS)
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet of each engine, with a worker that builds and one that times."""
+    with FLEETS[request.param](tmp_path) as found:
+        yield found
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[str]:
-    """A scheduler of Dask that gives a silent worker up after a few seconds."""
+def dask(tmp_path: Path) -> Iterator[str]:
+    """A scheduler of Dask."""
     pytest.importorskip("prefect_dask")
-    settings = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{TTL_SECONDS} s"}
-    with scheduling(tmp_path, settings=settings) as name:
+    with scheduling(tmp_path) as name:
         yield name
 
 
-def strike_at_work(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Send a worker a signal once it has processes that build or time."""
-    wait_until(lambda: bool(psutil.Process(process.pid).children()), 240.0)
-    process.send_signal(number)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["build", "device"])
+@pytest.mark.parametrize("victim", [BUILD, device_queue(DEVICE)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
-    number: signal.Signals, victim: str, fleet: str, tmp_path: Path
+    number: signal.Signals, victim: str, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engines, "_longest", lambda _: 30.0)
     network, home = write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
-    options = ("--build", "--processes", "1") if victim == "build" else ("--device", "cpu")
-    others = ("--device", "cpu") if victim == "build" else ("--build", "--processes", "1")
-    with ExitStack() as workers:
-        first = workers.enter_context(worker(tmp_path / "first.log", *options, "--fleet", fleet))
-        workers.enter_context(worker(tmp_path / "other.log", *others, "--fleet", fleet))
-        second = workers.enter_context(ExitStack())
 
-        def replace_first() -> None:
-            strike_at_work(first, number)
-            second.enter_context(worker(tmp_path / "second.log", *options, "--fleet", fleet))
-            if victim == "device" and number == signal.SIGSTOP:  # it still holds the device, so a person ends it
-                wait_until(lambda: f"process {first.pid} holds" in (tmp_path / "second.log").read_text(), 300.0)
-                first.kill()
+    def strike() -> None:
+        struck = fleet.strike(victim, number)
+        log = fleet.replace(victim)
+        if log and victim != BUILD and number == signal.SIGSTOP:  # it still holds the device, so a person ends it
+            wait_until(lambda: f"process {struck} holds" in log.read_text(), 300.0)
+            os.kill(struck, signal.SIGKILL)
 
-        striking = threading.Thread(target=replace_first)
-        striking.start()
-        report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet)
-        striking.join()
+    striking = threading.Thread(target=strike)
+    striking.start()
+    report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet.name)
+    striking.join()
     records = ParquetRecordStore(home).records()
     assert report.is_right
     assert len(records) == TRIALS
     assert Counter((record.task_key, record.steps) for record in records).most_common(1)[0][1] == 1
     assert sum(bool(record.costs) for record in records) > TRIALS / 2
     assert {record.device for record in records} == {config.device_name()}
+
+
+@pytest.mark.slow
+def test_two_runs_share_a_device_whose_lock_nobody_else_holds(fleet: Fleet, tmp_path: Path) -> None:
+    network, log = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8), tmp_path / "runs.txt"
+    homes = [tmp_path / "first", tmp_path / "second"]
+    environment = config.child_environment({"PREFECT_API_URL": str(PREFECT_API_URL.value())})
+    with log.open("wb") as stream:
+        with device_lock():
+            runs = []
+            for home in homes:
+                job = TuneJob.of(str(network), trials=16, threads=1, batch=8, home=str(home), fleet=fleet.name)
+                started = command(Simulation(job.parameters()))
+                runs.append(subprocess.Popen(started, stdout=stream, stderr=stream, env=environment))
+            wait_until(lambda: is_awaited(lock_path()), 240.0)
+            assert not any(ParquetRecordStore(home).records() for home in homes)
+        assert [run.wait(300) for run in runs] == [0, 0], log.read_text()
+    for home in homes:
+        assert len({record.steps for record in ParquetRecordStore(home).records()}) == 16
+
+
+def is_awaited(path: Path) -> bool:
+    """Whether a process waits for the lock on a file."""
+    number = str(path.stat().st_ino)
+    waiting = [line for line in Path("/proc/locks").read_text().splitlines() if "-> FLOCK" in line]
+    return any(line.split()[-3].rpartition(":")[2] == number for line in waiting)
 
 
 def run_on_fleet(tmp_path: Path, fleet: str, name: str) -> Outcome:
@@ -103,14 +130,14 @@ def run_on_fleet(tmp_path: Path, fleet: str, name: str) -> Outcome:
 
 
 @pytest.mark.slow
-def test_workers_share_the_work_come_and_go_and_the_run_ends_the_same(fleet: str, tmp_path: Path) -> None:
-    build = SimulatedWorker(fleet, (BUILD,), build_seconds=0.03)
-    timing = SimulatedWorker(fleet, (device_queue("board"),), time_seconds=0.005)
+def test_workers_share_the_work_come_and_go_and_the_run_ends_the_same(dask: str, tmp_path: Path) -> None:
+    build = SimulatedWorker(dask, (BUILD,), build_seconds=0.03)
+    timing = SimulatedWorker(dask, (device_queue("board"),), time_seconds=0.005)
     first, second, timer = (tmp_path / f"{name}.log" for name in ("first", "second", "timer"))
     with ExitStack() as workers:
         workers.enter_context(serving(build, first))
         workers.enter_context(serving(timing, timer))
-        alone = run_on_fleet(tmp_path, fleet, "alone")
+        alone = run_on_fleet(tmp_path, dask, "alone")
         assert len(alone) == 96
         assert requests_in(first) >= 12
         helper = workers.enter_context(serving(build, second))
@@ -121,16 +148,14 @@ def test_workers_share_the_work_come_and_go_and_the_run_ends_the_same(fleet: str
 
         killing = threading.Thread(target=kill_at_work)
         killing.start()
-        assert run_on_fleet(tmp_path, fleet, "disturbed") == alone
+        assert run_on_fleet(tmp_path, dask, "disturbed") == alone
         killing.join()
 
 
 @pytest.mark.slow
 def test_a_scheduler_that_is_killed_ends_the_run_which_goes_on_with_a_new_one(tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     queues = (BUILD, device_queue("board"))
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
@@ -155,7 +180,7 @@ def test_a_scheduler_that_is_killed_ends_the_run_which_goes_on_with_a_new_one(tm
 
 
 def records_of(network: Path, home: Path, fleet: str, trials: int = 8) -> None:
-    """Tune on a fleet, and see that the records are those of a run."""
+    """Tune on a fleet, and check that the records are those of a run."""
     report = tune_network(str(network), trials=trials, threads=1, home=str(home), fleet=fleet)
     records = ParquetRecordStore(home).records()
     assert report.is_right
@@ -164,32 +189,38 @@ def records_of(network: Path, home: Path, fleet: str, trials: int = 8) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_background_tasks_of_a_prefect_server_build_and_measure(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prefect does not notice a worker that is killed: what it was doing is begun again after a while."""
-    monkeypatch.setenv("RETUNE_FLEET_STORAGE", str(tmp_path / "fleet"))
-    monkeypatch.setattr(engines, "SLACK_SECONDS", 10.0)
-    network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "worker.log"
-    settings = {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    options = ("--build", "--device", "cpu", "--fleet", "prefect", "--storage", str(tmp_path / "fleet"))
-    with ExitStack() as workers:
-        first = workers.enter_context(worker(log, *options, settings=settings))
-        if number == signal.SIGKILL:
-            second = workers.enter_context(ExitStack())
+def test_a_ray_cluster_that_is_killed_ends_the_run_which_goes_on_with_a_new_one(tmp_path: Path) -> None:
+    pytest.importorskip("prefect_ray")
+    port, network, home = free_port(), write_mlp(tmp_path / "small.onnx"), tmp_path / "state"
+    with ray_node(tmp_path, port) as (fleet, node):
 
-            def replace_first() -> None:
-                strike_at_work(first, number)
-                second.enter_context(worker(tmp_path / "second.log", *options, settings=settings))
+        def kill_cluster() -> None:
+            wait_until(lambda: bool(ParquetRecordStore(home).records()), 240.0)
+            end_tree(node)
 
-            threading.Thread(target=replace_first).start()
-        records_of(network, home, "prefect")
+        killing = threading.Thread(target=kill_cluster)
+        killing.start()
+        with pytest.raises(MeasureError, match="the same command goes on from there"):
+            tune_network(str(network), trials=TRIALS, batch=4, threads=1, home=str(home), fleet=fleet)
+        killing.join()
+    before = {record.record_id for record in ParquetRecordStore(home).records()}
+    assert 0 < len(before) < TRIALS
+    with ray_node(tmp_path, port):
+        assert tune_network(str(network), trials=TRIALS, batch=4, threads=1, home=str(home), fleet=fleet).is_right
+    after = [record for record in ParquetRecordStore(home).records() if not record.is_guess]
+    assert before < {record.record_id for record in after}
+    assert len({(record.task_key, record.steps) for record in after}) == len(after) == TRIALS
+
+
+@pytest.mark.slow
+def test_a_worker_of_background_tasks_leaves_its_limit_and_ends_on_a_signal(tmp_path: Path) -> None:
+    with prefect_fleet(tmp_path) as fleet:
+        records_of(write_mlp(tmp_path / "small.onnx"), tmp_path / "state", fleet.name)
         with get_client(sync_client=True) as client:
             assert client.read_global_concurrency_limit_by_name(lock_name()).limit == 1
-        if number == signal.SIGTERM:
-            first.send_signal(number)
-        assert first.wait(120) == (143 if number == signal.SIGTERM else -number), log.read_text()
+        for served in fleet.workers.values():
+            served.send_signal(signal.SIGTERM)
+            assert served.wait(120) == 143
 
 
 @pytest.mark.slow
@@ -200,13 +231,13 @@ def test_the_same_flow_runs_on_a_local_cluster(fleet: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_told_to_end_hands_its_work_on(fleet: str, tmp_path: Path) -> None:
+def test_stopped_worker_returns_its_job_to_the_queue(dask: str, tmp_path: Path) -> None:
     task = SearchTask("matmul", matmul(64, 64, 64), Target.host(), HardwareParams(num_cores=1))
     steps = [candidate.steps for candidate in SketchPolicy(task, RandomModel()).ask(48, 0)]
-    builder = FleetBuilder(DaskEngine(fleet.replace("dask", "tcp")), MeasureOptions(), at_once=48)
-    found: list[BuildResult] = []
+    builder = FleetBuilder(DaskEngine(dask.replace("dask", "tcp")), MeasureOptions(), at_once=48)
+    found: list[BuiltProgram] = []
     with ExitStack() as workers:
-        common = ("--build", "--processes", "1", "--fleet", fleet)
+        common = ("--build", "--processes", "1", "--fleet", dask)
         first = workers.enter_context(worker(tmp_path / "first.log", *common))
         building = threading.Thread(target=lambda: found.extend(builder.build(task, steps)))
         building.start()
@@ -219,10 +250,10 @@ def test_a_worker_that_is_told_to_end_hands_its_work_on(fleet: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_script_times_on_a_device_of_the_fleet(fleet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host, _, port = fleet.removeprefix("dask://").partition(":")
+def test_a_script_times_on_a_device_of_the_fleet(dask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, _, port = dask.removeprefix("dask://").partition(":")
     monkeypatch.setenv("RETUNE_HOME", str(tmp_path))
-    with worker(tmp_path / "worker.log", "--device", "board", "--fleet", fleet):
+    with worker(tmp_path / "worker.log", "--device", "board", "--fleet", dask):
         task = auto_scheduler.SearchTask(func=product, args=(32, 32, 32), target="llvm")
         log = str(tmp_path / "log.json")
         with auto_scheduler.RPCRunner("board", host, int(port), n_parallel=2, repeat=2, min_repeat_ms=1) as runner:

@@ -17,7 +17,7 @@ from retune.flows.commands.output import warn_in_one_line
 from retune.flows.json_view import JsonView, event_fields, report_line
 from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
+DOCS = Path(__file__).parent.parent.parent / "docs/reference/cli.md"
 COVERAGE = CoverageReport.of(())
 ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
 EVENTS: tuple[Event, ...] = (
@@ -37,9 +37,9 @@ def report() -> Report:
 
 
 def documented(heading: str) -> set[str]:
-    """The names in the table below a heading of the documentation."""
+    """The names in the list below a heading of the documentation."""
     text = DOCS.read_text(encoding="utf-8").partition(f"### `{heading}`\n")[2].partition("\n#")[0]
-    return set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    return set(re.findall(r"`(\w+)`", "".join(re.findall(r"^- .*$", text, re.MULTILINE))))
 
 
 def test_every_field_of_every_event_is_documented() -> None:

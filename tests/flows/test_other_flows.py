@@ -20,20 +20,22 @@ from retune.flows.retune_stale import retune_stale
 from retune.flows.train_cost_model import train_cost_model
 from retune.flows.tune_operator import confirm_operator, tune_operator
 from retune.storage.artifacts import ArtifactStore
-from retune.storage.lessons import LessonStore
+from retune.storage.checkpoints import CheckpointStore
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
 from retune.tasks.pages.facts import facts_of
+from retune.tasks.pages.page import page
 from retune.tasks.plan import FleetPlan
 from retune.tasks.verify import verify as verify_task
-from tests.flows.command_line import run
-from tests.flows.networks import write_mlp
+from tests.support.flows.command_line import run
+from tests.support.flows.networks import write_mlp
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 OPERATOR = 'operator:["retune.matmul", 32, 48, 16]'
 
 
+@pytest.mark.long
 def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "state"
     report = tune_operator("matmul", [32, 48, 16], trials=48, batch=16, threads=1, home=str(home))
@@ -44,7 +46,9 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     assert {record.task_key for record in records} == {'["retune.matmul", 32, 48, 16]'}
     (info,) = RunLedger(home).list()
     assert info.is_complete
-    assert json.loads((home / "runs" / info.run_id / "report.json").read_text())["record_id"] == report.record_id
+    (kernel,) = json.loads((home / "runs" / info.run_id / "report.json").read_text())["tasks"]
+    assert kernel["record_id"] == report.tasks[0].record_id == dict(info.summary or {})["record"]
+    assert "gave the answers of its default schedule" in page(facts_of(home, info))
 
     trained = train_cost_model([OPERATOR], threads=1, home=str(home))
     assert (trained.tasks, trained.programs) == (1, 48)
@@ -52,7 +56,7 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     assert trained.pair_accuracy is not None
     assert 0 <= trained.pair_accuracy <= 1
     job = TuneJob.of(OPERATOR, trials=1, threads=1, home=str(home))
-    assert LessonStore(home, job.target, config.device_name(), 1, FEATURE_VERSION).newest(before=float("inf"))
+    assert CheckpointStore(home, job.target, config.device_name(), 1, FEATURE_VERSION).newest(before=float("inf"))
 
     monkeypatch.setattr(module, "SHORTEST_SLICE", 0.05)
     again = retune_stale(
@@ -62,6 +66,7 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     assert again[0].run_id != info.run_id
 
 
+@pytest.mark.long
 def test_a_network_is_compiled_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network called `untuned` too is compared with its baseline, not with itself."""
     network, home = write_mlp(tmp_path / "untuned.onnx"), tmp_path / "state"
@@ -88,7 +93,7 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
 
     opened: list[int | None] = []
 
-    def open_workers(_: MeasureOptions, plan: FleetPlan | None, gpu: int | None) -> None:
+    def open_workers(_: MeasureOptions, plan: FleetPlan | None, gpu: int | None, *__: object) -> None:
         assert plan is None
         opened.append(gpu)
         raise ConfirmingError
@@ -105,6 +110,7 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
     assert opened == [0, 0, None, None]
 
 
+@pytest.mark.long
 def test_what_a_run_on_an_object_store_has_made_is_fetched_on_another_machine(
     tmp_path: Path, s3_place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

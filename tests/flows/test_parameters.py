@@ -19,7 +19,7 @@ from retune.flows.cli import load
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from retune.flows.tune_network import tune_network
 from retune.tasks import plan
-from tests.cuda_double import DEVICE
+from tests.support.fake_cuda import DEVICE
 
 
 def job(**options: Any) -> TuneJob:
@@ -93,7 +93,7 @@ def test_defaults_are_filled_in() -> None:
         ({"fleet": "folder"}, "start `dask scheduler`"),
     ],
 )
-def test_senseless_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(OptionError, match=named):
         job(**options)
 

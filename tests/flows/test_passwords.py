@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from retune.compiler import config
 from retune.compiler.errors import StoreError
 from retune.flows.commands.fleet import worker
 from retune.flows.commands.tune import tune
@@ -20,9 +19,9 @@ from retune.flows.doctor.finding import Verdict
 from retune.flows.parameters import TuneJob
 from retune.flows.worker import LineFormatter
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import open_medium, veiled_places
-from tests.flows.command_line import run
-from tests.flows.test_records_cli import line, write
+from retune.storage.store_url import open_blob_store
+from tests.support.flows.command_line import run
+from tests.support.flows.tuning_logs import line, write
 
 PLACE = """memory://me:s3cr3t'"x@passwords/store"""
 SHOWN = "memory://me:***@passwords/store"
@@ -30,12 +29,11 @@ SHOWN = "memory://me:***@passwords/store"
 
 def test_what_is_shown_opens_the_same_files_where_the_whole_was_heard_of() -> None:
     with pytest.raises(StoreError, match="without its password"):
-        open_medium("memory://you:***@passwords/store")
-    open_medium(PLACE).publish({"a": b"1"})
+        open_blob_store("memory://you:***@passwords/store")
+    open_blob_store(PLACE).put({"a": b"1"})
     TuneJob.of("mlp", home=PLACE)
-    assert open_medium(SHOWN).read("a") == b"1"
-    assert open_medium(SHOWN).where("a") == f"{SHOWN}/a"
-    assert PLACE in veiled_places()
+    assert open_blob_store(SHOWN).read("a") == b"1"
+    assert open_blob_store(SHOWN).where("a") == f"{SHOWN}/a"
 
 
 @pytest.mark.usefixtures("folder")
@@ -46,19 +44,17 @@ def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.Monke
     assert "s3cr3t" not in json.dumps([asdict(job), job.parameters(), job.describe()])
     assert ParquetRecordStore(job.place).records() == []
     assert job.plan is not None
-    open_medium("memory://me:s3cr3t@fleet").publish({"b": b"2"})
-    assert open_medium(job.plan.storage).read("b") == b"2"
+    open_blob_store("memory://me:s3cr3t@fleet").put({"b": b"2"})
+    assert open_blob_store(job.plan.storage).read("b") == b"2"
 
 
 @pytest.mark.usefixtures("folder")
-def test_processes_get_it_where_other_users_do_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr("os.execve", lambda _, words, environment: begun.append((words, environment)))
+def test_no_argument_and_no_variable_shows_it_to_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("retune.flows.launch.become", lambda *arguments: begun.append(arguments))
     tune("mlp", store=PLACE)
     worker(storage=PLACE)
-    for words, environment in begun:
-        assert "s3cr3t" not in " ".join(words)
-        assert PLACE in json.loads(environment[config.PLACES])
+    assert "s3cr3t" not in repr(begun)
     assert len(begun) == 2
 
 
@@ -67,7 +63,7 @@ def test_no_command_shows_it(folder: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("PREFECT_API_URL", "http://me:s3cr3t@127.0.0.1:9/api")
     monkeypatch.setenv("RETUNE_FLEET_STORAGE", PLACE)
     assert run(monkeypatch, "records", "import", "tune.json", "--store", PLACE) == 0
-    open_medium(PLACE).publish({"records/target_slug=x/workload=w/.0.tmp": b"left over"})
+    open_blob_store(PLACE).put({"records/target_slug=x/workload=w/.0.tmp": b"left over"})
     for words in (["records", "check"], ["records", "list"], ["runs"]):
         assert run(monkeypatch, *words, "--store", PLACE) == 0
         assert run(monkeypatch, *words, "--json", "--store", PLACE) == 0

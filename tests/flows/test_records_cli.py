@@ -8,19 +8,9 @@ import pytest
 
 from retune.compiler import config
 from retune.storage.parquet import ParquetRecordStore
-from tests.flows.command_line import Refused, run
-from tests.unit.storage.samples import timed
-
-KEY = '["product", 128]'
-
-
-def line(seconds: float, key: str = KEY) -> dict[str, object]:
-    task = [key, "llvm -mcpu=znver4", [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []]
-    return {"i": [task, [[], [["CI", 2]]]], "r": [[seconds], 0, 0.5, 1700000000], "v": "v0.6"}
-
-
-def write(path: Path, lines: list[dict[str, object]]) -> None:
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines), encoding="utf-8")
+from tests.support.flows.command_line import Refused, run
+from tests.support.flows.tuning_logs import line, write
+from tests.support.record_samples import timed
 
 
 def read(path: Path) -> list[dict[str, object]]:

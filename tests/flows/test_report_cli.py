@@ -10,8 +10,8 @@ from retune.flows.commands import output as command_output
 from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.rounds import append_round
 from retune.storage.runs import RunLedger
-from tests.flows.command_line import Refused, run
-from tests.unit.tasks.pages.runs import finished_run, interrupted_run
+from tests.support.flows.command_line import Refused, run
+from tests.support.stored_runs import finished_run, interrupted_run
 
 
 def test_a_page_is_written_where_it_is_asked_for(
@@ -63,7 +63,9 @@ def test_a_run_takes_one_line_below_whole_headings(
 
 
 @pytest.mark.parametrize("arguments", [("latest",), ("NOBODY",), ("latest", "-o", "missing/page.html")])
-def test_mistakes_are_one_sentence(arguments: tuple[str, ...], folder: Path, refused: Refused) -> None:
+def test_report_refuses_wrong_arguments_in_one_sentence(
+    arguments: tuple[str, ...], folder: Path, refused: Refused
+) -> None:
     if "-o" in arguments:
         finished_run(folder / "state", tasks=1)
     refused("report", *arguments)

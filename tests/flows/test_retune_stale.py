@@ -13,9 +13,9 @@ from retune.flows.compact_records import compact_records
 from retune.flows.parameters import TuneJob
 from retune.flows.retune_stale import retune_stale
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.place import Place
-from tests.flows.networks import write_mlp, write_unsupported
-from tests.unit.storage.samples import timed
+from retune.storage.store_url import Place
+from tests.support.flows.networks import write_mlp, write_unsupported
+from tests.support.record_samples import timed
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
@@ -74,7 +74,7 @@ def test_a_store_at_a_url_is_that_of_the_turns_too(tmp_path: Path, monkeypatch: 
     assert asked == [place]
 
 
-def test_an_empty_list_of_networks_tunes_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_list_of_networks_tunes_nothing_with_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     logger = logging.getLogger("retune-stale")
     monkeypatch.setattr(logger, "warning", said.append)
@@ -84,6 +84,6 @@ def test_an_empty_list_of_networks_tunes_nothing_and_says_so(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("window", [0.0, float("nan")])
-def test_nonsense_is_refused(window: float, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(window: float, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="window"):
         retune_stale(["mlp"], window_minutes=window, home=str(tmp_path))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import MIB, figures, soak
-from tests.flows.networks import write_mlp
+from tests.support.flows.networks import write_mlp
 
 ROUNDS, BATCH = 500, 4
 

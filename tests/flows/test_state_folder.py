@@ -18,9 +18,9 @@ from retune.compiler import config
 from retune.compiler.errors import OptionError, StoreError
 from retune.flows import exits, state_folder
 from retune.flows.state_folder import blaming_the_disk, check_state_folder
-from tests.flows.command_line import Refused
-from tests.flows.networks import write_mlp
-from tests.flows.test_kill import PATIENCE_SECONDS, command, stored
+from tests.support.flows.command_line import Refused
+from tests.support.flows.networks import write_mlp
+from tests.support.flows.runs import PATIENCE_SECONDS, command, stored
 
 
 def failing(code: int) -> Callable[..., Any]:
@@ -129,7 +129,7 @@ def test_a_folder_that_is_mounted_read_only_is_refused(folder: Path, refused: Re
 
 
 def test_an_error_is_blamed_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect's server answers with an error of its own when its database cannot grow."""
+    """Prefect's server answers with its own error when its database cannot grow."""
     for full, kind in ((False, RuntimeError), (True, StoreError)):
         if full:
             monkeypatch.setattr("os.posix_fallocate", failing(errno.ENOSPC))

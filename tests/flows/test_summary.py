@@ -50,7 +50,7 @@ def test_the_table_has_whole_headings_and_the_hottest_kernel_first(
     assert "busy" not in text.replace(str(tmp_path), "")
 
 
-def test_a_busy_machine_is_admitted_before_the_latencies(tmp_path: Path) -> None:
+def test_contention_warning_precedes_the_latencies(tmp_path: Path) -> None:
     stream = io.StringIO()
     show_report(replace(report(tmp_path), contention=0.5), stream)
     assert 0 < stream.getvalue().index("busy (contention 50%)") < stream.getvalue().index("latency ms")

@@ -1,4 +1,4 @@
-"""The whole flow for a GPU that is not there: its worker process executes the PTX of every program on the processor."""
+"""The whole flow for a GPU that is not there: its worker process executes the PTX of every program on the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from retune.compiler.measure.worker_process import WorkerProcess
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
-from tests.cuda_double import DEVICE
-from tests.flows.networks import write_mlp
+from tests.support.fake_cuda import DEVICE
+from tests.support.flows.networks import write_mlp
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
@@ -25,10 +25,13 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def call(self: WorkerProcess, function: str, *arguments: Any, **options: Any) -> Any:
         return called(
-            self, function.replace("retune.compiler.driver.compare:", "tests.ptx_worker:"), *arguments, **options
+            self,
+            function.replace("retune.compiler.driver.compare:", "tests.support.ptx_worker:"),
+            *arguments,
+            **options,
         )
 
-    monkeypatch.setattr(CudaRunner, "worker", "tests.ptx_worker")
+    monkeypatch.setattr(CudaRunner, "worker", "tests.support.ptx_worker")
     monkeypatch.setattr(WorkerProcess, "call", call)
 
 

@@ -24,7 +24,7 @@ from retune.compiler.runtime.cuda import why_not
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
-from tests.flows.networks import write_mlp
+from tests.support.flows.networks import write_mlp
 
 KINDS = {
     "budget-shown": "progress",
@@ -106,7 +106,7 @@ def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
     assert set(Path(PREFECT_LOCAL_STORAGE_PATH.value()).rglob("*")) == stored
 
 
-def test_for_a_gpu_all_is_done_up_to_the_first_launch_and_then_it_is_said_what_is_missing(tmp_path: Path) -> None:
+def test_tuning_for_a_missing_gpu_fails_at_the_first_launch(tmp_path: Path) -> None:
     missing = why_not()
     if not missing:
         pytest.skip("there is a GPU here")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from retune.flows import exits
-from retune.flows.worker import WorkerJob, serve_until_told
+from retune.flows.worker import WorkerJob, serve_until_signal
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +22,12 @@ def _handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_exit_code_is_that_of_the_signal(signum: int, code: int) -> None:
-    async def serve(is_told: Callable[[], bool]) -> None:
+    async def serve(is_stopping: Callable[[], bool]) -> None:
         threading.Thread(target=os.kill, args=(os.getpid(), signum)).start()
-        while not is_told():
+        while not is_stopping():
             await asyncio.sleep(0.01)
 
-    assert serve_until_told(serve) == code
+    assert serve_until_signal(serve) == code
     assert exits.stopped_by(signum) == code
 
 

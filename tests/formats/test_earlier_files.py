@@ -7,34 +7,32 @@ import numpy as np
 import pytest
 
 from retune.compiler import vm
-from retune.compiler.cost_model import lessons
+from retune.compiler.cost_model import training_data
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph_executor import cpu, load_module
 from retune.compiler.runtime.buffers import aligned_zeros
+from retune.compiler.runtime.cpu_features import check_cpu
 from retune.compiler.runtime.module import load_module as load_functions
-from retune.compiler.runtime.processor import check_processor
 
 FILES = Path(__file__).parent / "version1"
 X = np.arange(10, dtype=np.float32).reshape(2, 5) / 10
 Y = np.array([[1.0994878, 1.0209886, 1.3059137], [2.387657, 1.5816278, 3.1275022]], np.float32)
 
 
-def _require_processor() -> None:
+def _require_cpu() -> None:
     """The code is for x86-64 with AVX2."""
     try:
-        check_processor(
-            "the file", {"triple": "x86_64-unknown-linux-gnu", "cpu": "x86-64-v3", "needs": ["avx2", "fma"]}
-        )
+        check_cpu("the file", {"triple": "x86_64-unknown-linux-gnu", "cpu": "x86-64-v3", "needs": ["avx2", "fma"]})
     except ArtifactError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("name", ["network.retune", "network.so"])
 def test_a_network_of_an_earlier_version_runs(name: str) -> None:
-    _require_processor()
+    _require_cpu()
     executor = load_module(FILES / name)["default"](cpu())
     executor.run(x=X)
     np.testing.assert_allclose(executor.get_output(0), Y, rtol=1e-6)
@@ -42,7 +40,7 @@ def test_a_network_of_an_earlier_version_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["module.tar", "module.so"])
 def test_a_module_of_an_earlier_version_runs(name: str) -> None:
-    _require_processor()
+    _require_cpu()
     given, result = aligned_zeros((6, 4), "float32"), aligned_zeros((6, 4), "float32")
     load_functions(FILES / name)["one"](given, result)
     np.testing.assert_array_equal(result, given + 1)
@@ -60,7 +58,7 @@ def test_a_damaged_module_of_an_earlier_version_is_refused(name: str, tmp_path: 
 
 
 def test_an_executable_of_an_earlier_version_runs_and_is_saved_again(tmp_path: Path) -> None:
-    _require_processor()
+    _require_cpu()
     old = vm.Executable.load(FILES / "static.rvm")
     for executable in (old, vm.Executable.load(old.export_library(tmp_path / "static.rvm"))):
         np.testing.assert_allclose(vm.VirtualMachine(executable, cpu()).invoke("main", X), Y, rtol=1e-6)
@@ -83,9 +81,9 @@ def test_parameters_of_an_earlier_version_are_read() -> None:
 
 def test_training_data_and_models_of_an_earlier_version_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with np.load(FILES / "lessons.npz") as arrays:
-        monkeypatch.setattr(lessons, "FEATURE_VERSION", json.loads(arrays["header"].tobytes())["feature_version"])
+        monkeypatch.setattr(training_data, "FEATURE_VERSION", json.loads(arrays["header"].tobytes())["feature_version"])
         features, seconds = arrays["features0"], arrays["seconds0"]
-    (batch,) = lessons.lessons_from_bytes((FILES / "lessons.npz").read_bytes())
+    (batch,) = training_data.batches_from_bytes((FILES / "lessons.npz").read_bytes())
     assert batch.task_key == "task"
     np.testing.assert_array_equal(batch.features, features)
     np.testing.assert_array_equal(batch.seconds, seconds)

@@ -5,15 +5,15 @@ import pytest
 
 from retune.compiler.measure.worker_process import WorkerLostError, WorkerProcess
 from retune.compiler.runtime.artifact import KernelArtifact
-from tests import ir_kernels
-from tests.property.checks import _run
+from tests.support import ir_kernels
+from tests.support.property.checks import _run
 
 IN_A_GAP, A_PAGE = 100, 1024
 """Elements of an array that ends before its fence, because of its alignment, and of one that fills a page."""
 
 
 def runs(behaviour: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a kernel of `tests.ir_kernels` computes close to the upper fence, and close to the lower one."""
+    """What a kernel of `tests.support.ir_kernels` computes close to the upper fence, and close to the lower one."""
     dag = ir_kernels.task(elements).dag
     values = {dag.inputs[0]: np.linspace(-1, 1, elements, dtype=np.float32)}
     artifact: KernelArtifact = ir_kernels.artifact(behaviour, elements=elements)
@@ -34,7 +34,7 @@ def test_a_write_into_a_gap_is_damage(behaviour: str) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["reads past the end", "unfinished", "nothing"])
-def test_a_result_that_nobody_computed_differs_between_the_runs(behaviour: str) -> None:
+def test_uninitialised_result_differs_between_fillers(behaviour: str) -> None:
     first, second = runs(behaviour, IN_A_GAP)
     assert first.tobytes() != second.tobytes()
 
@@ -53,7 +53,7 @@ def test_a_result_that_nobody_computed_differs_between_the_runs(behaviour: str) 
 )
 def test_an_access_beyond_a_fence_ends_the_process(behaviour: str, elements: int) -> None:
     with WorkerProcess() as worker, pytest.raises((WorkerLostError, AssertionError)) as lost:
-        worker.call(f"{__name__}:runs", behaviour, elements, timeout_s=30)
+        worker.call(f"{__name__}:runs", behaviour, elements, timeout_s=120)
     if isinstance(lost.value, WorkerLostError):
         assert lost.value.signal_name == "SIGSEGV"
     else:  # a write near the upper fence is found in the lower gap, before the second run meets the lower fence

@@ -34,9 +34,8 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Observation, SketchPolicy
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
-from tests.property.checks import HARDWARE
-from tests.property.test_schedules import check
-from tests.property.wild import wild_steps
+from tests.support.property.checks import HARDWARE, check
+from tests.support.property.wild import wild_steps
 
 
 def largest_of_rows(n: int, m: int, dtype: str = "float32", index: str = "int32") -> ComputeDAG:

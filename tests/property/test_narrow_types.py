@@ -19,9 +19,10 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Axis, Tensor
-from tests.property.checks import checked, explained
-from tests.property.programs import random_steps
-from tests.property.wild import wild_steps
+from tests.support.property.checks import checked, explained
+from tests.support.property.programs import random_steps
+from tests.support.property.wild import wild_steps
+from tests.support.tiers import long_except
 
 PLAIN = Target("llvm -mcpu=x86-64-v3")
 FACTORS = (
@@ -146,7 +147,7 @@ def one(seed: int) -> frozenset[str]:
     return facts
 
 
-@pytest.mark.parametrize("batch", range(6))
+@pytest.mark.parametrize("batch", long_except([0], range(6)))
 def test_narrow_products_compute_the_definition(batch: int) -> None:
     facts = [one(seed) for seed in range(20 * batch, 20 * batch + 20)]
     assert any("dot products" in fact for fact in facts) == bool(dot_instructions(Target.host()))

@@ -16,12 +16,12 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
-from tests.property.checks import Verdict, explained
-from tests.property.computations import random_computation
-from tests.property.draws import Drawn
-from tests.property.graphs import random_graph
-from tests.property.programs import random_program, random_steps
-from tests.property.wild import wild_steps
+from tests.support.property.checks import Verdict, explained
+from tests.support.property.computations import random_computation
+from tests.support.property.draws import Drawn
+from tests.support.property.graphs import random_graph
+from tests.support.property.programs import random_program, random_steps
+from tests.support.property.wild import wild_steps
 
 SHARDS = 8
 DRAWS = 3
@@ -86,7 +86,7 @@ def judged(worker: WorkerProcess, program: Program) -> Verdict:
     """The verdict on a program; one whose process ends has failed."""
     try:
         verdict: Verdict = worker.call(
-            "tests.property.checks:judge",
+            "tests.support.property.checks:judge",
             program.dag,
             program.steps,
             program.tolerances,
@@ -99,37 +99,49 @@ def judged(worker: WorkerProcess, program: Program) -> Verdict:
     return verdict
 
 
+def test_a_hundred_draws_of_random_programs_compute_their_definition(worker: WorkerProcess, property_seed: int) -> None:
+    met: set[str] = set()
+    _drawn(lambda program: _hold(worker, program, property_seed, met, Counter()), property_seed, 100)
+    assert len(met) >= 20
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_programs_compute_their_definition(shard: int, worker: WorkerProcess, property_seed: int) -> None:
     met: set[str] = set()
     facts: Counter[str] = Counter()
 
     def holds(program: Program) -> None:
-        assert load_steps(dump_steps(program.steps)) == program.steps
-        name = f"{program.dag}{dump_steps(program.steps)}"
-        if name in met:
-            return
-        verdict = judged(worker, program)
-        assert verdict.failure == "", f"--property-seed {property_seed}: {verdict.failure}"
-        met.add(name)
-        if not verdict.refusal:
-            facts.update(["right", *verdict.facts])
+        _hold(worker, program, property_seed, met, facts)
 
     rare: dict[str, int] = {}
     for draw in range(DRAWS):
-        _drawn(holds, (property_seed * SHARDS + shard) * DRAWS + draw)
+        _drawn(holds, (property_seed * SHARDS + shard) * DRAWS + draw, DRAWN)
         rare = {name: facts[name] for name, least in LEAST.items() if facts[name] < least}
         if not rare:
             break
     assert not rare, f"too few of {rare} among {len(met)} programs"
 
 
-def _drawn(holds: Callable[[Program], None], number: int) -> None:
-    """Look at programs that are drawn with a seed."""
+def _hold(worker: WorkerProcess, program: Program, seed_option: int, met: set[str], facts: Counter[str]) -> None:
+    """Check one program that was not met before, and count what it is like where it is not refused."""
+    assert load_steps(dump_steps(program.steps)) == program.steps
+    name = f"{program.dag}{dump_steps(program.steps)}"
+    if name in met:
+        return
+    verdict = judged(worker, program)
+    assert verdict.failure == "", f"--property-seed {seed_option}: {verdict.failure}"
+    met.add(name)
+    if not verdict.refusal:
+        facts.update(["right", *verdict.facts])
+
+
+def _drawn(holds: Callable[[Program], None], number: int, count: int) -> None:
+    """Look at `count` programs that are drawn with a seed."""
 
     @seed(number)
     @settings(
-        max_examples=DRAWN,
+        max_examples=count,
         deadline=None,
         database=None,
         phases=(Phase.generate, Phase.shrink),

@@ -1,4 +1,4 @@
-"""Reductions of one's own go through every transform step and compute what their definition says."""
+"""Custom reductions go through every transform step and compute what their definition says."""
 
 import contextlib
 import pickle
@@ -26,8 +26,8 @@ from retune.compiler.schedule.steps import (
     StorageAlign,
 )
 from retune.compiler.te.evaluate import evaluate
-from tests.property.test_schedules import check
-from tests.property.wild import wild_steps
+from tests.support.property.checks import check
+from tests.support.property.wild import wild_steps
 
 JOINS: dict[str, tuple[Callable[[Expr, Expr], Expr], float]] = {
     "growth": (lambda x, y: x + (y + x * y), 0.0),
@@ -73,19 +73,19 @@ SCHEDULES: dict[str, tuple[Step, ...]] = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", JOINS)
-def test_a_reduction_of_ones_own(name: str, schedule: str) -> None:
+def test_custom_reducers_compute_the_definition_under_chosen_schedules(name: str, schedule: str) -> None:
     check(rows(name), SCHEDULES[schedule], np.random.default_rng(0), threads=2)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_wild_schedules(seed: int) -> None:
+def test_random_schedules_of_custom_reducers_compute_the_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     dag = rows(list(JOINS)[seed % len(JOINS)], *(int(rng.integers(1, 14)) for _ in range(3)))
     with contextlib.suppress(LoweringError):  # a fusion of loops of both kinds, say: refused, never miscompiled
         check(dag, wild_steps(dag, rng), rng, threads=1 + seed % 2)
 
 
-def test_the_oracle() -> None:
+def test_evaluate_applies_a_custom_reducer() -> None:
     x = te.placeholder((3, 4), name="x")
     i, k = te.reduce_axis(3, "i"), te.reduce_axis(4, "k")
     growth = te.comm_reducer(*JOINS["growth"])
@@ -110,7 +110,7 @@ def test_the_identity_may_depend_on_the_type() -> None:
     )
 
 
-def test_mistakes() -> None:
+def test_reducer_rejects_wrong_types_and_axes() -> None:
     x = te.placeholder((5,), name="x")
     with pytest.raises(DefinitionError, match="joining two values of float32 gives bool"):
         te.comm_reducer(lambda a, b: a < b, 0)(x[te.reduce_axis(5, "k")], te.reduce_axis(5, "k"))

@@ -24,7 +24,7 @@ from retune.compiler.schedule.steps import (
     Step,
     StorageAlign,
 )
-from tests.property.test_schedules import check
+from tests.support.property.checks import check
 
 
 def total() -> ComputeDAG:

@@ -11,25 +11,10 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Split, Step, dump_steps, load_steps
-from tests.property.checks import checked, explained
-from tests.property.computations import random_computation
-from tests.property.programs import inputs_of, random_program
-from tests.property.wild import wild_steps
-
-
-def check(dag: ComputeDAG, steps: tuple[Step, ...], rng: np.random.Generator, threads: int) -> None:
-    """Build, run in fenced buffers and compare.
-
-    Raises: AssertionError when the program is wrong, LoweringError when it is refused.
-    """
-    try:
-        checked(dag, steps, inputs_of(dag, rng), threads)
-    except LoweringError as error:
-        if ", after " in str(error):  # what the verifier found is a defect, not a refusal
-            pytest.fail(f"{error}\n{dag}\n{dump_steps(steps)}")
-        raise
-    except AssertionError as error:
-        pytest.fail(f"{error}\n{explained(dag, steps)}")
+from tests.support.property.checks import check
+from tests.support.property.computations import random_computation
+from tests.support.property.programs import random_program
+from tests.support.property.wild import wild_steps
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -7,7 +7,7 @@ import pytest
 from retune.compiler import config
 
 
-def test_the_state_folder_is_beside_the_user_unless_said_otherwise(
+def test_state_folder_defaults_to_dot_retune_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -100,7 +100,7 @@ def test_the_container_of_a_worker_installs_what_it_copies(tmp_path: Path) -> No
     code = "import retune.flows.cli; print(retune.flows.cli.__file__)"
     environment = config.child_environment({"PYTHONPATH": str(tmp_path)})
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path))
 

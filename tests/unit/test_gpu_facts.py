@@ -26,7 +26,9 @@ from retune.compiler.gpu_facts import facts_of, lanes_of, runs_code
         ("sm_90", 224, 88, 0, 2),  # of 23 that fit, 20 are in fours
     ],
 )
-def test_resident_blocks(arch: str, threads: int, registers: int, shared: int, blocks: int) -> None:
+def test_resident_blocks_follow_from_registers_and_shared_memory(
+    arch: str, threads: int, registers: int, shared: int, blocks: int
+) -> None:
     assert int(facts_of(arch).resident(threads, registers, shared)) == blocks
 
 

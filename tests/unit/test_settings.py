@@ -1,10 +1,12 @@
 """Settings come from defaults, a file, the environment and flags; the later wins, and mistakes are named."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from retune.compiler.errors import OptionError
+from retune.compiler.options import about, tune_options
 from retune.compiler.settings import Settings, Value, resolve, unknown_variables
 
 
@@ -115,3 +117,12 @@ def test_yes_and_no(text: str, value: bool, tmp_path: Path) -> None:
 def test_variables_that_set_nothing_are_found() -> None:
     environment = {"RETUNE_TRAILS": "3", "RETUNE_SEED": "3", "RETUNE_ROOT": "/", "RETUNE_SESSION": "x", "PATH": "/bin"}
     assert unknown_variables(environment) == {"RETUNE_TRAILS": "RETUNE_TRIALS"}
+
+
+def test_settings_are_listed_as_the_options_of_a_run_are_then_the_others(tmp_path: Path) -> None:
+    names = [one.name for one in resolve({}, tmp_path)[1]]
+    options = [about(one).setting or one.name for one in tune_options()]
+    assert names[: len(options)] == options
+    assert names[0] == "trials"
+    assert names[len(options)] == "home"
+    assert set(names) == {about(one).setting or one.name for one in fields(Settings)}

@@ -74,5 +74,5 @@ def test_hardware_parameters_have_the_order_of_records() -> None:
     assert hardware.to_row() == row
     assert HardwareParams(4).to_row() == [4, 64, 64, 0, 0, 0, 0, 0]
     for wrong in ([1, 2], [1.0] * 8, [True] * 8):
-        with pytest.raises(TargetError, match="8 whole numbers"):
+        with pytest.raises(TargetError, match="8 integers"):
             HardwareParams.from_row(wrong)  # type: ignore[arg-type]

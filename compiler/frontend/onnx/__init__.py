@@ -1,1 +1,1 @@
-"""In: an ONNX model. Out: a `Graph` in our own operators. Always: all that cannot be converted is reported at once."""
+"""ONNX importer: converts a model into a `Graph` of Retune operators and reports every unsupported node at once."""

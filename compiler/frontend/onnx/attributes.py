@@ -10,8 +10,9 @@ from onnx import numpy_helper
 from retune.compiler.errors import UnknownValueError, UnsupportedOperatorError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Value
+from retune.compiler.ir.dims import whole
 
-MOST_TURNS = 10_000
+MOST_ITERATIONS = 10_000
 """A graph of more copies of a body takes seconds to make, and nobody could compile it."""
 
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
@@ -123,7 +124,7 @@ class OnnxNode:
 
     def int_list(self, builder: GraphBuilder, index: int, what: str) -> tuple[int, ...]:
         """A constant operand as a tuple of ints."""
-        return tuple(int(item) for item in self.array(builder, index, what).ravel())
+        return tuple(whole(item) for item in self.array(builder, index, what).flat)
 
     def axes(self, builder: GraphBuilder, index: int, since: int) -> tuple[int, ...] | None:
         """Axes that are an attribute before opset `since` and operand `index` from then on; None when left out.
@@ -140,10 +141,10 @@ class OnnxNode:
             raise self.unsupported(f"axis {axis} is outside a tensor of rank {rank}")
         return axis % rank if rank else 0
 
-    def check_turns(self, turns: int) -> None:
+    def check_iterations(self, iterations: int) -> None:
         """Refuse to unroll so many iterations."""
-        if turns > MOST_TURNS:
-            raise self.unsupported(f"runs for more than {MOST_TURNS:,} iterations")
+        if iterations > MOST_ITERATIONS:
+            raise self.unsupported(f"runs for more than {MOST_ITERATIONS:,} iterations")
 
     def unsupported(self, why: str) -> UnsupportedOperatorError:
         """The error of this node; the importer gathers them."""

@@ -34,22 +34,25 @@ def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    turns = None
+    iterations = None
     if node.has_input(0):
-        turns = int(node.array(builder, 0, "the number of turns").item())
+        iterations = int(node.array(builder, 0, "the number of iterations").item())
     going = not node.has_input(1) or bool(node.array(builder, 1, "whether the loop begins").item())
     carried = list(node.inputs[2:])
     collected: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
-    turn = 0
-    while going and (turns is None or turn < turns):
-        node.check_turns(turn + 1)
-        number, always = builder.constant(np.asarray(turn, "int64"), "turn"), builder.constant(np.asarray(True), "on")
+    iteration = 0
+    while going and (iterations is None or iteration < iterations):
+        node.check_iterations(iteration + 1)
+        number, always = (
+            builder.constant(np.asarray(iteration, "int64"), "turn"),
+            builder.constant(np.asarray(True), "on"),
+        )
         condition, *results = node.body("body", (number, always, *carried))
         carried, rows = results[: len(carried)], results[len(carried) :]
         for column, row in zip(collected, rows, strict=True):
             column.append(row)
         going = bool(node.known(builder, condition, "whether the loop goes on").item())
-        turn += 1
+        iteration += 1
     first = 1 + len(carried)
     return [*carried, *(_stacked(builder, node, rows, 0, first + place) for place, rows in enumerate(collected))]
 
@@ -57,12 +60,14 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int, output: int) -> str:
     """The values, which turns gave for one output of the body, side by side along a new axis.
 
-    Without a turn there are none, of the dimensions that the body tells, 0 for those that are not numbers.
+    Without an iteration there are none, of the dimensions that the body tells, 0 for those that are not numbers.
     """
     if not rows:
         row = param_of(node.attributes["body"].output[output])
         if row.dtype is None:
-            raise node.unsupported("collects the results of turns, but makes none, and nothing says their elements")
+            raise node.unsupported(
+                "collects the results of iterations, but makes none, and nothing says their elements"
+            )
         extents = [extent if isinstance(extent, int) else 0 for extent in row.dims or ()]
         extents.insert(node.axis(axis, len(extents) + 1), 0)
         return builder.constant(np.zeros(extents, row.dtype), "no_rows")
@@ -84,15 +89,15 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     lengths = {builder.value(name).shape[axis] for name, axis in zip(sequences, axes, strict=True)}
     if len(lengths) != 1:
         raise node.unsupported(f"its sequences have different lengths: {sorted(lengths)}")
-    turns = lengths.pop()
-    node.check_turns(turns)
+    iterations = lengths.pop()
+    node.check_iterations(iterations)
     body = node.attributes.get("body")
-    if isinstance(body, onnx.GraphProto) and turns * sum(1 for _ in all_nodes(body)) > MOST_NODES:
+    if isinstance(body, onnx.GraphProto) and iterations * sum(1 for _ in all_nodes(body)) > MOST_NODES:
         raise node.unsupported(f"more than {MOST_NODES:,} nodes once loops are unrolled")
     collected: list[list[str]] = [[] for _ in node.outputs[len(state) :]]
-    for turn in range(turns):
+    for iteration in range(iterations):
         rows = [
-            _row(builder, name, axis, turns - 1 - turn if back else turn)
+            _row(builder, name, axis, iterations - 1 - iteration if back else iteration)
             for name, axis, back in zip(sequences, axes, backwards, strict=True)
         ]
         results = node.body("body", (*state, *rows))

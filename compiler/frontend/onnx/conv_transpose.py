@@ -1,7 +1,7 @@
-"""In: an ONNX transposed convolution. Out: our operators. Always: of one to three dimensions.
+"""Converter of ONNX ConvTranspose in one to three dimensions.
 
-The usual one of images is an operator of its own; any other is the convolution of the input, with zeros between its
-elements, with the turned weight.
+The common two-dimensional case maps to the operator `conv_transpose2d`. Any other is written as a convolution with the
+spatially flipped weight over the zero-stuffed input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _cut_off(
     node: OnnxNode, extents: Sequence[int], strides: Sequence[int], reach: Sequence[int], extra: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """How much of the full result is cut off in front and behind."""
+    """How much of the full result is cut off before and after."""
     rank = len(extents)
     auto, wanted = node.text("auto_pad", "NOTSET"), node.ints("output_shape")
     if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):

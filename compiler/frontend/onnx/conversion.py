@@ -9,13 +9,13 @@ from itertools import chain
 import onnx
 from onnx import numpy_helper
 
-from retune.compiler.errors import DefinitionError, UnknownValueError, UnsupportedOperatorError
+from retune.compiler.errors import DefinitionError, ModelError, UnknownValueError, UnsupportedOperatorError
 from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
 from retune.compiler.frontend.onnx.elementwise import Converter
 from retune.compiler.frontend.onnx.model_file import MOST_NODES, is_standard
 from retune.compiler.graph.builder import GraphBuilder
 
-_MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError)
+_MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
 """What a converter may meet in a node that ONNX's checker let pass: attributes of another length, sizes without end."""
 
 
@@ -43,13 +43,16 @@ class Conversion:
     def convert(self, graph: onnx.GraphProto, known: Mapping[str, str]) -> dict[str, str]:
         """Convert all nodes of `graph`, which may read the values `known` (its names to ours).
 
-        The result maps every name that is now known; those behind a node that failed are not.
+        The result maps every name that is now known; those after a node that failed are not.
+        Raises: ModelError when there is too little memory.
         """
         names = {"": "", **known}
         lost = self._lost
         for tensor in graph.initializer:
             try:
                 names[tensor.name] = self._builder.constant(numpy_helper.to_array(tensor), tensor.name)
+            except MemoryError as error:
+                raise ModelError(f"the constant {tensor.name!r} does not fit into the free memory") from error
             except _MISFITS as error:
                 self.problems.append(f"the constant {tensor.name!r} cannot be read: {error}")
                 lost.add(tensor.name)
@@ -63,6 +66,8 @@ class Conversion:
             except UnsupportedOperatorError as error:
                 self._note(error)
                 lost.update(proto.output)
+            except MemoryError as error:
+                raise ModelError(f"{missing_operator(proto)} does not fit into the free memory") from error
             except _MISFITS as error:
                 why = str(error) or type(error).__name__
                 self.problems.append(f"{missing_operator(proto)}: its operands do not fit: {why}")

@@ -1,6 +1,7 @@
-"""In: an ONNX node whose result has as many elements as the data says. Out: a constant.
+"""Converters of ONNX operators whose output size depends on data: NonMaxSuppression, NonZero and Unique.
 
-Always: the data is known when the network is compiled; else the message names the inputs that would have to be fixed.
+The result is a constant, so the data must be known when the network is compiled. If it is not, the error names the
+inputs to fix.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""In: an ONNX node, and on which values its operands depend. Out: which values must be known to import it.
+"""Dependence analysis of ONNX nodes: which values must be known to import a node statically.
 
-Always: the shape of a value is known where the value is, so what is computed from shapes depends on no value.
+A value's shape is known wherever the value is known, so a result computed from shapes alone depends on no value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +63,11 @@ CONTROL_FLOW = ("If", "Loop", "Scan")
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What a node depends on: values that decide on its course, values that decide on shapes, values of its results."""
+    """What importing a node depends on, as sets of value names.
+
+    `decides` are the values that control flow depends on, `needs` those that shapes depend on, and `results` those that
+    each result is computed from, one set per output.
+    """
 
     decides: Names
     needs: Names
@@ -153,8 +157,8 @@ def _of_condition(node: onnx.NodeProto, roots: Roots) -> Dependence:
 
 def _of_loop(node: onnx.NodeProto, roots: Roots) -> Dependence:
     ends = _union(roots(name) for name in node.input[:2] if name)
-    turn, condition, *names = (entry.name for entry in body(node, "body").input)
-    fixed = {turn: NOTHING, condition: NOTHING}
+    iteration, condition, *names = (entry.name for entry in body(node, "body").input)
+    fixed = {iteration: NOTHING, condition: NOTHING}
     seen = _settled(body(node, "body"), roots, fixed, names, [roots(name) for name in node.input[2:]], skip=1)
     return Dependence(ends | seen.decides | seen.results[0], seen.needs, seen.results[1:])
 
@@ -169,7 +173,9 @@ def _of_scan(node: onnx.NodeProto, roots: Roots) -> Dependence:
 def _settled(
     graph: onnx.GraphProto, roots: Roots, fixed: Mapping[str, Names], names: list[str], start: list[Names], skip: int
 ) -> Dependence:
-    """What a body depends on when its results, but for the first `skip`, are the operands `names` of the next turn."""
+    """What a body depends on when its results, but for the first `skip`, are the operands `names` of the next
+    iteration.
+    """
     carried = start
     while True:
         seen = _of_graph(graph, roots, {**fixed, **dict(zip(names, carried, strict=False))})

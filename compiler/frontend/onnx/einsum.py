@@ -1,6 +1,7 @@
-"""In: an ONNX Einsum. Out: our operators. Always: operands are joined from left to right by batched matrix products.
+"""Converter of ONNX Einsum: contracts the operands from left to right by batched matrix products.
 
-Each operand first loses repeated labels (their diagonal is taken) and labels that nothing else has (they are summed).
+Each operand is first reduced: a repeated label takes the diagonal, and a label that no other operand or the result has
+is summed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""In: an element-wise ONNX node. Out: our operators. Always: a converter returns one value for each output it makes."""
+"""Converters of element-wise ONNX operators. A converter returns one value for each output of its node."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -22,7 +22,7 @@ DTYPES = (
 
 
 class Formula:
-    """Writes arithmetic on values of one dtype: numbers become scalar constants."""
+    """Writes arithmetic on values of one dtype; Python numbers become scalar constants."""
 
     def __init__(self, builder: GraphBuilder, node: OnnxNode, dtype: str) -> None:
         self._builder = builder

@@ -167,7 +167,7 @@ def dtype_of(entry: onnx.ValueInfoProto) -> str:
 def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor) -> list[int]:
     """The caller's shape of an input, which must agree with what the model says of it."""
     if not isinstance(given, Sequence) or any(not isinstance(one, int | np.integer) or one < 0 for one in given):
-        raise ModelFormatError(f"the shape of input {name!r} must be whole numbers such as (1, 3, 32), not {given!r}")
+        raise ModelFormatError(f"the shape of input {name!r} must be integers such as (1, 3, 32), not {given!r}")
     extents = [int(extent) for extent in given]
     if not tensor.HasField("shape"):
         return extents
@@ -182,16 +182,15 @@ def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor)
 
 def check_operators(model: onnx.ModelProto) -> None:
     """Find the nodes that no converter takes, without converting anything."""
-    missing = [
-        node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))
-    ]
+    missing = [node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))]
     if missing:
         foreign = sorted({node.domain for node in missing if not is_standard(node.domain)})
         unknown = dict.fromkeys(node.op_type for node in missing)
         near = [name for one in unknown for name in get_close_matches(one, CONVERTERS, 1) if name != one]
         hints = [f"only ONNX's own operators are known, not those of {', '.join(foreign)}"] if foreign else []
         hints += [f"nearest supported operators: {', '.join(dict.fromkeys(near[:_MOST_NAMED]))}"] if near else []
-        _refuse(model, list(map(missing_operator, missing)), hints=(*hints, "docs/onnx.md lists them all"))
+        hints.append("docs/reference/onnx.md lists them all")
+        _refuse(model, list(map(missing_operator, missing)), hints=hints)
 
 
 def _refuse(

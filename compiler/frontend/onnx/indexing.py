@@ -1,31 +1,61 @@
-"""In: an ONNX node that follows or finds indices. Out: our operators.
+"""Converters of ONNX operators that use or compute indices: gather, scatter, top-k, cumulative sums and others.
 
-Always: indices may be constants or computed; those that are constants and form a pattern become slices.
+Indices are constants or computed values. Constant indices that are evenly spaced become slices.
 """
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from retune.compiler.errors import DefinitionError
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.ir.dims import Dim, integers, whole
 
 
 def taken(builder: GraphBuilder, x: str, axis: int, places: Sequence[int], name: str = "") -> str:
     """The elements of `x` at constant, non-negative places along an axis: a slice where they are evenly spaced."""
     shape = builder.value(x).shape
     places = list(places)
-    if places == list(range(shape[axis])):
+    if len(places) == shape[axis] and places == list(range(len(places))):
         return x
     step = places[1] - places[0] if len(places) > 1 else 1
-    if places and step > 0 and places == list(range(places[0], places[-1] + 1, step)):
+    if places and step > 0 and places == [places[0] + step * number for number in range(len(places))]:
         starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
         starts[axis], stops[axis], steps[axis] = places[0], places[-1] + 1, step
         attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
         return builder.emit("slice", [x], attrs, name=name)
-    indices = builder.constant(np.asarray(places, "int64"), "places")
+    indices = builder.constant(integers(places), "places")
     return builder.emit("gather", [x, indices], {"axis": axis}, name=name)
+
+
+def sliced(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: int, name: str = "") -> str:
+    """The elements of `x[start:stop:step]` along an axis, by Python's rules, of numbers or symbolic dimensions."""
+    shape = builder.value(x).shape
+    extent = shape[axis]
+    if not any(isinstance(number, Dim) for number in (extent, start, stop, step)):
+        return taken(builder, x, axis, range(extent)[start:stop:step], name)
+    if isinstance(step, Dim) or step <= 0:
+        raise DefinitionError(f"a slice of {extent} elements by {step}")
+    first, last = (_clamped(number, extent) for number in (start, stop))
+    if first >= last:
+        return taken(builder, x, axis, (), name)
+    if first == 0 and last == extent and step == 1:
+        return x
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    if step > 1:
+        step = step if last - first > step else 1
+        last = first + (last - first - 1) // step * step + 1 if step > 1 else first + 1
+    starts[axis], stops[axis], steps[axis] = first, last, step
+    attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
+    return builder.emit("slice", [x], attrs, name=name)
+
+
+def _clamped(number: int, extent: int) -> int:
+    """A bound of a slice, counted from the front and within the extent."""
+    number = number + extent if number < 0 else number
+    if number <= 0:
+        return 0
+    return extent if number >= extent else number
 
 
 def _gather(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -33,12 +63,14 @@ def _gather(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shape = builder.value(x).shape
     axis = node.axis(node.integer("axis", 0), len(shape))
     indices = node.operand(builder, 1)
-    known = builder.array(indices.name)
-    if known is None or builder.array(x) is not None:
+    known = None if builder.is_constant(x) else builder.array(indices.name)
+    if known is None:
         return [write("gather", x, indices.name, axis=axis)]
     if known.size and not -shape[axis] <= known.min() <= known.max() < shape[axis]:
         raise node.unsupported(f"an index is outside of axis {axis}, which has {shape[axis]} elements")
-    result = taken(builder, x, axis, [int(place) % shape[axis] for place in known.ravel()], node.name)
+    result = taken(
+        builder, x, axis, [whole(place) + (shape[axis] if place < 0 else 0) for place in known.flat], node.name
+    )
     full = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
     return [write("reshape", result, shape=full) if full != builder.value(result).shape else result]
 
@@ -72,7 +104,8 @@ def _arg(op: str) -> Converter:
         axis, keepdims = node.axis(node.integer("axis", 0), len(shape)), bool(node.integer("keepdims", 1))
         if not node.integer("select_last_index", 0):
             return [write(op, x, axis=axis, keepdims=keepdims)]
-        turned = taken(builder, x, axis, list(reversed(range(shape[axis]))))
+        backwards = builder.arange(shape[axis], start=shape[axis] - 1, step=-1)
+        turned = builder.emit("gather", [x, backwards], {"axis": axis})
         place = write(op, turned, axis=axis, keepdims=keepdims)
         last = builder.scalar(shape[axis] - 1, "int64")
         return [write("sub", last, place)]
@@ -88,14 +121,14 @@ def _hardmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     axis = node.axis(node.integer("axis", -1), len(shape))
     column = [1] * len(shape)
     column[axis] = shape[axis]
-    places = builder.constant(np.arange(shape[axis]).reshape(column), "places")
+    places = builder.arange(shape[axis], column)
     hit = write("equal", write("arg_max", x, axis=axis, keepdims=True), places)
     return [write("cast", hit, dtype=builder.value(x).dtype)]
 
 
 def _one_hot(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, indices = formula_of(builder, node)
-    depth = int(node.array(builder, 1, "the depth").item())
+    depth = whole(node.array(builder, 1, "the depth").item())
     values = node.operand(builder, 2)
     shape = builder.value(indices).shape
     axis = node.axis(node.integer("axis", -1), len(shape) + 1)
@@ -104,9 +137,8 @@ def _one_hot(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         wide = write("cast", write("floor", indices), dtype="int64")
     where = write("reshape", wide, shape=(*shape[:axis], 1, *shape[axis:]))
     column = (depth, *(1 for _ in shape[axis:]))
-    places = np.arange(depth).reshape(column)
-    exact = write("equal", where, builder.constant(places, "places"))
-    from_end = write("equal", where, builder.constant(places - depth, "places"))
+    exact = write("equal", where, builder.arange(depth, column))
+    from_end = write("equal", where, builder.arange(depth, column, start=-depth))
     pair = [builder.emit("reshape", [taken(builder, values.name, 0, [i])], {"shape": ()}) for i in (0, 1)]
     return [write("where", write("bit_or", exact, from_end), pair[1], pair[0])]
 
@@ -116,18 +148,18 @@ def _trilu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shape = builder.value(x).shape
     if len(shape) < 2:
         raise node.unsupported("needs a matrix")
-    k = int(node.array(builder, 1, "the diagonal").item()) if node.has_input(1) else 0
-    whole = np.ones(shape[-2:], bool)
-    kept = np.triu(whole, k) if node.integer("upper", 1) else np.tril(whole, k)
-    dtype = builder.value(x).dtype
-    return [write("where", builder.constant(kept, "kept"), x, builder.scalar(0, dtype))]
+    k = whole(node.array(builder, 1, "the diagonal").item()) if node.has_input(1) else 0
+    rows, columns = builder.arange(shape[-2], (shape[-2], 1), start=k), builder.arange(shape[-1])
+    order = (rows, columns) if node.integer("upper", 1) else (columns, rows)
+    kept = builder.emit("less_equal", order, output="kept")
+    return [write("where", kept, x, builder.scalar(0, builder.value(x).dtype))]
 
 
-def _scan_matrix(extent: int, exclusive: bool, reverse: bool) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+def _scan_matrix(builder: GraphBuilder, extent: int, exclusive: bool, reverse: bool) -> str:
     """Which element (row) takes part in which running total (column)."""
-    rows, columns = np.ogrid[:extent, :extent]
-    earlier = rows > columns if reverse else rows < columns
-    return np.asarray(earlier if exclusive else earlier | (rows == columns))
+    rows, columns = builder.arange(extent, (extent, 1)), builder.arange(extent)
+    order = (columns, rows) if reverse else (rows, columns)
+    return builder.emit("less" if exclusive else "less_equal", order, output="counted")
 
 
 def _cumulative(op: str, neutral: int) -> Converter:
@@ -136,12 +168,14 @@ def _cumulative(op: str, neutral: int) -> Converter:
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write, x = formula_of(builder, node)
         value = builder.value(x)
-        axis = node.axis(int(node.array(builder, 1, "the axis").item()), len(value.shape))
+        axis = node.axis(whole(node.array(builder, 1, "the axis").item()), len(value.shape))
         extent = value.shape[axis]
-        counted = _scan_matrix(extent, bool(node.integer("exclusive", 0)), bool(node.integer("reverse", 0)))
+        exclusive, reverse = (bool(node.integer(key, 0)) for key in ("exclusive", "reverse"))
+        counted = _scan_matrix(builder, extent, exclusive, reverse)
         column = (extent, extent, *(1 for _ in value.shape[axis + 1 :]))
         spread = write("reshape", x, shape=(*value.shape[: axis + 1], 1, *value.shape[axis + 1 :]))
-        terms = write("where", builder.constant(counted.reshape(column), "counted"), spread, neutral_of(value.dtype))
+        spread_counts = builder.emit("reshape", [counted], {"shape": column})
+        terms = write("where", spread_counts, spread, neutral_of(value.dtype))
         return [write(op, terms, axes=(axis,), keepdims=False)]
 
     def neutral_of(dtype: str) -> float:
@@ -153,7 +187,7 @@ def _cumulative(op: str, neutral: int) -> Converter:
 def _top_k(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     axis = node.axis(node.integer("axis", -1), len(builder.value(x).shape))
-    k = int(node.array(builder, 1, "k").item())
+    k = whole(node.array(builder, 1, "k").item())
     places = write("top_k", x, axis=axis, k=k, largest=bool(node.integer("largest", 1)))
     return [write("gather_elements", x, places, axis=axis), places]
 
@@ -165,7 +199,7 @@ def _reverse_sequence(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     lengths = node.operand(builder, 1)
     line, row = [1] * len(shape), [1] * len(shape)
     line[time], row[batch] = shape[time], shape[batch]
-    places = builder.constant(np.arange(shape[time]).reshape(line), "places")
+    places = builder.arange(shape[time], line)
     ends = builder.emit("reshape", [lengths.name], {"shape": tuple(row)})
     turned = builder.emit("sub", [builder.emit("sub", [ends, places]), builder.scalar(1, "int64")])
     chosen = builder.emit("where", [builder.emit("less", [places, ends]), turned, places])
@@ -181,7 +215,7 @@ def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if mode not in ("linear", "circular"):
         raise node.unsupported(f"mode {mode!r} is neither linear nor circular")
     column = (1,) * axis + (shape[axis],) + (1,) * (len(shape) - axis - 1)
-    places = builder.constant(np.arange(shape[axis]).reshape(column), "places")
+    places = builder.arange(shape[axis], column)
     steps = places
     if node.has_input(2):
         start = builder.emit("cast", [node.inputs[2]], {"dtype": "int64"})

@@ -1,4 +1,4 @@
-"""In: an ONNX node that compares, chooses or works on bits. Out: our operators. Always: conditions are bool."""
+"""Converters of ONNX comparisons, selections and bitwise operators. Conditions have dtype bool."""
 
 from collections.abc import Mapping, Sequence
 from math import inf

@@ -56,7 +56,7 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
 
 
 def _check_fixed(entry: onnx.ValueInfoProto, array: Array) -> None:
-    """See that an array can take the place of an input."""
+    """Check that an array can take the place of an input."""
     tensor = entry.type.tensor_type
     wanted = [dimension.dim_value or dimension.dim_param or "?" for dimension in tensor.shape.dim]
     kind = tensor.elem_type

@@ -19,9 +19,9 @@ OLDEST_OPSET = 11
 _LARGE_BYTES = 1 << 16
 _DOMAINS = ("", "ai.onnx")
 _TEXT_FORMS = (".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".pbtxt", ".prototxt", ".textproto")
-"""Endings by which `onnx.save` writes a text form."""
+"""Endings by which `onnx.save` writes a string form."""
 _TEXT = re.compile(rb'\s*(ir_version:|<\s*ir_version:|\{\s*"ir_?[vV]ersion")')
-"""How a text form begins."""
+"""How a string form begins."""
 _REMARKS = ("doc_string", "metadata_props", "producer_name", "producer_version")
 MOST_NODES = 200_000
 """Of a model whose functions are inlined and whose loops are unrolled: nobody could compile more."""
@@ -39,7 +39,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     try:
         if isinstance(source, bytes):
             model = onnx.load_model_from_string(source)
-        else:  # of other endings onnx would choose a text form, whose parser fails with errors of any kind
+        else:  # of other endings onnx would choose a string form, whose parser fails with errors of any kind
             model = onnx.load_model(label, "protobuf", load_external_data=False)
         _check_names(model)
         if not isinstance(source, bytes):
@@ -61,7 +61,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _advice(source: str | Path | bytes) -> str:
-    """How to convert what is not binary, where its ending or its beginning is that of a text form."""
+    """How to convert what is not binary, where its ending or its beginning is that of a string form."""
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     if not _TEXT.match(data) and (isinstance(source, bytes) or not str(source).endswith(_TEXT_FORMS)):
         return ""

@@ -1,4 +1,4 @@
-"""In: an ONNX convolution, product or batch-norm node. Out: our operators. Always: activations stay NCHW here."""
+"""Converters of ONNX convolutions, matrix products, batch normalization and determinants; activations stay NCHW."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,10 +1,13 @@
-"""In: a tidy ONNX graph and what is known of its inputs. Out: a function, with those of its branches and loops.
+"""Partition of an ONNX graph with control flow into a function of statements and static regions.
 
-Always: as few regions as the statements between them allow. Every node belongs to a level: the region of a level
-computes all that needs no statement of this level or a later one, then the statements of the level run.
+Input: a canonicalized ONNX graph and what is known of its inputs. Output: a `Function`, and one for each branch and
+loop body.
 
-A node whose shape depends on the value of an operand gets that operand from a region before its own, or from its own if
-the operand is computed from shapes, or from small whole numbers that are inputs of the region.
+The partition uses as few regions as the statements allow. Every node has a level. The region of a level computes all
+nodes that need no statement of the same or a later level; then the statements of that level run.
+
+If the shape of a node depends on the value of an operand, an earlier region computes the operand. The operand stays in
+the same region if it is computed from shapes, or from small integers that are inputs of the region.
 """
 
 import math
@@ -36,13 +39,13 @@ from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall,
 from retune.compiler.graph.region import Param
 
 _FEW = 8
-"""Elements of whole numbers whose values may decide on a region: a size, some extents, not data."""
+"""Elements of integers whose values may decide on a region: a size, some extents, not data."""
 _MOST_UNROLLED = 512
-"""Nodes that a loop with a known number of turns may become; with more it stays a loop."""
+"""Nodes that a loop with a known number of iterations may become; with more it stays a loop."""
 
 
 @dataclass(slots=True)
-class Workshop:
+class BuilderContext:
     """What the functions of one program share: constants so far, how to add one (array, wish), how to make a name."""
 
     opset: int
@@ -64,9 +67,9 @@ class Workshop:
 class Partition:
     """Makes one function."""
 
-    def __init__(self, shop: Workshop, name: str, graph: onnx.GraphProto, params: Sequence[Param]) -> None:
+    def __init__(self, context: BuilderContext, name: str, graph: onnx.GraphProto, params: Sequence[Param]) -> None:
         """`params` are those of the function: the graph's inputs, then what it takes from around it."""
-        self._shop = shop
+        self._context = context
         self._name = name
         self._graph = graph
         self._params = tuple(params)
@@ -81,14 +84,14 @@ class Partition:
         self._statements: dict[int, list[Statement]] = {}
 
     def function(self) -> Function:
-        """The function; those that it calls are in the workshop by then."""
+        """The function; those that it calls are in the context by then."""
         results = [entry.name for entry in self._graph.output]
         for node in _alive(self._graph.node, results):
             self._place(node)
         return Function(self._name, self._params, self._body(results), tuple(map(self._type, results)))
 
     def _type(self, name: str) -> Param:
-        array = self._shop.constants.get(name)
+        array = self._context.constants.get(name)
         if array is not None and name not in self._levels:
             return Param(name, array.dtype.name, array.shape)
         return self._types.get(name, Param(name, None))
@@ -130,7 +133,7 @@ class Partition:
         return roots <= {name} or all(map(self._is_small, roots))
 
     def _is_small(self, name: str) -> bool:
-        """Whether a value is some whole numbers."""
+        """Whether a value is some integers."""
         known = self._type(name)
         if known.dtype is None or not known.dtype.startswith(("int", "uint", "bool")) or known.dims is None:
             return False
@@ -143,21 +146,23 @@ class Partition:
             return False
         if node.op_type == "If":
             return all(self._size(arm) - len(list(all_nodes(arm))) <= _MOST_UNROLLED for arm in bodies(node))
-        turns = self._turns(node)
-        return turns is not None and turns > 0 and turns * self._size(body(node, "body")) <= _MOST_UNROLLED
+        iterations = self._iterations(node)
+        return (
+            iterations is not None and iterations > 0 and iterations * self._size(body(node, "body")) <= _MOST_UNROLLED
+        )
 
     def _size(self, graph: onnx.GraphProto) -> int:
-        """The nodes that a graph becomes when the loops in it are unrolled whose numbers of turns are known."""
+        """The nodes that a graph becomes when the loops in it are unrolled whose numbers of iterations are known."""
         count = len(graph.node)
         for node in graph.node:
-            turns = None if node.op_type not in ("Loop", "Scan") else self._turns(node)
-            count += max(turns or 1, 1) * sum(map(self._size, bodies(node)))
+            iterations = None if node.op_type not in ("Loop", "Scan") else self._iterations(node)
+            count += max(iterations or 1, 1) * sum(map(self._size, bodies(node)))
         return count
 
-    def _turns(self, node: onnx.NodeProto) -> int | None:
-        """The number of turns, at most, where it is known."""
+    def _iterations(self, node: onnx.NodeProto) -> int | None:
+        """The number of iterations, at most, where it is known."""
         if node.op_type == "Loop":
-            count = self._shop.constants.get(node.input[0])
+            count = self._context.constants.get(node.input[0])
             return None if count is None or count.size != 1 else int(count.item())
         attributes = {attribute.name: attribute for attribute in node.attribute}
         dims = self._type(node.input[-attributes["num_scan_inputs"].i]).dims
@@ -178,7 +183,7 @@ class Partition:
 
     def _names(self, names: Sequence[str], wish: str) -> tuple[str, ...]:
         """Names of results, with some for those that are left out."""
-        return tuple(name or self._shop.fresh(wish) for name in names)
+        return tuple(name or self._context.fresh(wish) for name in names)
 
     def _on_the_host(self, node: onnx.NodeProto) -> None:
         label = name_of(node)
@@ -187,7 +192,7 @@ class Partition:
 
     def _control(self, node: onnx.NodeProto) -> None:
         if node.op_type == "Scan":
-            nodes, known = as_loop(node, self._types, self._shop.constant, self._shop.fresh)
+            nodes, known = as_loop(node, self._types, self._context.constant, self._context.fresh)
             self._types |= {param.name: param for param in known}
             for made in nodes:
                 self._place(made)
@@ -205,16 +210,16 @@ class Partition:
     def _arm(self, node: onnx.NodeProto, word: str) -> Arm:
         graph = body(node, f"{word}_branch")
         captured = self._captured(graph)
-        return Arm(self._shop.define(f"{name_of(node)}_{word}", graph, [*map(self._type, captured)]), captured)
+        return Arm(self._context.define(f"{name_of(node)}_{word}", graph, [*map(self._type, captured)]), captured)
 
     def _loop(self, node: onnx.NodeProto) -> Loop:
         label, graph, carried = name_of(node), body(node, "body"), tuple(node.input[2:])
         captured = self._captured(graph)
-        turn, on, *own = (entry.name for entry in graph.input)
+        iteration, on, *own = (entry.name for entry in graph.input)
         dtypes = [self._type(name).dtype for name in carried]
-        params = [Param(turn, "int64", ()), Param(on, "bool", ())]
+        params = [Param(iteration, "int64", ()), Param(on, "bool", ())]
         params += [Param(name, dtype) for name, dtype in zip(own, dtypes, strict=True)]
-        function = self._shop.define(f"{label}_body", graph, [*params, *map(self._type, captured)])
+        function = self._context.define(f"{label}_body", graph, [*params, *map(self._type, captured)])
         outputs = [*node.output, *("",) * (len(graph.output) - 1 - len(node.output))]
         names = self._names(outputs, f"{label}_unused")
         count, condition, *_ = (name or None for name in [*node.input[:2], "", ""])
@@ -240,7 +245,9 @@ class Partition:
         return tuple(reversed(ordered))
 
     def _nodes_of(self, level: int, wanted: Mapping[str, None]) -> list[onnx.NodeProto]:
-        """The nodes of a level that compute what is wanted of it, and what is computed anew there from shapes alone."""
+        """The nodes of a level that compute what is wanted of it, and what is computed again there
+        from shapes alone.
+        """
         needed = {name for name in wanted if self._levels.get(name) == level and name not in self._given}
         chosen = []
         for place, node in reversed(self._placed):
@@ -270,7 +277,7 @@ class Partition:
         made = {name for node in nodes for name in node.output}
         read = dict.fromkeys(name for node in nodes for name in read_names(node) if name not in made)
         inputs = tuple(name for name in read if name in self._levels)
-        unknown = [name for name in read if name not in self._levels and name not in self._shop.constants]
+        unknown = [name for name in read if name not in self._levels and name not in self._context.constants]
         if unknown:
             raise UnsupportedOperatorError(f"{name}: nothing computes {unknown[0]!r}")
         graph = onnx.GraphProto(name="region")
@@ -278,7 +285,7 @@ class Partition:
         return OnnxRegion(
             name=name,
             graph=graph,
-            opset=self._shop.opset,
+            opset=self._context.opset,
             inputs=inputs,
             dtypes=tuple(self._type(name).dtype or "" for name in inputs),
             constants=tuple(name for name in read if name not in self._levels),

@@ -1,6 +1,7 @@
-"""In: an ONNX pool. Out: our operators. Always: padding never wins a maximum, and counts in a mean only when told.
+"""Converters of ONNX pooling operators of one to three dimensions.
 
-A pool of three dimensions is one over rows and columns, and then one over planes.
+Padding never wins a maximum, and counts in a mean only with `count_include_pad`. A three-dimensional pool is a pool
+over rows and columns followed by one over planes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,11 @@ from retune.compiler.ops.conv import window_extent
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """A pool's windows along some axes: `pads` in front, then behind; `grown` is what `ceil_mode` adds behind."""
+    """The windows of a pool along its spatial axes, one element per axis.
+
+    `pads` holds the padding before all axes, then the padding after them. `grown` is the extra padding at the end that
+    `ceil_mode` adds.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -109,9 +114,7 @@ def _max_unpool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     strides, pads = node.ints("strides") or (1,) * rank, node.ints("pads") or (0,) * (2 * rank)
     if rank != len(extents):
         raise node.unsupported(f"a kernel of {rank} dimensions for data of {len(extents)}")
-    pooled = [
-        (extent - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i, extent in enumerate(extents)
-    ]
+    pooled = [(extent - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i, extent in enumerate(extents)]
     planes = builder.constant(np.arange(n * channels).reshape(-1, 1) * prod(pooled), "plane")
     flat = (n * channels, prod(extents))
     places = write("sub", write("reshape", node.operand(builder, 1).name, shape=flat), planes)
@@ -136,8 +139,7 @@ def _col2im(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     strides, dilations = node.ints("strides") or (1,) * rank, node.ints("dilations") or (1,) * rank
     pads = node.ints("pads") or (0,) * (2 * rank)
     counts = [
-        window_extent(*sizes)
-        for sizes in zip(image, block, strides, dilations, pads[:rank], pads[rank:], strict=True)
+        window_extent(*sizes) for sizes in zip(image, block, strides, dilations, pads[:rank], pads[rank:], strict=True)
     ]
     n, rows, length = builder.value(x).shape
     if prod(counts) != length or rows % prod(block):
@@ -160,7 +162,7 @@ def _col2im(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, include: bool) -> str:
-    """The pool of `x`, in planes: rows and columns first, then what lies behind them."""
+    """The pool of `x`, in planes: rows and columns first, then what lies after them."""
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
 

@@ -1,6 +1,7 @@
-"""In: an ONNX model, perhaps with unknown dimensions, conditions and loops. Out: a verified `Program`.
+"""Imports an ONNX model with symbolic dimensions, conditions and loops as a verified `Program`.
 
-Always: what can be imported statically is; the program keeps the model's weights, by their names, once.
+Parts with static shapes are imported as static regions. The program stores each weight of the model once, under its
+name.
 """
 
 import logging
@@ -10,11 +11,11 @@ from pathlib import Path
 import onnx
 
 from retune.compiler.errors import DefinitionError, ModelFormatError
+from retune.compiler.frontend.onnx.canonicalize import Canonicalize, definitions
 from retune.compiler.frontend.onnx.dependence import bodies, check_bodies
 from retune.compiler.frontend.onnx.importer import Constants, check_operators, dtype_of, open_model
 from retune.compiler.frontend.onnx.model_file import check_model, inferred_graph, without_large_weights
-from retune.compiler.frontend.onnx.partition import Workshop
-from retune.compiler.frontend.onnx.tidy import Tidy, definitions
+from retune.compiler.frontend.onnx.partition import BuilderContext
 from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import MAIN, Function, Program
@@ -47,13 +48,13 @@ def load_program(
     check_operators(model)
     check_bodies(model.graph)
     check_model(_of_some_rank(opened.original))
-    tidy = Tidy(definitions(model.graph))
+    tidy = Canonicalize(definitions(model.graph))
     tidy.weights(model.graph.initializer)
     graph = tidy.graph(_with_types(model, params), {}, {tensor.name for tensor in model.graph.initializer})
-    shop = Workshop(opened.opset, tidy.constants, tidy.constant, tidy.fresh)
-    shop.define(MAIN, graph, params)
+    context = BuilderContext(opened.opset, tidy.constants, tidy.constant, tidy.fresh)
+    context.define(MAIN, graph, params)
     outputs = tuple(entry.name for entry in model.graph.output)
-    program = Program(opened.name, shop.functions, _used(shop.functions, tidy.constants), outputs)
+    program = Program(opened.name, context.functions, _used(context.functions, tidy.constants), outputs)
     try:
         program.verify()
     except DefinitionError as error:
@@ -105,9 +106,10 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
 
 
 def _forget_claims(graph: onnx.GraphProto) -> None:
-    """Take away what the file says of shapes inside it, which may be of another input, or of a loop's first turn alone.
+    """Take away what the file says of shapes inside it, which may be of another input, or of a loop's first iteration
+    alone.
 
-    What follows from the inputs is inferred anew. Scalars that a loop carries stay, and the rows that it collects.
+    What follows from the inputs is inferred again. Scalars that a loop carries stay, and the rows that it collects.
     """
     _forget(graph.value_info)
     for node in graph.node:

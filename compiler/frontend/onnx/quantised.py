@@ -1,6 +1,6 @@
-"""In: an ONNX node that makes or uses quantised numbers. Out: our operators.
+"""Converters of quantized ONNX operators: QuantizeLinear, DequantizeLinear and integer products.
 
-Always: products are summed in int32, exactly; results are rounded to the nearest, ties to even, and clipped.
+Products accumulate exactly in int32. Results are rounded half to even and saturated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: st
 def _quantises_bytes(builder: GraphBuilder, node: OnnxNode, dtype: str) -> bool:
     """Whether the graph has an operator for this: one scale, or one for each place of an axis, known beforehand."""
     scale = node.operand(builder, 1)
-    known = all(builder.array(node.inputs[i]) is not None for i in (1, 2) if node.has_input(i))
+    known = all(builder.is_constant(node.inputs[i]) for i in (1, 2) if node.has_input(i))
     plain = len(scale.shape) <= 1 and scale.dtype == "float32" and not node.integer("block_size", 0)
     return plain and known and dtype in ("int8", "uint8", "int32")
 

@@ -146,7 +146,7 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     batch_first = bool(node.integer("layout", 0))
     data = write("transpose", x, perm=(1, 0, 2)) if batch_first else x
     length, batch, _ = builder.value(data).shape
-    node.check_turns(length)
+    node.check_iterations(length)
     directions, _, hidden = node.operand(builder, 2).shape
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[
         node.text("direction", "forward")
@@ -155,7 +155,7 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if node.has_input(4):
         wide = write("cast", node.inputs[4], dtype="int64")
         lengths = builder.emit("reshape", [wide], {"shape": (batch, 1)})
-    zeros = builder.constant(np.zeros((directions, batch, hidden), builder.value(x).dtype), "no_state")
+    zeros = builder.filled(0, builder.value(x).dtype, (directions, batch, hidden))
     starts = [node.inputs[i] if node.has_input(i) else zeros for i in ((5, 6) if node.op_type == "LSTM" else (5,))]
     if batch_first:
         starts = [s if s == zeros else write("transpose", s, perm=(1, 0, 2)) for s in starts]

@@ -1,4 +1,4 @@
-"""In: a reducing ONNX node, softmax or a normalisation. Out: our operators. Always: axes are ascending and positive."""
+"""Converters of ONNX reductions, softmax and normalizations. Axes are normalized to ascending non-negative numbers."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,10 +1,12 @@
-"""In: ONNX nodes without control flow at run time. Out: a region, of which the importer makes a graph for given shapes.
+"""Regions that are ONNX nodes without control flow at run time, and the symbolic regions that are made of them.
 
-Always: what the region computes is said by its nodes alone; constants are the program's, and are not copied.
+What a region computes is said by its nodes alone; constants are the program's, and are not copied. The importer makes
+a graph for given shapes, or once for symbolic dimensions.
 """
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +14,7 @@ from functools import cached_property
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from retune.compiler.errors import ArtifactError, ModelFormatError, ShapeMismatchError, UnknownValueError
+from retune.compiler.errors import ArtifactError, ModelError, ModelFormatError, ShapeMismatchError, UnknownValueError
 from retune.compiler.frontend.onnx.conversion import Conversion
 from retune.compiler.frontend.onnx.dependence import check_bodies, read_names
 from retune.compiler.frontend.onnx.elementwise import DTYPES
@@ -20,10 +22,14 @@ from retune.compiler.frontend.onnx.importer import CONVERTERS
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.region import Dimension, Param, Shape
+from retune.compiler.graph.region import Dimension, Dims, Param, Region, Shape, check_results
+from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
+from retune.compiler.graph.symbolic_region import Origin, SymbolicRegion
+from retune.compiler.ir.dims import Assumptions, Dim
 from retune.compiler.runtime.archive import DAMAGE
 
 KIND = "onnx"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +84,75 @@ class OnnxRegion:
         """The outputs. Raises: ShapeMismatchError, with the names of nodes, when the arrays do not fit."""
         return evaluate(self._converted((), inputs, constants), {})
 
+    def symbolic(
+        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> Region:
+        """The region with symbolic dimensions; itself where a rank or dtype is unknown, or the data decides on shapes,
+        or converters need numbers.
+        """
+        described = self._described(dims, fixed, constants)
+        if described is None:
+            return self
+        inputs, known = described
+        elements = [item for array in known.values() if array.dtype == object for item in array.flat]
+        extents = [dim for value in inputs for dim in value.shape if isinstance(dim, Dim)]
+        symbols = dict.fromkeys(map(str, [*extents, *elements]))
+        found = variants(lambda numbers: self._symbolic_graph(inputs, known, numbers), tuple(symbols))
+        if not found:
+            return self
+        return SymbolicRegion(
+            name=self.name,
+            inputs=self.inputs,
+            constants=self.constants,
+            determining=self.determining,
+            results=self.results,
+            variants=found,
+            origin=Origin(KIND, self.to_bytes()),
+            read=lambda _, data: OnnxRegion.from_bytes(data),
+        )
+
+    def _described(
+        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> tuple[list[Value], dict[str, Array]] | None:
+        """What the region reads, with symbolic dimensions, and the elements of those that are constants; None where too
+        little is known.
+        """
+        known = {name: constants[name] for name in self.constants} | dict(fixed)
+        inputs = [Value(name, array.shape, array.dtype.name) for name, array in known.items()]
+        for name, dtype in zip(self.inputs, self.dtypes, strict=True):
+            if name in fixed:
+                continue
+            told = dims.get(name)
+            if not dtype or told is None:
+                return None
+            shape = tuple(_extent(f"{name}.{axis}", dim) for axis, dim in enumerate(told))
+            value = Value(name, shape, dtype)
+            if name in self.determining:
+                elements = element_symbols(value)
+                if elements is None:
+                    return None
+                known[name] = elements
+            inputs.append(value)
+        return inputs, known
+
+    def _symbolic_graph(
+        self, inputs: Sequence[Value], known: Mapping[str, Array], numbers: Mapping[str, int]
+    ) -> SymbolicGraph | None:
+        """The graph, where the symbols have these numbers if something depends on it; None if it cannot be made."""
+        builder = SymbolicBuilder(self.name, inputs, known)
+        with Assumptions(numbers) as assumed:
+            conversion = Conversion(builder, CONVERTERS, self.opset)
+            try:
+                names = conversion.convert(self.graph, {value.name: value.name for value in inputs})
+            except ModelError as error:  # too large with these numbers, which only stand for others
+                _log.debug("region %s has no symbolic graph for %s: %s", self.name, numbers, error)
+                return None
+            if conversion.problems:
+                _log.debug("region %s has no symbolic graph for %s: %s", self.name, numbers, conversion.problems)
+                return None
+            graph = builder.finish({name: names[name] for name in self.outputs})
+        return SymbolicGraph(graph, assumed.guards, frozenset(known))
+
     def _converted(self, fed: Sequence[Value], values: Mapping[str, Array], constants: Mapping[str, Array]) -> Graph:
         """The graph; if nothing is fed, the importer has computed all there is, node by node."""
         builder = GraphBuilder(self.name, fed)
@@ -93,17 +168,8 @@ class OnnxRegion:
                 raise UnknownValueError(message, tuple(conversion.unknown))
             raise ShapeMismatchError(message)
         graph = builder.finish({name: names[name] for name in self.outputs})
-        self._check(graph)
+        check_results(self, graph)
         return graph
-
-    def _check(self, graph: Graph) -> None:
-        """Whoever makes room for results, or compiles what reads them, relies on what is known of them."""
-        for result, found in zip(self.results, graph.output_values(), strict=True):
-            known = result.dims if result.dims is not None else (None,) * len(found.shape)
-            fits = len(known) == len(found.shape) and result.dtype in (None, found.dtype)
-            numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
-            if not fits or any(dim != extent for dim, extent in numbers):
-                raise ShapeMismatchError(f"region {self.name}: {result}, as ONNX infers, turns out to be {found}")
 
     def _head(self) -> dict[str, object]:
         return {
@@ -112,7 +178,7 @@ class OnnxRegion:
             "dtypes": self.dtypes,
             "constants": self.constants,
             "determining": self.determining,
-            "results": [[result.name, result.dtype, result.dims] for result in self.results],
+            "results": [result.to_json() for result in self.results],
         }
 
     def to_bytes(self) -> bytes:
@@ -130,9 +196,16 @@ class OnnxRegion:
             graph.ParseFromString(data)
             head = json.loads(graph.doc_string)
             graph.ClearField("doc_string")
-            lists = {key: _names(head[key]) for key in ("inputs", "dtypes", "constants", "determining")}
-            results = tuple(_param(*row) for row in head["results"])
-            region = cls(name=str(head["name"]), graph=graph, opset=int(head["opset"]), results=results, **lists)
+            region = cls(
+                name=str(head["name"]),
+                graph=graph,
+                opset=int(head["opset"]),
+                inputs=_names(head["inputs"]),
+                dtypes=_names(head["dtypes"]),
+                constants=_names(head["constants"]),
+                determining=_names(head["determining"]),
+                results=tuple(Param.from_json(*row) for row in head["results"]),
+            )
             check_bodies(graph)
         except (*DAMAGE, DecodeError, ModelFormatError) as error:
             raise ArtifactError(f"these bytes are not a region: {type(error).__name__}: {error}") from None
@@ -158,19 +231,14 @@ class OnnxRegion:
         return f"nothing computes its result {absent[0]!r}" if absent else ""
 
 
+def _extent(symbol: str, dim: Dimension) -> int:
+    """A dimension; one without a symbol gets this one."""
+    return dim if isinstance(dim, int) else Dim.symbol(dim or symbol)
+
+
 def _names(given: object) -> tuple[str, ...]:
     """The names in a list. Raises: TypeError when there is anything else."""
     names = tuple(name for name in given if isinstance(name, str)) if isinstance(given, list) else None
     if names is None or not isinstance(given, list) or len(names) != len(given):
         raise TypeError(f"{given!r} is no list of names")
     return names
-
-
-def _param(name: object, dtype: object, dims: object) -> Param:
-    """What is known of a value. Raises: TypeError when that is something else."""
-    if not isinstance(name, str) or not isinstance(dtype, str | None) or not isinstance(dims, list | None):
-        raise TypeError(f"{name!r} is not described")
-    extents: list[Dimension] = [dim for dim in dims or () if isinstance(dim, int | str | None)]
-    if len(extents) != len(dims or ()):
-        raise TypeError(f"{name!r} has other dimensions than numbers and symbols")
-    return Param(name, dtype, None if dims is None else tuple(extents))

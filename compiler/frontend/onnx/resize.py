@@ -1,7 +1,7 @@
-"""In: an ONNX Resize. Out: our operators. Always: axis by axis; each is a choice of elements or a product.
+"""Converter of ONNX Resize, one axis at a time, each as a gather or as a product with a constant matrix.
 
-Along an axis every element of the result is a weighted sum of a few elements, the same ones for all rows: a constant
-matrix. Where each of its rows has one 1, elements are taken instead.
+Along an axis every element of the result is a weighted sum of a few input elements, the same for all rows: a constant
+matrix. If every row of that matrix has a single 1, the elements are gathered instead.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""In: an ONNX node that reads an image between its elements. Out: our operators.
+"""Converters of ONNX operators that sample an image at fractional coordinates.
 
-Always: the image is read as rows of channels, so each point costs one row a neighbour; neighbours outside of the image
-are read at its border and then counted as zeros where the operator says so.
+The image is read as rows of channels, so a point costs one row per neighbor. Neighbors outside the image are read at
+its border and, where the operator asks for zero padding, multiplied by zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from retune.compiler.graph.builder import GraphBuilder
 
 
 class _Image:
-    """A value of (N, C, *extents) that is read at computed places; all results have the channels last."""
+    """A value of shape (N, C, *extents) that is sampled at computed coordinates; all results are channels-last."""
 
     def __init__(self, builder: GraphBuilder, node: OnnxNode, x: str) -> None:
         n, channels, *extents = builder.value(x).shape
@@ -96,7 +96,7 @@ def _reflected(write: Formula, place: str, low: float, high: float) -> str:
 
 
 def _cubic_weights(write: Formula, rest: str) -> list[str]:
-    """Weights of the four neighbours of a point that lies `rest` behind the second."""
+    """Weights of the four neighbours of a point that lies `rest` after the second."""
     a = -0.75
 
     def near(distance: str) -> str:

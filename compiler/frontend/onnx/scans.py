@@ -1,6 +1,6 @@
-"""In: an ONNX Scan. Out: ONNX nodes with a Loop that compute the same. Always: sequences have one length, or it fails.
+"""Rewrites ONNX Scan as an equivalent Loop; all scanned sequences must have the same length.
 
-What a turn takes from the sequences it gathers; what the loop collects is turned round and transposed after it.
+Each iteration gathers its elements of the sequences. Collected outputs are reversed and transposed after the loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,11 @@ _END = np.iinfo(np.int64).max
 
 @dataclass(slots=True)
 class _Nodes:
-    """Writes ONNX nodes with names by `constant` (array, wish) and `fresh` (wish); `known` describes their results."""
+    """Writes ONNX nodes.
+
+    `constant` (array, proposed name) adds a constant and `fresh` (proposed name) makes a unique name; both return the
+    name. `label` prefixes node names. `made` are the nodes so far, and `known` describes their results.
+    """
 
     constant: Callable[[Array, str], str]
     fresh: Callable[[str], str]
@@ -33,7 +37,7 @@ class _Nodes:
     known: list[Param] = field(default_factory=list)
 
     def emit(self, op: str, inputs: Sequence[str], result: Param | None = None, **attributes: Any) -> str:
-        """Append a node; its result is described by `result`, or is a new one of whole numbers."""
+        """Append a node; its result is described by `result`, or is a new one of integers."""
         result = result or Param(self.fresh(f"{self.label}_{op.lower()}"), "int64")
         self.made.append(helper.make_node(op, list(inputs), [result.name], name=self.label, **attributes))
         self.known.append(result)
@@ -69,27 +73,27 @@ def as_loop(
     length = _length(write, sequences[0], axes[0])
     found = [types.get(name, Param(name, None)) for name in sequences[1:]]
     same = [_of_length(write, one, axis, length) for one, axis in zip(found, axes[1:], strict=True)]
-    turn, on = fresh(f"{label}_turn"), fresh(f"{label}_on")
+    iteration, on = fresh(f"{label}_turn"), fresh(f"{label}_on")
     rows = _Nodes(constant, fresh, label)
     last = rows.emit("Sub", [length, rows.numbers(1)]) if any(backwards) else ""
     for name, entry, axis, back in zip([sequences[0], *same], inner.input[-count:], axes, backwards, strict=True):
-        place = rows.emit("Sub", [last, turn]) if back else turn
+        place = rows.emit("Sub", [last, iteration]) if back else iteration
         rows.emit("Gather", [name, place], param_of(entry), axis=axis)
-    turns = onnx.GraphProto(name=label)
-    turns.input.append(helper.make_tensor_value_info(turn, TensorProto.INT64, ()))
-    turns.input.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
-    turns.input.extend(inner.input[:-count])
-    turns.node.extend([*rows.made, *inner.node])
-    turns.output.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
-    turns.output.extend(inner.output)
-    turns.value_info.extend([*inner.value_info, *inner.input[-count:]])
+    iterations = onnx.GraphProto(name=label)
+    iterations.input.append(helper.make_tensor_value_info(iteration, TensorProto.INT64, ()))
+    iterations.input.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
+    iterations.input.extend(inner.input[:-count])
+    iterations.node.extend([*rows.made, *inner.node])
+    iterations.output.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
+    iterations.output.extend(inner.output)
+    iterations.value_info.extend([*inner.value_info, *inner.input[-count:]])
     results, after = _collected(write, node, attributes, len(state), types)
-    loop = helper.make_node("Loop", [length, "", *state], results, name=label, body=turns)
+    loop = helper.make_node("Loop", [length, "", *state], results, name=label, body=iterations)
     return [*write.made, loop, *after.made], [*write.known, *after.known]
 
 
 def _length(write: _Nodes, sequence: str, axis: int) -> str:
-    """The number of turns, a scalar."""
+    """The number of iterations, a scalar."""
     count = Param(write.fresh(f"{write.label}_length"), "int64", ())
     return write.emit("Gather", [write.emit("Shape", [sequence]), write.numbers(axis)], count)
 

@@ -1,4 +1,7 @@
-"""In: an ONNX node that moves elements. Out: our operators. Always: shapes, axes and indices are constants."""
+"""Converters of ONNX operators that move elements: reshape, transpose, slice, pad and others.
+
+Shapes, axes and slice bounds are constants.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,9 +11,10 @@ from onnx import helper
 from retune.compiler.dtype import is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
-from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.frontend.onnx.indexing import sliced, taken
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Array
+from retune.compiler.graph.ir import Array, Attribute
+from retune.compiler.ir.dims import integers, whole
 from retune.compiler.ops.op import broadcast_shapes
 
 _FAR = 2**62
@@ -26,8 +30,7 @@ def _dropout(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if training and ratio:
         raise node.unsupported("training mode; export the model for inference")
     x = node.operand(builder, 0)
-    mask = [builder.constant(np.ones(x.shape, bool), node.outputs[1])] if any(node.outputs[1:]) else []
-    return [x.name, *mask]
+    return [x.name, *([builder.filled(True, "bool", x.shape)] if any(node.outputs[1:]) else [])]
 
 
 def _constant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -52,18 +55,19 @@ def constant_array(node: OnnxNode) -> Array:
 
 def _constant_of_shape(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     tensor = node.tensor("value")
-    fill = np.zeros(1, "float32") if tensor is None else tensor
-    return [builder.constant(np.full(node.int_list(builder, 0, "the shape"), fill.item(), fill.dtype), node.outputs[0])]
+    fill = builder.constant((np.zeros(1, "float32") if tensor is None else tensor).reshape(()), "fill")
+    shape = node.int_list(builder, 0, "the shape")
+    return [builder.emit("broadcast_to", [fill], {"shape": shape}, name=node.name, output=node.outputs[0])]
 
 
 def _shape(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shape = node.operand(builder, 0).shape
     start, end = node.integer("start", 0), node.integer("end", _FAR)
-    return [builder.constant(np.asarray(shape[start:end], "int64"), node.outputs[0])]
+    return [builder.constant(integers(shape[start:end]), node.outputs[0])]
 
 
 def _size(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    return [builder.constant(np.asarray(node.operand(builder, 0).size, "int64"), node.outputs[0])]
+    return [builder.constant(integers(node.operand(builder, 0).size), node.outputs[0])]
 
 
 def _reshaped(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> Sequence[str]:
@@ -144,9 +148,9 @@ def _slice(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     first, last = (node.int_list(builder, i, what) for i, what in ((1, "the starts"), (2, "the ends")))
     axes = node.int_list(builder, 3, "the axes") if node.has_input(3) else tuple(range(len(first)))
     jumps = node.int_list(builder, 4, "the steps") if node.has_input(4) else (1,) * len(first)
-    for axis, *bound in zip(axes, first, last, jumps, strict=True):
+    for axis, start, stop, step in zip(axes, first, last, jumps, strict=True):
         at = node.axis(axis, len(shape))
-        x = taken(builder, x, at, range(shape[at])[slice(*bound)], node.name)
+        x = sliced(builder, x, at, start, stop, step, node.name)
     return [x]
 
 
@@ -177,7 +181,10 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         raise node.unsupported(f"mode {mode!r} is none of {', '.join(_PAD_MODES)}")
     for axis, extent in enumerate(shape):
         low, high = (before[axis], after[axis]) if mode != "constant" else (min(before[axis], 0), min(after[axis], 0))
-        x = taken(builder, x, axis, _padded_places(extent, low, high, mode), node.name)
+        if mode == "constant":
+            x = sliced(builder, x, axis, -low, max(extent + high, 0), 1, node.name)
+        elif low != 0 or high != 0:
+            x = taken(builder, x, axis, _padded_places(extent, low, high, mode), node.name)
     outer = [tuple(max(0, pad) for pad in pads) for pads in (before, after)]
     if mode != "constant" or not any((*outer[0], *outer[1])):
         return [x]
@@ -186,10 +193,11 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     fill = builder.array(node.inputs[2])
     if fill is not None and is_float(fill.dtype.name):
         return [write("pad", x, pads_before=outer[0], pads_after=outer[1], value=float(fill.item()))]
-    inside = np.pad(np.ones(builder.value(x).shape, bool), tuple(zip(*outer, strict=True)))
+    border: dict[str, Attribute] = {"pads_before": outer[0], "pads_after": outer[1], "value": 0.0}
+    inside = builder.emit("pad", [builder.filled(True, "bool", builder.value(x).shape)], border)
     wide = write("pad", x, pads_before=outer[0], pads_after=outer[1], value=0.0)
     value = builder.emit("reshape", [node.inputs[2]], {"shape": ()})
-    return [write("where", builder.constant(inside, "inside"), wide, value)]
+    return [write("where", inside, wide, value)]
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "wrap")
@@ -209,8 +217,14 @@ def _range(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     start, limit, delta = (
         node.array(builder, i, what) for i, what in enumerate(("the start", "the limit", "the step"))
     )
+    dtype = node.operand(builder, 0).dtype
+    if dtype == "int64":
+        begin, end, step = (whole(array.item()) for array in (start, limit, delta))
+        count = -((begin - end) // step)
+        attrs = {"start": begin, "count": count if count > 0 else 0, "step": step}
+        return [builder.emit("arange", [], attrs, name=node.name, output=node.outputs[0])]
     count = max(0, int(np.ceil((float(limit.item()) - float(start.item())) / float(delta.item()))))
-    wide = "float64" if is_float(start.dtype.name) else "int64"
+    wide = "float64" if is_float(dtype) else "int64"
     values = start.astype(wide).item() + np.arange(count) * delta.astype(wide).item()
     return [builder.constant(values.astype(start.dtype), node.outputs[0])]
 

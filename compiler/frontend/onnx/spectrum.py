@@ -1,7 +1,7 @@
-"""In: an ONNX Fourier transform, or what goes with one. Out: our operators.
+"""Converters of ONNX DFT, STFT, window functions and the mel weight matrix.
 
-Always: a transform is a product with a constant matrix of cosines and sines, in n x m steps for n numbers and m
-frequencies; lengths are static.
+A transform is a product with a constant matrix of cosines and sines: n * m multiply-adds for n samples and m
+frequencies. Lengths are static.
 """
 
 from collections.abc import Mapping, Sequence

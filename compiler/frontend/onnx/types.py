@@ -1,6 +1,6 @@
-"""In: what an ONNX model says of a value, and what a caller says. Out: a `Param`. Always: what nothing says is None.
+"""Reads what an ONNX model and its caller declare of a value, as a `Param`; what is not declared is None.
 
-What a model says of its outputs must not contradict what follows from its nodes: who reads the file counts on it.
+Declared outputs must not contradict what follows from the nodes, because readers of the file rely on them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def fed_inputs(model: onnx.ModelProto, given: Iterable[str]) -> list[onnx.ValueI
 
 
 def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
-    """See that a model declares its outputs as its nodes compute them, where both are known; symbols fit any number.
+    """Check that a model declares its outputs as its nodes compute them, where both are known; symbols fit any number.
 
     ONNX itself gives other extents to some pools and transforms than any runtime does: a file that repeats what ONNX
     says of it is not at fault.

@@ -1,4 +1,4 @@
-"""In: a name. Out: an ONNX model of a well-known network with seeded weights. Always: nothing is downloaded.
+"""Builders of well-known networks as ONNX models with seeded weights; nothing is downloaded.
 
 The same name and options give the same bytes on every machine.
 """

@@ -1,6 +1,6 @@
-"""In: a sequence of vectors. Out: the parts that transformers share, as ONNX nodes. Always: as exporters write them.
+"""Attention, GELU and other parts of transformers as ONNX nodes, in the form that exporters write.
 
-So attention is two products around a softmax, and GELU a formula of five nodes, for the graph passes to find.
+Attention is two products around a softmax, and GELU a formula of five nodes; graph passes recognize both.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,10 @@ from retune.compiler.frontend.zoo.layers import LayerWriter
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the blocks of a transformer have in common: `width` is divided among `heads`, `hidden` is the width inside
-    the feed-forward part. A symbol stands for a batch or a number of tokens that is known when the network runs.
+    """The sizes that the blocks of a transformer share.
+
+    `width` is the size of a token's vector and is divided among `heads`; `hidden` is the width inside the feed-forward
+    part. `batch` and `tokens` may be symbols for sizes that are known only at run time.
     """
 
     batch: int | str

@@ -1,6 +1,4 @@
-"""In: a number of tokens and a batch. Out: BERT as ONNX, from token numbers to vectors. Always: layer norm behind
-each half of a layer, as in the paper.
-"""
+"""BERT as an ONNX model, from token ids to vectors; layer normalization follows each half of a layer (post-norm)."""
 
 import numpy as np
 import onnx
@@ -65,9 +63,7 @@ def _embedding(write: LayerWriter, ids: str, types: str, sizes: Sizes, words: in
     places = _places(write, ids, sizes.tokens, positions)
     place = write.node("Gather", [write.normal((positions, width), 0.3, "place_table"), places], "place", axis=0)
     both = write.node("Add", [word, kind], "word_and_type")
-    return write.layer_norm(
-        write.node("Add", [both, place], "embedding_sum"), width, "embedding", epsilon=_EPSILON
-    )
+    return write.layer_norm(write.node("Add", [both, place], "embedding_sum"), width, "embedding", epsilon=_EPSILON)
 
 
 def _places(write: LayerWriter, ids: str, tokens: int | str, positions: int) -> str:

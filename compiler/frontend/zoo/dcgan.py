@@ -1,4 +1,4 @@
-"""In: a width and a batch. Out: the DCGAN generator as ONNX. Always: 64x64 pixels, batch norms not folded."""
+"""The DCGAN generator as an ONNX model: 64x64 pixels, batch normalization not folded."""
 
 import onnx
 

@@ -1,6 +1,6 @@
-"""In: how many tokens come and how many are remembered. Out: a block of GPT-2 with its cache as ONNX, or one in a loop.
+"""A GPT-2 block with its key-value cache, and a greedy decoding loop around one, as ONNX models.
 
-Always: a token attends to all remembered ones, to those that came with it before it, and to itself.
+A token attends to all cached tokens, to the new tokens before it and to itself.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def gpt2_greedy(
     """A block of GPT-2 that writes on: token vectors, the block, scores of all words, the best of which comes next.
 
     Inputs `input_ids`, int64 (1, tokens), and `steps`, an int64 without dimensions; outputs `output_ids`, int64 (1,
-    tokens + steps), and `scores` (steps, 1, words), those of the word after each new one. It ends early behind the word
+    tokens + steps), and `scores` (steps, 1, words), those of the word after each new one. It ends early after the word
     `end`. There may be `positions` tokens, the new ones among them.
     """
     write = LayerWriter("gpt2_greedy", None, seed)
@@ -74,7 +74,7 @@ def gpt2_greedy(
 
 
 def _step(write: LayerWriter, sizes: Sizes, words: int, positions: int, end: int) -> onnx.GraphProto:
-    """A turn: put the next word behind the others, remember it, and find the one behind it."""
+    """A turn: put the next word after the others, remember it, and find the one after it."""
     write.feed("step_turn", (), TensorProto.INT64)
     write.feed("step_on", (), TensorProto.BOOL)
     ids = write.feed("step_ids", (1, "step_count"), TensorProto.INT64)
@@ -95,7 +95,7 @@ def _step(write: LayerWriter, sizes: Sizes, words: int, positions: int, end: int
 
 
 def _embedded(write: LayerWriter, ids: str, past: str, words: int, positions: int, sizes: Sizes) -> str:
-    """The vectors of words and of their places, which begin behind those in the cache `past`, if there is one."""
+    """The vectors of words and of their places, which begin after those in the cache `past`, if there is one."""
     word = write.node("Gather", [write.normal((words, sizes.width), 0.5, "word_table"), ids], "word_vectors", axis=0)
     table = write.normal((positions, sizes.width), 0.1, "place_table")
     if past:
@@ -107,7 +107,7 @@ def _embedded(write: LayerWriter, ids: str, past: str, words: int, positions: in
 
 
 def _best_word(write: LayerWriter, x: str, words: int, width: int) -> tuple[str, str]:
-    """The word (1, 1) behind the last vector, and the scores (1, words) of all."""
+    """The word (1, 1) after the last vector, and the scores (1, words) of all."""
     last = write.node("Gather", [x, write.weight(np.asarray(-1), "last_token")], "last", axis=1)
     normal = write.layer_norm(last, width, "final_norm")
     turned = write.node("Transpose", [write.normal((words, width), 0.5, "word_table")], "words_turned", perm=[1, 0])
@@ -116,13 +116,13 @@ def _best_word(write: LayerWriter, x: str, words: int, width: int) -> tuple[str,
 
 
 def _is_end(write: LayerWriter, word: str, end: int) -> str:
-    """Whether a word (1, 1) is the one behind which nothing comes; without dimensions."""
+    """Whether a word (1, 1) is the one after which nothing comes; without dimensions."""
     flag = write.node("Equal", [word, write.weight(np.asarray(end), "end_word")], "is_end_word")
     return write.node("Squeeze", [flag], "is_end")
 
 
 def _block(write: LayerWriter, x: str, remembered: Sequence[str], sizes: Sizes, mask: str) -> tuple[str, str, str]:
-    """Vectors for those of `x`, and the keys and values of `remembered` ones with theirs behind them."""
+    """Vectors for those of `x`, and the keys and values of `remembered` ones with theirs after them."""
     width, hidden = sizes.width, sizes.hidden
     normal = write.layer_norm(x, width, "norm1")
     names = ["query", "new_key", "new_value"]

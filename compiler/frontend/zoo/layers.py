@@ -1,4 +1,4 @@
-"""In: layers in order. Out: an ONNX model. Always: seeded weights keep activations sane."""
+"""A layer-by-layer writer of ONNX models; seeded weights are scaled so that activations neither vanish nor overflow."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -44,7 +44,7 @@ class LayerWriter:
         return other
 
     def body(self, prefix: str) -> "LayerWriter":
-        """As `prefixed`, for a graph of its own, the body of a loop: it takes weights from around it."""
+        """As `prefixed`, for its own graph, the body of a loop: it takes weights from around it."""
         other = self.prefixed(prefix)
         other._graph = onnx.GraphProto(name=f"{prefix}body")
         return other

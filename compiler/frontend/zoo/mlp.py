@@ -1,4 +1,4 @@
-"""In: widths and a batch. Out: a multi-layer perceptron as ONNX. Always: ReLU between layers, none at the end."""
+"""A multi-layer perceptron as an ONNX model, with ReLU between layers and none at the end."""
 
 from collections.abc import Sequence
 from itertools import pairwise

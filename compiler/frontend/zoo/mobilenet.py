@@ -1,4 +1,4 @@
-"""In: image size, width and batch. Out: MobileNet-V2 as ONNX. Always: the paper's structure, batch norms not folded."""
+"""MobileNet-V2 as an ONNX model, structured as in the paper; batch normalization is not folded."""
 
 import numpy as np
 import onnx

@@ -1,6 +1,6 @@
-"""In: image size, width and batch. Out: a ResNet as ONNX. Always: as in the paper, batch norms not folded.
+"""ResNet-18 and ResNet-50 as ONNX models; batch normalization is not folded.
 
-Strides of a bottleneck are those of its 3x3 convolution, as all implementations in use have them.
+A bottleneck's stride is on its 3x3 convolution, as in all implementations in use.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""In: a clip's size, width and batch. Out: the 3D-ResNet-18 for video as ONNX. Always: batch norms not folded.
+"""3D-ResNet-18 for video as an ONNX model; batch normalization is not folded.
 
-All convolutions are of time, rows and columns; the stem leaves time alone, later stages halve all three.
+All convolutions are over time, rows and columns. The stem keeps the number of frames; later stages halve all three.
 """
 
 import onnx

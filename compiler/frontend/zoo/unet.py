@@ -1,6 +1,6 @@
-"""In: image size, width and batch. Out: a U-Net for segmentation as ONNX. Always: batch norms not folded.
+"""U-Net for segmentation as an ONNX model; batch normalization is not folded.
 
-Convolutions are padded, so the mask is as large as the image; a level's result goes to the level opposite as well.
+Convolutions are padded, so the mask has the size of the image. Skip connections join levels of the same size.
 """
 
 import onnx

@@ -1,4 +1,4 @@
-"""In: image size and batch. Out: a vision transformer as ONNX. Always: layer norm in front of each half of a layer."""
+"""Vision Transformer as an ONNX model; layer normalization precedes each half of a layer (pre-norm)."""
 
 import onnx
 
@@ -34,7 +34,7 @@ def vit_small(
 
 
 def _patches(write: LayerWriter, shape: tuple[int, int, int], patch: int) -> str:
-    """Patches as vectors behind the class token, with the vectors of their places added: (batch, tokens, width)."""
+    """Patches as vectors after the class token, with the vectors of their places added: (batch, tokens, width)."""
     batch, tokens, width = shape
     weight = write.normal((width, 3, patch, patch), (3 * patch * patch) ** -0.5, "patch_weight")
     bias = write.normal((width,), 0.02, "patch_bias")

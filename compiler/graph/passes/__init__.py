@@ -1,1 +1,1 @@
-"""In: a verified graph. Out: a verified graph that computes the same. Always: inputs and names of outputs stay."""
+"""Graph passes. Each maps a verified graph to an equivalent verified graph with the same inputs and output names."""

@@ -1,9 +1,9 @@
-"""In: nothing. Out: the forms in which exporters write activation functions. Always: exact up to rounding.
+"""Patterns of activation functions as exporters write them; each replacement is exact up to rounding.
 
-    gelu        x * (1 + erf(x / sqrt(2))) / 2                                      PyTorch, and TensorFlow's exact one
-    gelu_tanh   x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2             GPT-2, TensorFlow's approximate one
-    silu        x * sigmoid(x), x / (1 + exp(-x))
-    hard_swish  x * clip(x + 3, 0, 6) / 6, x * clip(x / 6 + 1 / 2, 0, 1)
+gelu        x * (1 + erf(x / sqrt(2))) / 2                              PyTorch, and TensorFlow's exact form
+gelu_tanh   x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2     GPT-2, TensorFlow's approximation
+silu        x * sigmoid(x), x / (1 + exp(-x))
+hard_swish  x * clip(x + 3, 0, 6) / 6, x * clip(x / 6 + 1 / 2, 0, 1)
 """
 
 from math import pi, sqrt

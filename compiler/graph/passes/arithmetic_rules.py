@@ -1,4 +1,4 @@
-"""In: an arithmetic node. Out: a cheaper value that equals it, or None. Always: shapes and dtypes stay the same."""
+"""Rewrite rules of arithmetic nodes: each returns a cheaper equal value, or None. Shapes and dtypes stay the same."""
 
 import math
 
@@ -41,6 +41,8 @@ def add_and_multiply(builder: GraphBuilder, node: Node) -> str | None:
         return None
     if node.op == "div" and not np.all(np.abs(constant) > np.finfo(constant.dtype).tiny):
         return None  # the reciprocal would not be a number
+    # Canonical form: sums and products commute, so constants can merge and fold into weights, which differences and
+    # quotients cannot.
     inverse = -constant.astype(np.float64) if node.op == "sub" else 1 / constant.astype(np.float64)
     operand = builder.constant(inverse.astype(constant.dtype), node.inputs[1])
     op = "add" if node.op == "sub" else "mul"
@@ -52,6 +54,7 @@ def remove_neutral(builder: GraphBuilder, node: Node) -> str | None:
     if node.op not in _MERGING:
         return None
     x, constant = builder.value(node.inputs[0]), builder.array(node.inputs[1])
+    # A neutral constant of a larger shape still broadcasts x.
     if constant is None or broadcast_shapes(x.shape, constant.shape) != x.shape:
         return None
     return x.name if np.all(constant == (0 if node.op == "add" else 1)) else None
@@ -108,6 +111,7 @@ def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
 def small_power(builder: GraphBuilder, node: Node) -> str | None:
     """x^2 -> x * x, x^3 -> x * x * x, x^(1/2) -> sqrt(x), x^(-1/2) -> 1 / sqrt(x)."""
     exponent = builder.array(node.inputs[1]) if node.op == "pow" else None
+    # Only exponents for which a few multiplications or a square root replace the call.
     if exponent is None or exponent.size != 1 or exponent.ndim > len(builder.value(node.inputs[0]).shape):
         return None
     x, power = node.inputs[0], float(exponent.astype(np.float64).item())
@@ -128,6 +132,7 @@ def mean_of_sum(builder: GraphBuilder, node: Node) -> str | None:
         return None
     shape = builder.value(source.inputs[0]).shape
     count = math.prod(shape[axis] for axis in source.ints("axes"))
+    # Exporters store 1/n rounded to the type, so the test permits one rounding error.
     if abs(float(share.item()) * count - 1) > np.finfo(share.dtype).eps or share.ndim > len(shape) - 1:
         return None
     return builder.emit("reduce_mean", source.inputs, source.attrs, name=node.name, output=node.output)
@@ -141,6 +146,7 @@ def bounds_to_clip(builder: GraphBuilder, node: Node) -> str | None:
     low = np.zeros((), high.dtype) if source.op == "relu" else None
     if source.op == "maximum":
         low = builder.array(source.inputs[1])
+    # With low > high the order of the two operators would matter; a NaN bound fails the comparison too.
     if low is None or low.ndim or not low <= high:
         return None
     attrs = {"low": float(low), "high": float(high)}

@@ -1,4 +1,4 @@
-"""In: a graph. Out: another one. Always: a pass has a name to blame and its options as fields."""
+"""The interface of graph passes: a name for error messages, options as fields, and `apply`."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""In: convolutions and pools in NCHW. Out: the same in NHWC between transposes. Always: `Simplify` then cancels most.
+"""Layout conversion of convolutions and pools from NCHW to NHWC; `Simplify` cancels most of the transposes it adds.
 
 In NHWC the innermost loop runs over channels, which are contiguous in activations and weights.
 """
@@ -17,9 +17,10 @@ _OPS = (*_CONVOLUTIONS, "conv_transpose2d", "max_pool2d", "avg_pool2d")
 class ChannelsLast:
     """Compute convolutions and pools channels-last.
 
-    before: y = conv2d(x, w)        after: y = transpose(conv2d(transpose(x), w'))
-    with w' of (KH, KW, I/groups, O), or (KH, KW, C) when every channel has its own filter. A transposed convolution of
-    images of one pixel is a matrix product.
+        before: y = conv2d(x, w)        after: y = transpose(conv2d(transpose(x), w'))
+
+    The weight w' has shape (KH, KW, I/groups, O), or (KH, KW, C) for a depthwise convolution. A transposed convolution
+    of one-pixel images becomes a matrix product.
     """
 
     name: str = "channels_last"
@@ -51,6 +52,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
 def _weight(builder: GraphBuilder, node: Node) -> str:
     weight = builder.value(node.inputs[1])
     made, taken, *kernel = weight.shape
+    # Without the axis of extent 1, the channels of a depthwise weight are the vector loop's axis.
     depthwise = taken == 1 and node.integer("groups") == made
     perm = (*range(2, len(weight.shape)), 1, 0)
     name = builder.emit("transpose", [weight.name], {"perm": perm}, output=f"{weight.name}_hwio")

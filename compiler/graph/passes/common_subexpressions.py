@@ -1,6 +1,6 @@
-"""In: any graph. Out: the graph in which nothing is computed twice, nor computed for nobody.
+"""Common subexpression elimination and dead code elimination.
 
-Always: equal means the same operator, attributes and operands; small constants are compared by content.
+Two nodes are equal if they have the same operator, attributes and operands; small constants are compared by content.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Key = tuple[str, tuple[str, ...], tuple[tuple[str, Attribute], ...]]
 
 @dataclass(frozen=True, slots=True)
 class CommonSubexpressions:
-    """Compute every common sub-expression once; drop unused nodes and constants.
+    """Compute every common subexpression once; drop unused nodes and constants.
 
     before: a = x + y; b = y + x; c = a * b        after: a = x + y; c = a * a
     """
@@ -29,6 +29,7 @@ class CommonSubexpressions:
         representative: dict[str, str] = {}
         for name, array in graph.constants.items():
             if array.nbytes <= _SMALL_BYTES:
+                # By bytes and not by value: -0.0 equals 0.0 but divides differently, and NaN does not equal itself.
                 key = (array.dtype.name, array.shape, array.tobytes())
                 representative[name] = first_constant.setdefault(key, name)
         seen: dict[Key, str] = {}
@@ -36,6 +37,8 @@ class CommonSubexpressions:
         def convert(builder: GraphBuilder, node: Node) -> str:
             inputs = tuple(representative.get(name, name) for name in node.inputs)
             operands = tuple(sorted(inputs)) if node.op in _COMMUTATIVE else inputs
+            # Value numbering: operands are already replaced by their representatives, so equal keys mean equal
+            # expressions of any depth.
             key = (node.op, operands, tuple(sorted(node.attrs.items())))
             if key not in seen:
                 seen[key] = builder.emit(node.op, inputs, node.attrs, name=node.name, output=node.output)

@@ -1,4 +1,4 @@
-"""In: a graph with `batch_norm`. Out: one without. Always: with known statistics it is one product and one sum."""
+"""Replaces batch normalization with known statistics by one multiplication and one addition per channel."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class FoldBatchNorm:
-    """Turn batch normalisation into a scale and a shift of every channel, which `FoldScales` moves into weights.
+    """Turn batch normalization into a scale and a shift of every channel, which `FoldScales` moves into weights.
 
-    before: y = batch_norm(x)       after: y = x * s + t
-    with s = scale / sqrt(variance + epsilon) and t = bias - mean * s.
+    before: y = batch_norm(x)
+    after:  y = x * s + t,    s = scale / sqrt(variance + epsilon),    t = bias - mean * s
     """
 
     name: str = "fold_batch_norm"

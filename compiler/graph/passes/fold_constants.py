@@ -1,4 +1,4 @@
-"""In: any graph. Out: the graph with every node that reads constants alone evaluated. Always: by `graph.evaluate`."""
+"""Constant folding: evaluates every node whose operands are all constants, by `graph.evaluate`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from retune.compiler.graph.ir import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    """Evaluate what does not depend on the inputs; the builder does so with whatever it is given."""
+    """Evaluate whatever does not depend on the inputs; `GraphBuilder` folds each node it emits."""
 
     name: str = "fold_constants"
 

@@ -1,7 +1,6 @@
-"""In: convolutions and products with constant weights. Out: the same with constant scales and shifts beside them folded
-into the weights.
+"""Folds constant scales and shifts next to convolutions and products into their constant weights.
 
-Always: a convolution or product is never computed twice for it, so what moves is a value that nobody else reads.
+A convolution or product is never duplicated for this, so only a value with a single reader moves.
 """
 
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
-from retune.compiler.graph.derived import derived
 from retune.compiler.graph.ir import Array, Graph, Node
+from retune.compiler.graph.memoize import memoized
 from retune.compiler.graph.passes.arithmetic_rules import merge_constants
 
 Doubles = NDArray[np.float64]
@@ -74,6 +73,7 @@ def _scaled_after(builder: GraphBuilder, node: Node, *, movable: bool) -> str | 
         if shift is None or inner is None or _for_results(builder, inner, scale) is None:
             return None
         scaled = builder.emit("mul", [source.inputs[0], node.inputs[1]], name=inner.name, output=inner.output)
+        # (w * x + b) * s = (w * s) * x + b * s
         moved = (shift.astype(np.float64) * scale).astype(shift.dtype)
         operands = [scaled, builder.constant(moved, source.inputs[1])]
         return builder.emit("add", operands, name=source.name, output=node.output)
@@ -97,9 +97,10 @@ def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
         return None
     if source.op == "mul":
         return _with_weight(builder, node, source.inputs[0], numbers, node.output)
+    # The padding is zero and not `c`, so the shift would be smaller at the border and not a constant per channel.
     if node.op in _CONVOLUTIONS and any(node.ints("pads")):
         return None
-    shift = derived((_shift.__name__, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
+    shift = memoized((_shift.__name__, node.op), [weight, numbers], lambda: _shift(node.op, weight, numbers))
     result = builder.emit(node.op, [source.inputs[0], node.inputs[1]], node.attrs, name=node.name, output=node.output)
     return builder.emit("add", [result, builder.constant(shift, f"{node.output}_shift")])
 
@@ -117,12 +118,13 @@ def _shift(op: str, weight: Array, numbers: Doubles) -> Array:
 def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str:
     weight = builder.array(product.inputs[1])
     assert weight is not None, "asked for products with constant weights"
-    array = derived(_scaled.__name__, [weight, factors], lambda: _scaled(weight, factors))
+    array = memoized(_scaled.__name__, [weight, factors], lambda: _scaled(weight, factors))
     scaled = builder.constant(array, product.inputs[1])
     return builder.emit(product.op, [x, scaled], product.attrs, name=product.name, output=output)
 
 
 def _scaled(weight: Array, factors: Doubles) -> Array:
+    # In float64 and rounded once, so that a chain of folded scales does not accumulate rounding errors.
     return np.asarray((weight.astype(np.float64) * factors).astype(weight.dtype))
 
 
@@ -152,6 +154,8 @@ def _for_operands(builder: GraphBuilder, product: Node, constant: Array) -> Doub
     if numbers is None or numbers.size == 1:
         return numbers
     groups = product.integer("groups")
+    # A grouped convolution's weight has the input channels of one group only, so each result channel takes its group's
+    # factors.
     rows = np.repeat(numbers.reshape(groups, weight[1]), weight[0] // groups, axis=0)
     return rows.reshape(*rows.shape, *(1 for _ in weight[2:]))
 

@@ -1,4 +1,4 @@
-"""In: a pattern that was found. Out: the operator that it amounts to. Always: a form is data and one function."""
+"""A rewrite pattern and the operator that replaces its matches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ def _always(match: Match) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An expression, and what to write in its place: `write` returns the value that replaces the node's result.
+    """A rewrite pattern: `pattern` is the expression to match, and `write` emits the value that replaces its result.
 
-    `fits` refuses matches that no operator is for.
+    `fits` rejects matches that no operator can express.
     """
 
     pattern: Pattern

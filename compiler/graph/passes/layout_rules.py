@@ -1,9 +1,9 @@
-"""In: a node that reads a transposed or reshaped value. Out: the move done later, merged or not at all, or None.
+"""Rewrite rules of transposes and reshapes: each moves a layout change toward the outputs, merges it or removes it.
 
-Always: the network computes the same.
+A rule returns the value that replaces the node's result, or None. The network computes the same.
 
-Moves of elements sink: an operator that works in any order of the axes is done before the transpose that feeds it. So
-transposes meet the next layout change, and cancel there, or reach an output.
+Layout changes sink: an operator that works in any axis order is computed before the transpose that feeds it. So
+transposes meet the next layout change and cancel there, or reach an output.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _ALONG_AXIS = ("softmax", "log_softmax")
 _FARTHEST = 128
 """Values that are looked at to find out whether a product is behind one."""
 _MOST_REPEATED = 1 << 18
-"""Elements of a constant that is repeated so that what it is combined with joins a product; a kernel of its own would
+"""Elements of a constant that is repeated so that what it is combined with joins a product; its own kernel would
 read and write as many.
 """
 
@@ -38,6 +38,7 @@ def _transpose(builder: GraphBuilder, x: str, perm: tuple[int, ...], wish: str) 
 def _moves_units_only(shape: tuple[int, ...], perm: tuple[int, ...]) -> bool:
     """Whether a transpose leaves the row-major order of the elements as it is."""
     moved = [axis for axis in perm if shape[axis] != 1]
+    # Axes of extent 1 contribute nothing to an element's address.
     return moved == sorted(moved)
 
 
@@ -51,6 +52,7 @@ def merge_transposes(builder: GraphBuilder, node: Node) -> str | None:
     source = builder.producer(x)
     if source is not None and source.op == "transpose":
         inner = source.ints("perm")
+        # transpose(transpose(x, p), q) = transpose(x, p∘q); the identity is dropped by `_transpose`.
         return _transpose(builder, source.inputs[0], tuple(inner[axis] for axis in perm), node.output)
     return None
 
@@ -117,6 +119,8 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
 def _is_product(builder: GraphBuilder, name: str) -> bool:
     """Whether a value is a convolution or product, or what a few element-wise operators and reshapes make of one."""
     seen, stack = {name}, [name]
+    # Bounded depth-first search: the rule is tried at every node, so an unbounded search would be quadratic in the
+    # length of a chain.
     while stack and len(seen) <= _FARTHEST:
         node = builder.producer(stack.pop())
         if node is None:
@@ -282,6 +286,7 @@ def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:
     moved, perm = builder.value(source.output).shape, source.ints("perm")
     if flat.ints("shape") != (moved[0], weight.shape[0]):
         return None
+    # The argsort of a permutation is its inverse.
     order = tuple(int(i) for i in np.argsort(perm[1:]))
     rows = weight.reshape(*moved[1:], weight.shape[1]).transpose(*order, len(order)).reshape(weight.shape)
     operand = builder.constant(rows, node.inputs[1])

@@ -1,10 +1,10 @@
-"""In: nothing. Out: the forms in which exporters write normalisations. Always: scale and bias stay operators behind it.
+"""Patterns of normalizations as exporters write them; scale and bias stay separate operators after the normalization.
 
     c / sqrt(mean(c * c) + epsilon), c = x - mean(x)        layer, instance and group norm of PyTorch
     x * s + (bias - mean(x) * s), s = scale / sqrt(…)       layer norm of TensorFlow
     x / sqrt(mean(x * x) + epsilon)                         RMS norm
 
-A scale between the parts, as in c * (scale / sqrt(…)), is taken out of them.
+A scale between the parts, as in c * (scale / sqrt(…)), is moved out of them.
 """
 
 from retune.compiler.graph.builder import GraphBuilder

@@ -5,7 +5,7 @@ inside a match has no reader outside of it and is no output of the graph.
 
     Product(ANY x, 0.5, Sum(1, erf(Product(x, sqrt(1/2)))))      matches      0.5 * x * (erf(x / 1.41421356) + 1)
 
-A product or a sum is followed through values that one node reads, so what a pattern names twice is a factor of its own.
+A product or a sum is followed through values that one node reads, so what a pattern names twice is its own factor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,6 +136,8 @@ class Matcher:
         """The first way in which the result of `node` has the form, if there is one."""
         if not _can_be(pattern, node.op):
             return None
+        # Backtracking search: the generators enumerate all ways to match commutative operands, and the first one that
+        # no outside reader contradicts is taken.
         for match in self._value(pattern, node.output, Match()):
             if self._closed(match.inner - {node.output}, match.inner | {node.output}):
                 return match
@@ -198,6 +200,7 @@ class Matcher:
         yield from self._some(wanted, flat.parts, match.covering(flat.inner), pattern.rest)
 
     def _sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
+        # Sums are flattened once per value: backtracking visits the same sum for many assignments of its terms.
         flat = self._sums[name] = self._sums.get(name) or self._terms(name)
         found: Match | None = match
         if isinstance(pattern.constant, Wanted):
@@ -278,6 +281,7 @@ class Matcher:
         if not depth or depth == _DEEPEST:
             return not depth
         readers = self._consumers[name]
+        # A value with another reader must be computed anyway, so it is a leaf of the flattened expression.
         return len(readers) == 1 and readers[0].inputs.count(name) == 1 and name not in self._outputs
 
     def _number(self, name: str) -> float | None:
@@ -289,4 +293,5 @@ class Matcher:
 
     def _alike(self, found: float, wanted: float, name: str) -> bool:
         digits = _DIGITS.get(self._graph.values[name].dtype, _USUAL_DIGITS)
+        # Constants such as sqrt(2 / pi) were rounded to the network's type by the exporter.
         return abs(found - wanted) <= digits * abs(wanted)

@@ -1,14 +1,15 @@
-"""In: a graph with `quantize` and `dequantize`. Out: one with products of bytes in place of products of their numbers.
+"""Replaces quantize and dequantize nodes by integer arithmetic: products of bytes that accumulate in int32.
 
-Always: sums of products of bytes are exact; no `quantize` and no `dequantize` is left.
+The integer sums are exact. No `quantize` and no `dequantize` is left.
 
-A quantised number stands for scale * (number - zero). Four steps, each a rewrite of the graph:
+A quantized number q stands for scale * (q - zero). Four steps, each a rewrite of the graph:
 
-1. moves of elements are done before the numbers are given their scale, so that these meet what computes with them
-2. a product of two dequantised values becomes a product of bytes, summed in int32, times both scales; what zero points
-   add to the sums is one constant a channel, since padding holds the zero point, and joins the bias
-3. what is left is written as arithmetic, which the kernels of its neighbours take in
-4. the scale of a result, a factor behind everything, moves to the constants in front of it: one product an element
+1. layout operators move before `dequantize`, so that each `dequantize` meets the operator that computes with it
+2. a product of two dequantized values becomes an int32 product of bytes times both scales; the contribution of the zero
+   points is one constant per channel, since padding holds the zero point, and joins the bias
+3. the remaining nodes are written as arithmetic, which is fused into neighboring kernels
+4. the scale of a result, a factor after everything else, moves into the constants before it: one multiplication per
+   element
 """
 
 from collections import Counter
@@ -30,7 +31,7 @@ _MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Compute with bytes where a network was quantised.
+    """Compute with bytes where a network was quantized.
 
     before: y = quantize(relu(add(conv2d(dequantize(x), dequantize(w)), dequantize(b))))
     after:  y = cast(clip(round(relu(cast(qconv2d(x, w) + b') * s)) + zero)), with s of all three scales
@@ -44,6 +45,8 @@ class Quantised:
             return graph
         graph = rewrite(graph, _join)
         graph = rewrite(graph, _Writer(graph).write)
+        # Fixpoint iteration: each step moves a factor past one node, so at most as many steps are needed as there are
+        # nodes.
         for _ in range(len(graph.nodes)):
             smaller = rewrite(graph, _Factors(graph).move)
             if str(smaller) == str(graph):
@@ -54,7 +57,7 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A dequantised value: the whole numbers, their scale and zero point, and the axis these belong to."""
+    """A dequantized value: `name` of the integers, their `scale` and `zero` point, and the `axis` both vary along."""
 
     name: str
     scale: Array
@@ -148,11 +151,15 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     if not w.uniform and w.axis != channel:
         return None
     along = [-1 if axis == channel else 1 for axis in range(raw.ndim)]
+    # The weight's zero point is subtracted at compile time. The difference of two bytes need not fit a byte, then the
+    # product stays in float.
     weight = raw.astype(np.int32) - w.zero.astype(np.int32).reshape(along if w.zero.size > 1 else ())
     others = tuple(axis for axis in range(raw.ndim) if axis != channel)
     if abs(weight).max(initial=0) > 127 or weight.size // raw.shape[channel] > _MOST_PRODUCTS:
         return None
     zero = int(x.zero.item())
+    # sum((q - zero) * w) = sum(q * w) - zero * sum(w). Padding holds the zero point, so the second sum is the same at
+    # the border.
     sums = -zero * weight.sum(axis=others)
     spread = [-1] if node.op == "dense" else [1, -1, *(1 for _ in raw.shape[2:])]
     weight = _filled_channels(node, weight)
@@ -161,6 +168,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     whole = builder.emit(_PRODUCTS[node.op], operands, attrs, name=node.name)
     if sums.any():
         whole = builder.emit("add", [whole, builder.constant(sums.astype(np.int32).reshape(spread), "zeros")])
+    # In float64 and rounded once: one rounding less than multiplying two float32 scales at run time.
     scale = (x.scale.astype(np.float64) * w.scale).astype(np.float32)
     return _scaled(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
 
@@ -216,6 +224,7 @@ def _biased(builder: GraphBuilder, node: Node) -> str | None:
         if real is None or real.op != "cast" or scale is None or numbers is None or numbers.dtype != np.int32:
             continue
         whole = builder.value(real.inputs[0])
+        # The exporter's float32 product of the two scales may differ from ours in the last bits.
         alike = scale.size == bias.scale.size and np.allclose(scale.ravel(), bias.scale.ravel(), rtol=1e-6, atol=0)
         if whole.dtype == "int32" and alike and broadcast_shapes(whole.shape, numbers.shape) == whole.shape:
             total = builder.emit("add", [whole.name, builder.constant(numbers, added)])
@@ -240,7 +249,7 @@ class _Writer:
                     yield min(weights, key=lambda pair: pair[0])[1]
 
     def _work(self, graph: Graph, name: str) -> int:
-        """Grows with the multiplications behind a dequantised value that nobody else reads; 0 where there are none."""
+        """Grows with the multiplications after a dequantised value that nobody else reads; 0 where there are none."""
         node = self._producers.get(name)
         if node is None or node.op != "dequantize" or self._uses[node.inputs[0]] > 1:
             return 0
@@ -262,6 +271,8 @@ class _Writer:
             start = builder.emit("cast", [_column(builder, node, node.inputs[2], x.shape)], {"dtype": x.dtype})
             whole = builder.emit("add", [builder.emit("round", [ratio]), start])
         else:
+            # A multiplication by the reciprocal is cheaper than a division. A value at a rounding boundary may then
+            # differ by one quantum from the division.
             factor = (1 / scale.astype(np.float64)).astype(x.dtype)
             whole = builder.emit("mul", [x.name, _constant(builder, node, factor, x.shape)])
             whole = builder.emit("round", [whole])
@@ -321,7 +332,7 @@ def _uses(graph: Graph) -> Counter[str]:
 
 
 class _Factors:
-    """Step 4: a constant factor moves through what lies in front of it, until it meets another constant."""
+    """Step 4: moves a constant factor backward through the operators before it until it meets another constant."""
 
     def __init__(self, graph: Graph) -> None:
         self._producers = graph.producers()
@@ -330,6 +341,7 @@ class _Factors:
     def move(self, builder: GraphBuilder, node: Node) -> str | None:
         """One step for one product."""
         factor = builder.array(node.inputs[1]) if node.op == "mul" else None
+        # relu(x) * s = relu(x * s), and the same for clip, minimum and maximum, holds only for s > 0.
         if factor is None or factor.dtype != np.float32 or not (factor > 0).all():
             return None
         origin = self._producers[node.output].inputs[0]
@@ -359,7 +371,7 @@ class _Factors:
         return None
 
     def _absorbs(self, builder: GraphBuilder, origin: str, term: str) -> bool:
-        """Whether a factor of this term costs nothing, since it is a constant or behind a product with one."""
+        """Whether a factor of this term costs nothing, since it is a constant or after a product with one."""
         if builder.array(term) is not None:
             return True
         source = builder.producer(term)

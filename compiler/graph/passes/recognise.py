@@ -1,6 +1,6 @@
-"""In: a graph and forms of expressions. Out: the graph with one operator in place of each such expression.
+"""Pattern matching: replaces expressions that exporters write out by the single operator they compute.
 
-Always: only whole expressions are replaced, of which nobody else reads a part; shapes and dtypes stay.
+An expression is replaced only if no other node reads one of its intermediate values. Shapes and dtypes stay the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _Plan = Mapping[str, tuple[Form, Match]]
 
 @dataclass(frozen=True, slots=True)
 class Recognise:
-    """Write activations, softmax and normalisations as the operators that they are, at most `rounds` deep.
+    """Replace written-out activations, softmax and normalizations by their operators, at most `rounds` levels deep.
 
     before: e = exp(sub(x, reduce_max(x))); y = div(e, reduce_sum(e))        after: y = softmax(x)
     """

@@ -1,4 +1,4 @@
-"""In: shapes with as many elements. Out: which axes of one belong to which of the other. Always: row-major order."""
+"""Correspondence between the axes of shapes with equal element counts, in row-major order."""
 
 from collections.abc import Sequence
 from math import prod
@@ -34,6 +34,8 @@ def aligned_axes(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[tuple
     while first < len(one) or second < len(two):
         start, other = first, second
         left = right = 1
+        # Two-pointer merge of the prefix products: the smaller product takes the next axis until both are equal, which
+        # closes a group.
         while left != right or (first, second) == (start, other):
             if second >= len(two) or (first < len(one) and left <= right):
                 left, first = left * one[first], first + 1
@@ -58,6 +60,8 @@ def transposed_reshape(
         if sources:
             first, last = sources[0], sources[-1]
             between = (axis for axis in range(first, last + 1) if axis not in sources)
+            # A group moves as one axis only if its axes are adjacent and ascending in x; axes of extent 1 between them
+            # do not matter.
             if sources != sorted(sources) or any(shape[axis] != 1 for axis in between):
                 return None
             behind = first
@@ -81,6 +85,7 @@ def sliced_before(
         row = prod(before[place] for place in wide[1:])
         if not wide or prod(after[place] for place in new if place < axis) != 1:
             return None
+        # The part is contiguous in row-major order, and one block of `before` if both ends fall on its rows.
         if (start * below) % row or (stop * below) % row:
             return None
         return wide[0], start * below // row, stop * below // row

@@ -1,4 +1,4 @@
-"""In: any graph. Out: a graph that does less. Always: rules are applied in their order until none changes anything.
+"""Applies rewrite rules to every node, in order, until none changes anything.
 
 A rule takes the builder and a node and returns the value that replaces the node's result, or None.
 """
@@ -22,9 +22,10 @@ SETTLING_RULES: tuple[Rule, ...] = (transpose_to_reshape, *SINKING_RULES)
 
 @dataclass(frozen=True, slots=True)
 class Simplify:
-    """Apply `rules` to every node, at most `rounds` times over.
+    """Apply `rules` to every node, for at most `rounds` rounds.
 
-    `SINKING_RULES` move transposes towards each other; `SETTLING_RULES`, for afterwards, turn those left into reshapes.
+    `SINKING_RULES` move transposes toward each other. `SETTLING_RULES`, applied afterwards, turn those left into
+    reshapes.
     """
 
     name: str = "simplify"

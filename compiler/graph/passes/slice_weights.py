@@ -41,12 +41,14 @@ def _once(graph: Graph) -> Graph:
     def cut_only(name: str) -> bool:
         readers = consumers[name]
         slices = name not in graph.outputs and all(reader.op == "slice" for reader in readers)
+        # Overlapping slices would compute their common part twice.
         return slices and sum(graph.values[one.output].size for one in readers) <= graph.values[name].size
 
     @cache
     def from_product(name: str) -> bool:
         """Whether the slice can get as far as a product with constant weights."""
         node = producers.get(name)
+        # Looks ahead to the product before anything moves: a slice that stopped halfway would only split kernels.
         while node is not None and node.op != "dense":
             moves = node.op == "reshape" or (_is_pointwise(node) and _constants_behind(graph, node))
             node = producers.get(node.inputs[0]) if moves and _read_by_one(graph, consumers, node.inputs[0]) else None

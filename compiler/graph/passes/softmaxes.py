@@ -1,7 +1,7 @@
-"""In: nothing. Out: the forms in which exporters write softmax and its logarithm.
+"""Patterns of softmax and log-softmax as exporters write them.
 
-Always: the maximum is subtracted in what is replaced; without that an operator of ours would be better than its
-definition, not equal to it.
+A pattern must subtract the maximum. Without it the operator, which does, would be more accurate than the expression it
+replaces, not equal to it.
 """
 
 from retune.compiler.graph.builder import GraphBuilder

@@ -1,8 +1,8 @@
-"""In: batched products with transposes around them. Out: products that read and write their tensors as they lie.
+"""Fuses transposes into batched products, which then read and write their tensors in the given layout.
 
-Always: the innermost axis of the result stays innermost, in the result and in the operand that has it, so loops over it
-still load and store whole vectors; a transpose that would change that stays a kernel, but for one whose elements each
-take part in one product.
+The innermost axis of the result stays innermost in the result and in the operand that has it, so loops over it still
+load and store whole vectors. A transpose that would change this stays a kernel, unless each of its elements takes part
+in only one product.
 
     before: q' = transpose(q)  (b,m,h,k -> b,h,m,k)        after: contract(q, k) {bmhk, bhkn -> bhmn}
             batch_matmul(reshape(q'), k)
@@ -27,7 +27,9 @@ _PLAIN: Mapping[Words, str] = {("abd", "adc", "abc"): "batch_matmul", ("ac", "cb
 
 @dataclass(frozen=True, slots=True)
 class TransposedProducts:
-    """Take transposes into the products that read them or that they read, and say each product in the shortest way."""
+    """Fuse transposes into the products that read them or that they read, and express each product by its
+    simplest operator.
+    """
 
     name: str = "transposed_products"
     rounds: int = 8
@@ -108,6 +110,7 @@ def _before_units(builder: GraphBuilder, node: Node) -> str | None:
         return None
     before, after = (builder.value(name).shape for name in (source.inputs[0], source.output))
     wide = [axis for axis, extent in enumerate(before) if extent != 1]
+    # Axes of extent 1 do not affect the order of elements, so the reshape commutes with any transpose of the others.
     if [before[axis] for axis in wide] != [extent for extent in after if extent != 1]:
         return None
     places = iter(wide)
@@ -128,6 +131,8 @@ def _reading_untransposed(builder: GraphBuilder, node: Node) -> str | None:
         word = words[place]
         turned = "".join(word[source.ints("perm").index(axis)] for axis in range(len(word)))
         moves_last = word[-1] == last and turned[-1] != last
+        # Loads along the vector loop would become strided. A copy by a separate transpose pays off where each element
+        # is used often.
         if moves_last and _uses(words, builder.value(operands[1 - place]).shape, place) >= _FEW:
             continue
         operands[place], words[place] = source.inputs[0], turned
@@ -155,6 +160,7 @@ def _is_seldom_used(graph: Graph, name: str, readers: Sequence[Node]) -> bool:
 
 def _writing_transposed(builder: GraphBuilder, node: Node) -> str | None:
     source, perm = builder.producer(node.inputs[0]), node.ints("perm")
+    # Stores stay contiguous only if the innermost axis stays innermost.
     if source is None or source.op != "contract" or perm[-1] != len(perm) - 1:
         return None
     left, right, result = _words(source)
@@ -170,6 +176,8 @@ def _settled(builder: GraphBuilder, node: Node) -> str | None:
     extents: dict[str, int] = {}
     for word, shape in zip(words[:2], shapes, strict=True):
         extents.update(zip(word, shape, strict=True))
+    # Axes that are adjacent in all operands are one axis: fewer loops, longer vectors, and more products that equal a
+    # plain `dense` or `batch_matmul` and share its tuning task.
     groups = _groups([[letter for letter in word if extents[letter] != 1] for word in words])
     names: dict[str, str] = {}
     short: list[str] = []

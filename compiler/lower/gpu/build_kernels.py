@@ -1,6 +1,6 @@
 """Build the loop IR of the kernels of a concrete state whose loops are bound to blocks and threads.
 
-Each stage with a nest of its own is a kernel. A kernel computes what the definition says when a loop over blocks or
+Each stage with its own nest is a kernel. A kernel computes what the definition says when a loop over blocks or
 threads is read as an ordinary one; a reduction over threads is a partial result in each of them, and what joins these.
 There are no barriers yet.
 
@@ -69,7 +69,7 @@ class KernelBuilder(LoopBuilder):
         return "shared" if named or not among_threads else "local"
 
     def make_buffers(self) -> list[tuple[Buffer, ...]]:
-        """As on a processor, but what a thread sums for itself is held in the type that suits sums."""
+        """As on a CPU, but what a thread sums for itself is held in the type that suits sums."""
         made = super().make_buffers()
         for stage_id, (stage, buffers) in enumerate(zip(self.state.stages, made, strict=True)):
             if isinstance(stage.op, ComputeOp) and buffers[0].scope == "local":
@@ -135,7 +135,7 @@ class KernelBuilder(LoopBuilder):
         return sizes
 
     def _root_of(self, stage_id: int) -> int:
-        """The stage with a nest of its own inside whose loops the stage is computed."""
+        """The stage with its own nest inside whose loops the stage is computed."""
         location = self.state.stages[stage_id].location
         return self._root_of(location.stage) if isinstance(location, Attached) else stage_id
 

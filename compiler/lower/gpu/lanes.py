@@ -1,6 +1,6 @@
-"""In: index expressions and a variable that counts lanes. Out: what is known of their multiples and of neighbours.
+"""Analysis of index expressions over the lanes of a warp: strides, uniform conditions and multiples.
 
-Always: on the safe side; what is not proved may hold or not.
+It is conservative: what is not proved may or may not hold.
 """
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Var, const

@@ -1,9 +1,8 @@
-"""In: a state with a product of matrices whose innermost loops are bound to an instruction. Out: the loop IR of its
-kernel, in which the warps of a block multiply fragments.
+"""Lowers a matrix product on tensor cores to the loop IR of a kernel whose warps multiply fragments.
 
-Always: as `build_kernels`, of which this is the part that knows lanes. A warp's part of the product lies in the
-registers of its 32 lanes; who reads it must be the lane that has it, or the program is refused. Shared factors are
-written whole: where a tile is longer than its matrix there are zeros.
+It is the part of `build_kernels` that knows lanes. A warp's part of the product is in the registers of its 32 lanes.
+The lane that reads an element must be the lane that holds it, otherwise the program is rejected. Shared factors are
+stored in full tiles: where a tile extends past its matrix it holds zeros.
 
     before: for k: (shared a, b: a = …; b = …; for k i j: tensorize i j k: c[i, j] += a[i, k] * b[k, j])
     after:  c = 0; for k: (shared a, b: a = …; b = …; lane: for k: (fa = a[…]; fb = b[…]; for i j: c[i, j] += fa * fb))
@@ -39,7 +38,7 @@ from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, S
 from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
 
 _FRAGMENT_LOOPS = 3
-"""Over rows, columns and the sum of one instruction; in front of them stand two over the fragments of a warp."""
+"""Over rows, columns and the sum of one instruction; before them stand two over the fragments of a warp."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""In: the loop IR of a kernel. Out: the same computation in a form closer to the machine.
+"""Passes over the loop IR of a kernel, each closer to the machine.
 
-Always: one pass a module, each a frozen value with a `name` and an `apply`.
+Each pass is one module with a frozen value that has a `name` and an `apply`.
 """
 
 from retune.compiler.lower.passes.base import LoopPass

@@ -1,4 +1,7 @@
-"""In: nothing. Out: the interface of a loop pass. Always: a pass changes how a kernel computes, never what."""
+"""The interface of a loop pass.
+
+A pass changes how a kernel computes, never what.
+"""
 
 from typing import Protocol
 

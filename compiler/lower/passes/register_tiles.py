@@ -132,9 +132,7 @@ class _Rewriter:
         begin = nest(unrolled, block(*(Store(acc, place, cast(acc.dtype, value)) for acc, value in pairs)))
         step = nest(unrolled, _moved(tile.update, held))
         results = zip(tile.stores, held.values(), strict=True)
-        end = nest(
-            unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results))
-        )
+        end = nest(unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results)))
         work = self.vectors(tile.spatial, tile.stores)
         reduce = self.unrolled(tile.reduce, work, tile.stores[0].buffer.name)
         return allocate(accs, block(begin, nest(reduce, step), end))

@@ -72,7 +72,7 @@ class _Rewriter:
         width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
         part = Buffer(f"{buffer.name}.part{self.count}", (width,), dtype, "register")
         self.count += 1
-        lane, number = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.turn")
+        lane, number = Var(f"{inner.var.name}.lane"), Var(f"{inner.var.name}.iteration")
 
         def over(extent: int, right: Expr) -> Stmt:
             joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))

@@ -1,4 +1,4 @@
-"""In: a state. Out: the state after one transform. Always: one class a step, found by its tag when a log is read."""
+"""Transform steps: one class per step, found by its tag when a log is read."""
 
 from retune.compiler.schedule.steps.annotate import Annotate, Pragma, StorageAlign
 from retune.compiler.schedule.steps.base import Step, dump_steps, load_steps, step_from_row, steps_of

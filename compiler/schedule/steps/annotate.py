@@ -1,6 +1,6 @@
-"""In: a state. Out: the state with advice on how a loop runs or how a buffer is laid out.
+"""Steps that annotate how a loop runs or how a buffer is laid out.
 
-Always: the order of the computation stays as it is.
+The order of the computation does not change.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,8 @@
-"""In: a state. Out: the state after one transform.
+"""The interface of transform steps.
 
-Always: a step is one frozen class; replay, printing, storage and comparison come from its fields.
+A step is an immutable class; replay, printing, storage and comparison use its fields.
 
-The log form of a step is a JSON list that starts with its tag, the form of TVM's logs.
+The log form of a step is a JSON list that starts with its tag, as in TVM's logs.
 """
 
 import json
@@ -18,7 +18,7 @@ from retune.compiler.schedule.state import Iterator, Stage, State
 from retune.compiler.te.tensor import ExternOp
 
 _LARGEST = 2**31
-"""What is read from a record is used in arrays, where whole numbers have a largest one."""
+"""What is read from a record is used in arrays, where integers have a largest one."""
 
 _BY_TAG: dict[str, type["Step"]] = {}
 
@@ -107,7 +107,7 @@ def refuse_given(state: State, stage_id: int, action: str) -> None:
 
 
 def refuse_annotated(stage: Stage, action: str) -> None:
-    """Check that the stage carries no annotation, unroll limit or alignment that starting anew would drop.
+    """Check that the stage carries no annotation, unroll limit or alignment that starting again would drop.
 
     Raises: ScheduleError that names the loop.
     """
@@ -136,7 +136,7 @@ def refuse_family(stage: Stage, action: str) -> None:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ScheduleError(f"{value!r} is no whole number")
+        raise ScheduleError(f"{value!r} is no integer")
     if abs(value) > _LARGEST:
         raise ScheduleError(f"a number of {value.bit_length()} bits is no length, and numbers nothing")
     return value
@@ -166,7 +166,7 @@ _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
     "scope": _text,
     "kind": _text,
 }
-"""How a field is read back; a field that is not listed is a whole number."""
+"""How a field is read back; a field that is not listed is an integer."""
 
 
 @cache

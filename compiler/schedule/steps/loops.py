@@ -1,6 +1,6 @@
-"""In: a state. Out: the state with the loops of one stage split, fused or permuted.
+"""Transform steps that split, fuse or reorder the loops of a stage.
 
-Always: the loops run over the same points; a stage computed inside a loop stays inside it.
+The loops run over the same points, and attached stages stay attached.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""In: a state. Out: the state with a stage computed somewhere else.
+"""Steps that move where a stage is computed.
 
-Always: what is computed stays as it is; a place that cannot work is found when bounds are inferred.
+The result does not change. A location that cannot work is found when bounds are inferred.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from retune.compiler.te.tensor import ExternOp
 
 @dataclass(frozen=True, slots=True)
 class ComputeAt(Step):
-    """Compute a stage inside a loop of one of its readers, as much of it as one turn of that loop needs."""
+    """Compute a stage inside a loop of one of its readers, as much of it as one iteration of that loop needs."""
 
     tag: ClassVar[str] = "CA"
 

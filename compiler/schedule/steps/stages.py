@@ -1,6 +1,6 @@
-"""In: a state. Out: the state with one stage more, and the graph that has it.
+"""Steps that add a stage, such as caches and factored reductions.
 
-Always: stages behind the new one are renumbered, and everything computed inside a loop stays there.
+Later stages are renumbered, and stages computed inside a loop stay there.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite(Step):
-    """Compute a stage into a buffer of its own first; the stage then only copies. Several results get a buffer each,
+    """Compute a stage into its own buffer first; the stage then only copies. Several results get a buffer each,
     from one new stage.
     """
 
@@ -193,19 +193,19 @@ def _renamed(relation: Relation, names: Mapping[str, str]) -> Relation:
 
 
 def untouched(stage: Stage) -> bool:
-    """Whether a stage has its naive loops and a nest of its own."""
+    """Whether a stage has its naive loops and its own nest."""
     names = [iterator.name for iterator in stage.iters]
     return isinstance(stage.location, Root) and names == [it.name for it in initial_stage(stage.op).iters]
 
 
 def _with_new_stage(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int, Stage]) -> State:
-    """The state over `dag`, which has one operation more at number `new`; `fresh` are the stages that start anew."""
+    """The state over `dag`, which has one operation more at number `new`; `fresh` are the stages that start again."""
     return with_new_stages(state, dag, new, 1, fresh)
 
 
 def with_new_stages(state: State, dag: ComputeDAG, new: int, count: int, fresh: Mapping[int, Stage]) -> State:
     """The state over `dag`, which has `count` operations more, from number `new` on; `fresh` are the stages that start
-    anew.
+    again.
     """
     old = [*range(new), *(None for _ in range(count)), *range(new, len(state.stages))]
     stages = []

@@ -1,6 +1,6 @@
-"""In: a state. Out: the state with a product of matrices that tensor cores can do, or with its copies under way early.
+"""Steps that map a matrix product to tensor cores, and that pipeline its copies.
 
-Always: what is computed stays the same, up to the rounding that the kind of the instruction names.
+The result stays the same up to the rounding that the instruction's kind names.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class AsMatmul(Step):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline(Step):
-    """Start the copies into shared memory that a turn of a loop needs some turns before."""
+    """Start the copies into shared memory that an iteration of a loop needs some iterations before."""
 
     tag: ClassVar[str] = "PL"
 
@@ -52,7 +52,9 @@ class Pipeline(Step):
     depth: Number
 
     def apply(self, state: State) -> State:
-        """The copies of `depth` turns of the loop are under way or at hand at once; 1: those of each turn alone."""
+        """The copies of `depth` iterations of the loop are under way or at hand at once; 1: those of each iteration
+        alone.
+        """
         iterator = iterator_of(state, self.stage, self.iter)
         stage = state.stages[self.stage]
         if iterator.kind is not IterKind.REDUCTION or isinstance(stage.location, Root):

@@ -1,18 +1,23 @@
-"""In: a state and a stage to visit. Out: `CPU_RULES` and `GPU_RULES`, the derivation rules in the order in which they
-are asked. Always: order is data.
-"""
+"""The sketch rules of CPUs and of GPUs, in the order in which they are asked."""
 
-from retune.compiler.search.sketch_rules.base import SketchContext, SketchRule, Verdict
+from retune.compiler.search.sketch_rules.base import (
+    CPU_SEARCH,
+    GPU_SEARCH,
+    SketchContext,
+    SketchRule,
+    Verdict,
+    search_kind,
+)
 from retune.compiler.search.sketch_rules.cache_read import AddCacheRead
 from retune.compiler.search.sketch_rules.cache_write import AddCacheWrite
 from retune.compiler.search.sketch_rules.const_tensor import SimplifyComputeWithConstTensor
 from retune.compiler.search.sketch_rules.cross_thread import CrossThreadReduction
 from retune.compiler.search.sketch_rules.custom import PreloadCustomSketchRule
 from retune.compiler.search.sketch_rules.inline import AlwaysInline
-from retune.compiler.search.sketch_rules.parted_sum import PartedSum
 from retune.compiler.search.sketch_rules.rfactor import AddRfactor
 from retune.compiler.search.sketch_rules.skip import SkipStage
 from retune.compiler.search.sketch_rules.special_location import SpecialComputeLocation
+from retune.compiler.search.sketch_rules.split_k import SplitK
 from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
 from retune.compiler.search.sketch_rules.tile import MultiLevelTiling
 from retune.compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
@@ -36,11 +41,23 @@ GPU_RULES: tuple[SketchRule, ...] = (
     SimplifyComputeWithConstTensor(),
     TensorCoreTiling(),
     CrossThreadReduction(),
-    PartedSum(),
-    AddCacheWrite(),
-    MultiLevelTilingWithFusion(levels=(3,)),
+    SplitK(),
+    AddCacheWrite(ends_visit=True),
+    MultiLevelTilingWithFusion(levels=(3,), ends_visit=True),
     MultiLevelTiling(),
     SkipStage(),
 )
 
-__all__ = ["CPU_RULES", "GPU_RULES", "PreloadCustomSketchRule", "SketchContext", "SketchRule", "Verdict"]
+RULES = {CPU_SEARCH.name: CPU_RULES, GPU_SEARCH.name: GPU_RULES}
+"""The derivation rules of every kind of search."""
+
+__all__ = [
+    "CPU_RULES",
+    "GPU_RULES",
+    "RULES",
+    "PreloadCustomSketchRule",
+    "SketchContext",
+    "SketchRule",
+    "Verdict",
+    "search_kind",
+]

@@ -1,5 +1,6 @@
-"""In: a state and the stage that the derivation visits. Out: what a sketch rule is. Always: the engine that runs rules
-knows none of them by name.
+"""The interface of sketch rules, and what a rule may read.
+
+The engine that runs the rules knows none of them by name.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,30 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SearchKind:
+    """What the search does differently on CPUs and on GPUs, as plain values; `name` is the key of tables of the rest:
+    derivation rules, sketch spaces, the steps that end a sketch.
+    """
+
+    name: str
+    tiling: str
+    """The option with the loop structure of a tiled stage."""
+    unroll_limits: str
+    """The option with the limits of unrolling."""
+    recomputes: bool
+    """Whether a stage that does not reduce is recomputed at every read, however much that is."""
+
+
+CPU_SEARCH = SearchKind("cpu", "tiling", "unroll_limits", recomputes=False)
+GPU_SEARCH = SearchKind("gpu", "gpu_tiling", "gpu_unroll_limits", recomputes=True)
+
+
+def search_kind(hardware: HardwareParams) -> SearchKind:
+    """The kind of search for a machine."""
+    return GPU_SEARCH if hardware.is_gpu else CPU_SEARCH
+
+
+@dataclass(frozen=True, slots=True)
 class SketchContext:
     """What a rule may read besides the state."""
 
@@ -32,14 +57,14 @@ class SketchContext:
     """What code is generated for; None where only the hardware parameters are known."""
 
     @property
-    def gpu(self) -> bool:
-        """Whether programs bind loops to blocks and threads of a GPU."""
-        return self.hardware.is_gpu
+    def kind(self) -> "SearchKind":
+        """What the search does on this kind of machine."""
+        return search_kind(self.hardware)
 
     @property
     def tiling(self) -> str:
         """The loop structure of a tiled stage on this kind of machine."""
-        return self.options.gpu_tiling if self.gpu else self.options.tiling
+        return str(getattr(self.options, self.kind.tiling))
 
 
 class SketchRule(Protocol):

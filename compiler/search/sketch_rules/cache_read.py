@@ -1,5 +1,6 @@
-"""In: a stage that a stage worth tiling reads. Out: the state with the tile it reads fetched into shared memory.
-Always: for GPUs; the same stage is visited again.
+"""Sketch rule: fetch the tile that a tiled stage reads into shared memory (GPU).
+
+The same stage is visited again.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""In: a stage worth tiling that no elementwise stage follows. Out: the state with a local cache in front of its result.
-Always: the same stage is visited again, for the fusion rule to take.
+"""Sketch rule: compute a tiled stage into a local cache when no elementwise stage follows it.
+
+The same stage is visited again, for the fusion rule.
 """
 
 from dataclasses import dataclass
@@ -20,14 +21,16 @@ class AddCacheWrite:
             for i: for j: c[i, j] = c.local[i, j]
     """
 
-    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY when the stage needs tiling and has no elementwise consumer to be fused into.
+    ends_visit: bool = False
+    """Whether no later rule is asked, as on a GPU, where accumulators belong in registers."""
 
-        On a GPU APPLY_AND_STOP: accumulators belong in registers.
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
+        """APPLY, or APPLY_AND_STOP where `ends_visit`, when the stage needs tiling and has no elementwise consumer to
+        fuse with.
         """
         if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is not None:
             return Verdict.SKIP
-        return Verdict.APPLY_AND_STOP if context.gpu else Verdict.APPLY
+        return Verdict.APPLY_AND_STOP if self.ends_visit else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
         """The state with the cache stage, which takes the number of the original and is visited next."""

@@ -1,5 +1,6 @@
-"""In: a stage that multiplies by a constant matrix. Out: the state with the loops over the matrix unrolled. Always: the
-matrix becomes literals in straight-line code.
+"""Sketch rule: unroll the loops over a constant matrix.
+
+The matrix becomes literals in straight-line code.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""In: a long reduction over few points. Out: the state with the threads of a block reducing together. Always: for GPUs.
-"""
+"""Sketch rule for GPUs: the threads of a block share a long reduction over few points."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""In: two functions of a user. Out: a sketch rule. Always: asked before our own rules, in the order registered."""
+"""Sketch rules defined by two functions of the user.
+
+They are asked before the built-in rules, in the order of registration.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -11,9 +14,9 @@ from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
 
 @dataclass(frozen=True, slots=True)
 class PreloadCustomSketchRule:
-    """A rule of one's own, given to `SketchPolicy` in `init_search_callbacks`.
+    """A custom rule, given to `SketchPolicy` in `init_search_callbacks`.
 
-    `condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST (0, 1, 2; whatever is no whole number
+    `condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST (0, 1, 2; whatever is no integer
     counts as 2, with a warning). `apply(policy, state, stage)` gives pairs of a state and the stage to visit next, -1
     to end the derivation. Split lengths that `apply` leaves unknown are searched; known ones stay as they are.
     """

@@ -1,4 +1,7 @@
-"""In: a state and one of its stages. Out: what several sketch rules ask about it. Always: pure functions."""
+"""Predicates on a stage that several sketch rules share.
+
+They are pure functions.
+"""
 
 from math import prod
 
@@ -29,7 +32,7 @@ def named_loops(state: State, stage: int, attribute: str) -> frozenset[str]:
 
 
 def should_always_be_inlined(context: SketchContext, state: State, stage: int) -> bool:
-    """Whether computing the stage anew at every read costs nothing worth keeping; a GPU recomputes whatever does not
+    """Whether computing the stage again at every read costs nothing worth keeping; a GPU recomputes whatever does not
     reduce.
     """
     described = state.stages[stage]
@@ -37,7 +40,7 @@ def should_always_be_inlined(context: SketchContext, state: State, stage: int) -
         return False
     if is_given_to_function(state, stage):
         return False
-    return context.gpu or is_strictly_inlineable(state.dag, stage)
+    return context.kind.recomputes or is_strictly_inlineable(state.dag, stage)
 
 
 def has_cache_write(state: State, stage: int) -> bool:
@@ -72,6 +75,7 @@ def needs_rfactor(context: SketchContext, state: State, stage: int) -> bool:
     space, reduction = loop_volumes(state, stage)
     cores = context.hardware.num_cores
     if needs_multi_level_tiling(state.dag, stage):
+        # Ansor's thresholds: tiling alone gives parallel work if there are more than 16 points per core.
         return space <= reduction and space <= 16 * cores
     return reduction > 1 and reduction > cores
 
@@ -105,6 +109,7 @@ def split_steps(state: State, stage: int) -> tuple[int, ...]:
 
 def _before(step: object, stage: int) -> int:
     """The number that a stage had before a step; that of what it was made of, if the step made it."""
+    # `AsMatmul` replaces one operation by four, so later stages move by three.
     if isinstance(step, AsMatmul) and step.stage < stage:
         return max(step.stage, stage - 3)
     return stage - 1 if isinstance(step, (CacheWrite, CacheRead, Rfactor)) and step.stage < stage else stage
@@ -132,6 +137,7 @@ def common_outer_loops(state: State, stage: int, target: int) -> int:
         for producer, _ in state.dag.reads[reader]:
             if producer >= stage and best[producer] >= 0:
                 common = min(best[producer], _common_pair(state.dag, reader, producer))
+                # The minimum over all paths from the stage to the reader, by dynamic programming in stage order.
                 best[reader] = common if best[reader] < 0 else min(best[reader], common)
     return max(best[target], 0)
 
@@ -177,7 +183,7 @@ def last_outer_reduction(state: State, stage: int) -> int:
 
 
 def outer_space_loops(state: State, stage: int) -> tuple[int, ...]:
-    """The outermost loops that can be fused: up to a reduction, an annotated loop, or just behind an attachment."""
+    """The outermost loops that can be fused: up to a reduction, an annotated loop, or just after an attachment."""
     found: list[int] = []
     for number, iterator in enumerate(state.stages[stage].iters):
         if iterator.kind is IterKind.REDUCTION or iterator.annotation is not Annotation.NONE:

@@ -1,5 +1,6 @@
-"""In: a stage that only rearranges or maps its inputs. Out: the state with it inlined into its readers. Always: no
-later rule sees such a stage.
+"""Sketch rule: inline a stage that only rearranges or maps its inputs.
+
+No later rule sees such a stage.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from retune.compiler.search.sketch_rules.facts import should_always_be_inlined
 
 @dataclass(frozen=True, slots=True)
 class AlwaysInline:
-    """Inline a stage that is no output, reduces nothing and (on a processor) is strictly inlineable.
+    """Inline a stage that is no output, reduces nothing and (on a CPU) is strictly inlineable.
 
     before: t = a + b; c = max(t, 0)      after: c = max(a + b, 0)
     """

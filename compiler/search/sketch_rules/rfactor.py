@@ -1,5 +1,6 @@
-"""In: a long reduction over few points. Out: states in which it is done in two steps. Always: for processors; how far
-it is factored stays open.
+"""Sketch rule: factor a long reduction over few points into two steps (CPU).
+
+The factor stays open.
 """
 
 from dataclasses import dataclass

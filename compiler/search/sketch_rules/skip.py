@@ -1,5 +1,6 @@
-"""In: any stage. Out: the state unchanged, on to the next stage. Always: applies, so that a derivation never gets
-stuck.
+"""Sketch rule: go on to the next stage without a change.
+
+It always applies, so that a derivation never gets stuck.
 """
 
 from dataclasses import dataclass

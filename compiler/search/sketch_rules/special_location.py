@@ -1,6 +1,4 @@
-"""In: an elementwise stage in front of a product with a constant matrix. Out: the state with it computed inside that
-product's loops. Always: for GPUs.
-"""
+"""Sketch rule: compute an elementwise stage inside the product with a constant matrix that reads it (GPU)."""
 
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ from retune.compiler.search.sketch_rules.facts import CONST_INDICES, named_loops
 
 @dataclass(frozen=True, slots=True)
 class SpecialComputeLocation:
-    """Compute such a stage once in front of the unrolled loops: inlined, each of its elements would be read from memory
+    """Compute such a stage once before the unrolled loops: inlined, each of its elements would be read from memory
     again for every row of the matrix.
 
     before: t = gather(a); for p: unroll e: unroll r: u += t * m

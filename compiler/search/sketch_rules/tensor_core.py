@@ -1,7 +1,7 @@
-"""In: a product of matrices in types that tensor cores multiply. Out: the state with it done by them, and which of its
-lengths a program may choose.
+"""Sketch rule: compute a matrix product on tensor cores.
 
-Always: for NVIDIA GPUs from sm_80 on; ends in loops that are bound to blocks, warps and lanes already.
+It needs an NVIDIA GPU from sm_80 on. The resulting loops are already bound to blocks, warps and lanes; some of their
+lengths stay open.
 """
 
 import re
@@ -98,13 +98,13 @@ class TensorCoreTiling:
         """
         found = contraction_of(state.dag, stage)
         assert found is not None, "judge() has looked"
-        parted = (in_parts(state, stage, parts) for parts in _parts(context, state, stage, found))
-        return tuple((_tiled(context, each, stage), stage - 1) for each in (state, *parted))
+        split = (in_parts(state, stage, parts) for parts in _parts(context, state, stage, found))
+        return tuple((_tiled(context, each, stage), stage - 1) for each in (state, *split))
 
 
 def _parts(context: SketchContext, state: State, stage: int, found: Contraction) -> tuple[int, ...]:
     """Into how many parts a sum may be cut: the largest two powers of two that divide its longest loop, leave each part
-    a few turns, and make no more tiles than twice the multiprocessors. None for sums that are rounded to halves.
+    a few iterations, and make no more tiles than twice the multiprocessors. None for sums that are rounded to halves.
     """
     op = state.stages[stage].op
     batch, rows, columns, sums = (
@@ -212,7 +212,7 @@ def _tiled_product(state: State, product: int, root: int, depth: int) -> State:
 
 
 def _fetched(state: State, operand: int, product: int, warps: tuple[int, int]) -> State:
-    """A factor's tile, copied by all threads of the block together for every turn over the sum."""
+    """A factor's tile, copied by all threads of the block together for every iteration over the sum."""
     op = state.stages[operand].op
     assert isinstance(op, ComputeOp)
     factor, offset = row_padding(op.dtype, inner=depth_is_inner(op))
@@ -246,7 +246,7 @@ def choices_of(steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
         if isinstance(step, AsMatmul):
             behind = range(first, len(steps))
             pipeline = next(n for n in behind if isinstance(steps[n], Pipeline))
-            # In front of it are the splits of the result and then of the product, behind it those of the factors.
+            # Before it are the splits of the result and then of the product, after it those of the factors.
             splits = [n for n in behind if isinstance(part := steps[n], Split) and len(part.lengths) == 1]
             mine = [n for n in splits if n < pipeline and steps[n].stage == step.stage + 2]
             result = [n for n in splits if n < pipeline and n not in mine]

@@ -1,5 +1,6 @@
-"""In: a stage whose inputs are read many times. Out: the state with it tiled over all levels. Always: ends the rules
-for this stage.
+"""Sketch rule: tile a stage whose inputs are read many times over all levels.
+
+No later rule is asked for this stage.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""In: a stage worth tiling and the one elementwise stage that reads it. Out: states in which the stage is computed
-inside tiles of its reader. Always: both are tiled alike.
+"""Sketch rule: compute a tiled stage inside the tiles of its one elementwise consumer.
+
+Both are tiled alike.
 """
 
 from collections.abc import Iterator
@@ -22,12 +23,14 @@ class MultiLevelTilingWithFusion:
     """
 
     levels: tuple[int, ...] = (1, 2)
+    ends_visit: bool = False
+    """Whether no later rule is asked, as on a GPU, where tiles stay in registers."""
 
-    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY, or APPLY_AND_STOP for a cache stage, pointless to tile without its copy, and on a GPU."""
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
+        """APPLY, or APPLY_AND_STOP for a cache stage, pointless to tile without its copy, and where `ends_visit`."""
         if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is None:
             return Verdict.SKIP
-        return Verdict.APPLY_AND_STOP if context.gpu or has_cache_write(state, stage) else Verdict.APPLY
+        return Verdict.APPLY_AND_STOP if self.ends_visit or has_cache_write(state, stage) else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> Iterator[tuple[State, int]]:
         """One state for each level of the structure at which the consumer may take the stage in."""

@@ -1,8 +1,7 @@
-"""In: a state, a stage and a level structure such as SSRSRS. Out: the state with the stage tiled, and a consumer split
-alike. Always: tile lengths are left unknown, for the search to fill.
+"""Multi-level tiling by a structure such as SSRSRS, of a stage and of its consumer; tile lengths stay unknown.
 
-Loops that the operation's attribute `auto_scheduler_no_split_at_inner` names stay whole, at the innermost level of
-their kind.
+Loops that the operation's attribute `auto_scheduler_no_split_at_inner` names are not split; they are placed at the
+innermost level of their kind.
 """
 
 from retune.compiler.errors import ScheduleError

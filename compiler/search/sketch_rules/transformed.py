@@ -1,10 +1,11 @@
-"""In: a convolution that is computed in a transformed space (Winograd). Out: sketches that go through it by blocks.
-Always: ends the derivation, since the sketches say where every stage but the padding stands.
+"""Sketch rule: computes a Winograd convolution in blocks.
 
-A block is some tiles of the result and some of its channels. Its products stand inside the loops over blocks, in a
-local buffer, tiled in registers like any matrix product; from there they are transformed back tile by tile into the
-result, together with whatever is done to it element by element. The transformed input is made beforehand, or for the
-tiles of a block as long as all of its channels take their turn.
+It ends the derivation, since it places every stage but padding.
+
+A block is some tiles of the result and some of its channels. Its products are inside the loops over blocks, in a local
+buffer, tiled in registers like any matrix product. They are transformed back tile by tile into the result, together
+with its elementwise consumers. The transformed input is computed in advance, or for the tiles of a block while the loop
+over its channels runs.
 """
 
 from collections.abc import Iterator
@@ -36,12 +37,12 @@ class TransformedConvolution:
     after:  for p.0: v = B'd;  for co.0: for p.0: (for co.1 p.1 ci p.2 co.2: m += v * u); for p.1 co.1: y = A'm
     """
 
-    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
+    def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
         """APPLY_AND_STOP for the last stage of a graph that ends in such a convolution, or in elementwise stages
-        behind it.
+        after it.
         """
         last = len(state.stages) - 1
-        if context.gpu or stage != last or state.steps:
+        if stage != last or state.steps:
             return Verdict.SKIP
         result = _result(state)
         if result is None:

@@ -35,7 +35,7 @@ def tiled() -> tuple[ComputeDAG, State, Tensor]:
     return dag, s, c
 
 
-def test_b_facts_of_a_tiled_matmul() -> None:
+def test_bounds_of_a_tiled_matmul_are_those_of_tvm() -> None:
     dag, s, c = tiled()
     assert dag.flop_ct == dag.flop_count == 2 * 512**3
     assert [loop.extent for loop in dag.infer_bound_from_state(s)[c].iters] == [2, 4, 4, 8, 8, 4, 8, 4, 512]
@@ -48,7 +48,7 @@ def test_b_facts_of_a_tiled_matmul() -> None:
     assert len(again.ops) == len(dag.ops)
 
 
-def test_l1_arguments_by_layout_option() -> None:
+def test_the_layout_option_decides_the_shapes_of_arguments() -> None:
     dag, s, _ = tiled()
     shapes = {option: dag.apply_steps_from_state(s, option)[1][1].shape for option in (NONE, INSERT, PRE)}
     assert shapes == {NONE: (512, 512), INSERT: (512, 512), PRE: (4, 8, 4, 4, 512)}
@@ -85,7 +85,7 @@ def test_a_state_changes_under_its_calls_and_a_copy_does_not() -> None:
         hash(s)
 
 
-def test_c3_annotations_return_the_loop() -> None:
+def test_annotations_return_the_loop_through_the_tvm_state() -> None:
     a, b, c = matmul()
     s = ComputeDAG([a, b, c]).get_init_state()
     i0, i1 = s.split(c, "i", [16])
@@ -125,7 +125,7 @@ def test_handles_stay_valid_and_stages_say_where_they_are_computed() -> None:
     assert factored.rfactor(c, "k", 2).name == "C.rf"
 
 
-def test_c1_c8_c9_splits_through_the_state() -> None:
+def test_splits_through_the_tvm_state_give_the_extents() -> None:
     x = te.placeholder((512, 512), name="X")
     y = te.compute((512, 512), lambda i, j: x[i, j] + 1.0, "Y")
     z = te.compute((512, 512), lambda i, j: y[i, j] * 2.0, "Z")
@@ -151,12 +151,12 @@ def test_what_is_applied_can_be_built_of_its_arguments() -> None:
     s.vectorize(c, inner)
     rng = np.random.default_rng(0)
     left, right = rng.random((6, 16), np.float32), rng.random((16, 32), np.float32)
-    relaid = np.ascontiguousarray(right.reshape(16, 4, 8).transpose(1, 0, 2))
+    laid_out = np.ascontiguousarray(right.reshape(16, 4, 8).transpose(1, 0, 2))
     for option in LayoutRewriteOption:
         schedule, tensors = dag.apply_steps_from_state(s, option)
         product = build(tensors, schedule.steps)
         (result,) = product.outputs()
-        product(*product.prepared(left, relaid if option is PRE else right), result)
+        product(*product.prepared(left, laid_out if option is PRE else right), result)
         np.testing.assert_allclose(result, left @ right, rtol=1e-5)
 
 
@@ -173,6 +173,6 @@ def test_the_program_applied_to_a_graph_is_that_of_the_steps() -> None:
     assert tensors[1].shape == (2, 4, 4)
     rng = np.random.default_rng(0)
     left, right = rng.random((4, 4), np.float32), rng.random((4, 8), np.float32)
-    relaid = right.reshape(4, 2, 4).transpose(1, 0, 2)
-    (result,) = evaluate([tensors[2]], {tensors[0]: left, tensors[1]: np.ascontiguousarray(relaid)})
+    laid_out = right.reshape(4, 2, 4).transpose(1, 0, 2)
+    (result,) = evaluate([tensors[2]], {tensors[0]: left, tensors[1]: np.ascontiguousarray(laid_out)})
     np.testing.assert_allclose(result, left @ right, rtol=1e-5)

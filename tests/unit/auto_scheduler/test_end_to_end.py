@@ -31,7 +31,8 @@ from retune.compiler.auto_scheduler import (
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.schedule import workload_registry
 from retune.compiler.te.tensor import Tensor
-from tests.unit.auto_scheduler.scripts import check, matmul
+from tests.support.tiers import long_except
+from tests.support.tvm_scripts import check, matmul
 
 register_workload("matmul", matmul, override=True)
 
@@ -57,7 +58,7 @@ def gather(rows: int) -> list[Tensor]:
     return [x, index, te.compute((5,), lambda i: x[index[i]], "Y")]
 
 
-def test_h4_h6_programs_run_through_a_local_context() -> None:
+def test_programs_run_through_a_local_context() -> None:
     register_workload("gather_through_context", gather, override=True)
     indices = np.array([5, 0, 1_999_999, 7, 9], np.int32)
     tasks = [
@@ -87,8 +88,8 @@ def unpickled(data: bytes) -> tuple[MeasureStatus, str]:
     return result.error_no, result.error_msg
 
 
-@pytest.mark.parametrize("flush", [False, True])
-def test_h4_the_naive_program_of_a_function_and_of_a_graph(flush: bool) -> None:
+@pytest.mark.parametrize("flush", long_except([True], [False, True]))
+def test_the_default_schedule_runs_for_a_function_and_a_graph(flush: bool) -> None:
     of_function = SearchTask(func="matmul", args=(512, 512, 512), target="llvm")
     of_graph = SearchTask(compute_dag=ComputeDAG(matmul(512, 512, 512)), target="llvm")
     entry = serialize_workload_registry_entry(of_graph.workload_key)
@@ -101,7 +102,8 @@ def test_h4_the_naive_program_of_a_function_and_of_a_graph(flush: bool) -> None:
         assert (result.error_no, result.error_msg) == (MeasureStatus.OK, "")
 
 
-def test_h4_a_spawned_process_measures_a_task_that_it_was_sent() -> None:
+@pytest.mark.long
+def test_a_spawned_process_measures_a_task_that_it_was_sent() -> None:
     task = SearchTask(compute_dag=ComputeDAG(matmul(96, 96, 96)), target="llvm")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(unpickled, (pickle.dumps(task),)) == (MeasureStatus.OK, "")
@@ -116,7 +118,8 @@ def searched(log: str) -> int:
     return len(list(load_records(log)))
 
 
-def test_j2_a_task_is_tuned_in_a_spawned_process(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_task_is_tuned_in_a_spawned_process(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(searched, (str(tmp_path / "log.json"),)) >= 2
 
@@ -130,6 +133,7 @@ def scheduled(log: str) -> int:
     return sum(result.error_no is MeasureStatus.OK for _, result in load_records(log))
 
 
-def test_k1_tasks_are_tuned_in_a_spawned_process(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_tasks_are_tuned_in_a_spawned_process(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(scheduled, (str(tmp_path / "log.json"),)) == 4

@@ -18,7 +18,7 @@ from retune.compiler.auto_scheduler import (
     save_records,
 )
 from retune.compiler.errors import CorruptRecordError, StoreError
-from tests.unit.auto_scheduler.scripts import matmul
+from tests.support.tvm_scripts import matmul
 
 SMALL = {"evolutionary_search_population": 256, "evolutionary_search_num_iters": 1}
 
@@ -34,7 +34,7 @@ def measured(count: int) -> tuple[SearchTask, list[State], list[MeasureInput], l
     return task, states, [MeasureInput(task, state) for state in states], results
 
 
-def test_f1_a_random_model_takes_updates_and_scores_every_program() -> None:
+def test_a_random_model_accepts_updates_and_scores_every_program() -> None:
     task, states, inputs, results = measured(50)
     model = RandomModel()
     model.update(inputs, results)
@@ -45,7 +45,7 @@ def test_f1_a_random_model_takes_updates_and_scores_every_program() -> None:
     assert ((scores >= 0) & (scores < 1)).all()
 
 
-def test_f2_trees_fit_random_times_and_come_back_from_files(tmp_path: Path) -> None:
+def test_xgb_fits_random_times_and_survives_files(tmp_path: Path) -> None:
     task, states, inputs, results = measured(50)
     model = XGBModel(num_warmup_sample=-1)
     model.update(inputs, results)
@@ -62,7 +62,7 @@ def test_f2_trees_fit_random_times_and_come_back_from_files(tmp_path: Path) -> N
     assert list(loaded.predict(task, states)) == list(scores)
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_loading_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     model = XGBModel()
     with pytest.raises(StoreError, match="cannot read the cost model"):
         model.load(tmp_path / "none")

@@ -14,7 +14,7 @@ from retune.compiler import auto_scheduler
 from retune.compiler.driver.build import build_kernel
 from retune.compiler.errors import OptionError, UnknownWorkloadError, UnregisteredWorkloadError
 from retune.compiler.schedule import workload_registry
-from tests.unit.auto_scheduler.scripts import matmul
+from tests.support.tvm_scripts import matmul
 
 NO = inspect.Parameter.empty
 """A parameter without a default."""
@@ -40,7 +40,7 @@ STATE_CALLS = {
 }  # fmt: skip
 
 PARAMETERS: dict[str, dict[str, object]] = {
-    "ComputeDAG": {"compute": NO},
+    "ComputeDAG": {"compute_or_sche": None},
     "ComputeDAG.apply_steps_from_state": {"self": NO, "state": NO, "layout_rewrite": 0},
     "ComputeDAG.get_init_state": {"self": NO},
     "ComputeDAG.hash_key": {"self": NO},
@@ -199,7 +199,7 @@ def test_a_task_is_made_of_a_function_a_key_or_a_graph() -> None:
     assert build_kernel(task, (), "kernel").args[1].packing is None
 
 
-def test_options_of_a_task_win_over_what_is_usual() -> None:
+def test_options_of_a_task_override_defaults() -> None:
     task = auto_scheduler.SearchTask(
         compute_dag=auto_scheduler.ComputeDAG(matmul(4, 4, 4)),
         target="cuda -arch=sm_90",
@@ -218,7 +218,7 @@ def test_options_of_a_task_win_over_what_is_usual() -> None:
     assert copy.workload_key == task.workload_key
 
 
-def test_a_task_that_says_too_little_is_refused() -> None:
+def test_task_without_function_or_key_is_refused() -> None:
     with pytest.raises(OptionError, match="a function with its arguments"):
         auto_scheduler.SearchTask(target="llvm")
     with pytest.raises(OptionError, match="needs a target"):
@@ -227,7 +227,7 @@ def test_a_task_that_says_too_little_is_refused() -> None:
         auto_scheduler.SearchTask(func=matmul, args=(4, 4, 4), target="llvm")
     with pytest.raises(UnknownWorkloadError):
         auto_scheduler.ComputeDAG('["matmul", 4, 4, 4]')
-    with pytest.raises(UnregisteredWorkloadError, match="under a text"):
+    with pytest.raises(UnregisteredWorkloadError, match="under a string"):
         auto_scheduler.register_workload(5)  # type: ignore[call-overload]
 
 

@@ -31,7 +31,7 @@ from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import State as Immutable
 from retune.compiler.schedule.state import replay
-from tests.unit.auto_scheduler.scripts import matmul
+from tests.support.tvm_scripts import matmul
 
 
 def test_the_tasks_of_a_network_in_any_of_its_forms() -> None:
@@ -72,14 +72,14 @@ def _moved() -> Graph:
     ],
     ids=["two", "alike", "no reuse", "no reuse, simple ones too"],
 )
-def test_m2_numbers_of_tasks(graph: Graph, simple: bool, weights: list[int]) -> None:
+def test_cpu_networks_have_as_many_tasks_as_in_tvm(graph: Graph, simple: bool, weights: list[int]) -> None:
     tasks, found = extract_tasks(graph, None, "llvm", include_simple_tasks=simple)
     assert found == weights
     texts = {task.workload_key: str(task.compute_dag) for task in tasks}
-    assert len(texts) == len(tasks), "m3: a key has one graph"
+    assert len(texts) == len(tasks), "a key has one graph"
 
 
-def test_m3_the_graphs_of_tasks_are_written_down(tmp_path: Path) -> None:
+def test_the_graphs_of_all_tasks_are_dumped_by_key(tmp_path: Path) -> None:
     log = tmp_path / "graphs.json"
     tasks, _ = extract_tasks("mlp", None, "llvm", include_simple_tasks=True, dump_workload_to_dag_log=log)
     assert json.loads(log.read_text()) == {task.workload_key: str(task.compute_dag) for task in tasks}

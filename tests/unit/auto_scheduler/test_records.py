@@ -43,7 +43,7 @@ from retune.compiler.auto_scheduler.feature import (
 )
 from retune.compiler.auto_scheduler.measure_record import main
 from retune.compiler.errors import LogFormatError, OptionError, UnknownWorkloadError
-from tests.unit.auto_scheduler.scripts import matmul
+from tests.support.tvm_scripts import matmul
 
 for _name in ("matmul", "matmul_of_records"):
     register_workload(_name, matmul, override=True)
@@ -67,7 +67,7 @@ def logged(path: Path, *pairs: tuple[MeasureInput, MeasureResult]) -> Path:
     return path
 
 
-def test_h2_a_record_comes_back_with_its_graph_and_its_loops(tmp_path: Path) -> None:
+def test_a_record_restores_its_graph_and_loops(tmp_path: Path) -> None:
     inp, result = measured(task())
     log = logged(tmp_path / "deep" / "log.json", (inp, result))
     ((light, back),) = load_records(log)
@@ -81,7 +81,7 @@ def test_h2_a_record_comes_back_with_its_graph_and_its_loops(tmp_path: Path) -> 
     assert dump_record_to_string(whole, back) == dump_record_to_string(inp, result)
 
 
-def test_h5_the_host_of_a_target_survives_a_record() -> None:
+def test_the_host_of_a_target_survives_a_record() -> None:
     inp, result = measured(task(target_host="llvm -mtriple=aarch64-linux-gnu"))
     light, _ = load_record_from_string(dump_record_to_string(inp, result))
     assert light.task.target_host == Target("llvm -mtriple=aarch64-linux-gnu")
@@ -89,7 +89,7 @@ def test_h5_the_host_of_a_target_survives_a_record() -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("A",), ("B", "A")])
-def test_i1_i2_all_of_a_task_survives_a_record(names: tuple[str, ...]) -> None:
+def test_all_of_a_task_survives_a_record(names: tuple[str, ...]) -> None:
     arrays = {name: np.zeros((24, 24), np.float32) for name in names}
     one = SearchTask(
         func="matmul_of_records", args=(24, 24, 24), target="llvm -mcpu=znver4", target_host="llvm",
@@ -107,7 +107,7 @@ def test_i1_i2_all_of_a_task_survives_a_record(names: tuple[str, ...]) -> None:
         assert back.hardware_params.to_row() == one.hardware_params.to_row()
 
 
-def test_i3_a_task_of_an_older_log_is_read() -> None:
+def test_a_task_of_an_older_log_is_read() -> None:
     line = json.loads(dump_record_to_string(*measured(task())))
     line["i"][0] = line["i"][0][:5]
     line["v"] = "v0.5"
@@ -154,7 +154,7 @@ def test_the_best_record_and_what_fits_it(tmp_path: Path) -> None:
     assert task(64).apply_best(log, include_compatible=True)[0].steps
 
 
-def test_a_reader_skips_counts_and_forgives_a_missing_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_record_reader_skips_bad_lines_and_missing_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = logged(tmp_path / "log.json", *(measured(task(), factor) for factor in (1, 2, 4)))
     inp, result = measured(task(), 8)
     RecordToFile(log).callback(None, [inp], [result])
@@ -249,9 +249,7 @@ def test_features_of_programs_and_their_labels() -> None:
     assert np.array_equal(get_per_store_features_from_states([state], task())[0], features[0])
 
 
-
-
-def test_i1_the_names_of_special_inputs_keep_their_order() -> None:
+def test_the_names_of_special_inputs_keep_their_order() -> None:
     arrays = {name: np.zeros(3, np.float32) for name in ("index", "A", "mask")}
     named = SearchTask(func="matmul_of_records", args=(28, 28, 28), target="llvm", task_inputs=arrays)
     assert named.task_input_names == ("index", "A", "mask")

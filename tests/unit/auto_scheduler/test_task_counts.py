@@ -1,4 +1,4 @@
-"""How many tasks the networks have that TVM's own tests count, written anew with few channels (counts do not depend on
+"""How many tasks the networks have that TVM's own tests count, written again with few channels (counts do not depend on
 these), and that one of them computes the same however it is scheduled.
 """
 
@@ -21,7 +21,7 @@ from retune.compiler.frontend.zoo.layers import LayerWriter
 from retune.compiler.graph_executor import GraphModule, cpu
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.target import Target
-from tests.unit.auto_scheduler.scripts import Simulated
+from tests.support.tvm_scripts import Simulated
 
 _WIDTH = 8
 
@@ -105,7 +105,7 @@ def _classified(write: LayerWriter, x: str, channels: int) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("name", "tasks", "calls"), [("mlp", 1, 2), ("resnet18", 24, 25), ("mobilenet", 22, 30), ("resnet3d18", 23, 24)]
 )
-def test_m1_tasks_and_calls_of_networks(name: str, tasks: int, calls: int, target: str) -> None:
+def test_networks_have_as_many_tasks_and_calls_as_in_tvm(name: str, tasks: int, calls: int, target: str) -> None:
     model = {"mlp": mlp, "resnet18": resnet18, "mobilenet": mobilenet, "resnet3d18": lambda: resnet18(3)}[name]()
     found, weights = extract_tasks(model, None, target)
     assert (len(found), sum(weights)) == (tasks, calls)
@@ -117,7 +117,7 @@ def _scores(model: onnx.ModelProto, x: Array) -> Array:
     return module.get_output(0)
 
 
-def test_m5_a_network_tuned_sampled_and_untuned_computes_the_same(tmp_path: Path) -> None:
+def test_a_network_tuned_sampled_and_untuned_computes_the_same(tmp_path: Path) -> None:
     model, x = mlp(), np.random.default_rng(0).random((1, 32), np.float32)
     (task,), _ = extract_tasks(model, None, Target.host())
     log = tmp_path / "log.json"

@@ -24,7 +24,7 @@ from retune.compiler.errors import OptionError, StoreError
 from retune.compiler.search import policy as search
 from retune.compiler.search.mutation import NEIGHBOUR
 from retune.compiler.search.policy import EmptyPolicy
-from tests.unit.auto_scheduler.scripts import Simulated, matmul
+from tests.support.tvm_scripts import Simulated, matmul
 
 SMALL = {"evolutionary_search_population": 64, "evolutionary_search_num_iters": 2}
 
@@ -47,7 +47,7 @@ def counts(log: Path, of: list[SearchTask]) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", ["sketch.random", "default"])
-def test_k1_round_robin_deals_evenly_and_goes_on_from_a_log(policy: str, tmp_path: Path) -> None:
+def test_round_robin_deals_evenly_and_goes_on_from_a_log(policy: str, tmp_path: Path) -> None:
     mine, log = tasks(2, 4, 8), tmp_path / "log.json"
     scheduler = TaskScheduler(mine, strategy="round-robin", callbacks=[])
     scheduler.tune(options(6, log), policy, SMALL)
@@ -62,7 +62,7 @@ def test_k1_round_robin_deals_evenly_and_goes_on_from_a_log(policy: str, tmp_pat
     assert len(set(programs)) == len(programs)
 
 
-def test_k2_an_objective_of_ones_own_decides(tmp_path: Path) -> None:
+def test_a_custom_objective_decides_which_task_is_next(tmp_path: Path) -> None:
     mine, log = tasks(2, 4), tmp_path / "log.json"
     scheduler = TaskScheduler(mine, objective_func=lambda costs: 1e5 * costs[0], callbacks=[])
     scheduler.best_costs = [1e2, 1e-8]
@@ -81,7 +81,7 @@ def test_records_of_another_target_are_not_taken_for_progress(tmp_path: Path) ->
     assert scheduler.task_cts == [0, 2]
 
 
-def test_a_task_with_nothing_left_ends_alone() -> None:
+def test_exhausted_task_does_not_end_the_others() -> None:
     mine = tasks(4, 8)
     policies = [EmptyPolicy(mine[0]), SketchPolicy(mine[1], params=SMALL)]
     machine = Simulated()
@@ -100,7 +100,7 @@ def test_a_task_none_of_whose_programs_is_valid_does_not_end_the_run() -> None:
     assert list(scheduler.best_costs) == [1e10, 1e10]
 
 
-def test_a_run_can_be_repeated() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     def seen(seed: int) -> list[tuple[str, str]]:
         machine = Simulated()
         TaskScheduler(tasks(16, 32), callbacks=[], seed=seed).tune(options(6, machine=machine), "default", SMALL)
@@ -185,7 +185,7 @@ def test_the_end_of_the_budget_goes_to_neighbours_of_the_best(monkeypatch: pytes
     assert all(NEIGHBOUR in each for each in moves[6:])
 
 
-def test_tasks_of_one_structure_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_one_structure_share_their_best_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [ComputeDAG(matmul(size, size, size)) for size in (32, 64)]
     mine = [SearchTask(compute_dag=graph, target="llvm") for graph in graphs]
     heard: list[tuple[str, list[str]]] = []
@@ -200,7 +200,7 @@ def test_tasks_of_one_structure_hear_of_each_other(monkeypatch: pytest.MonkeyPat
         assert key not in {other for other, text in machine.seen if text in texts}
 
 
-def test_callbacks_hear_of_every_round() -> None:
+def test_callbacks_are_called_every_round() -> None:
     heard: list[tuple[str, int, int]] = []
 
     class Listening(TaskSchedulerCallback):
@@ -234,19 +234,19 @@ def test_a_saved_model_is_where_a_run_begins(tmp_path: Path) -> None:
         ({"task_weights": [1]}, {}, "a weight for each"),
         ({"task_weights": [1, -1]}, {}, "finite and not negative"),
         ({"task_weights": [1, float("nan")]}, {}, "finite and not negative"),
-        ({"seed": -1}, {}, "a seed must be a whole number"),
+        ({"seed": -1}, {}, "a seed must be an integer"),
         ({"strategy": "greedy"}, {}, "strategy must be one of"),
         ({}, {"search_policy": "evolution"}, "search_policy must be"),
         ({}, {"search_policy": [None]}, "each task needs a policy"),
         ({}, {"tune_option": options(1)}, "num_measure_trials must be at least 2"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, Any], tuned: dict[str, Any], said: str) -> None:
+def test_invalid_scheduler_options_are_refused(given: dict[str, Any], tuned: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         TaskScheduler(**{"tasks": tasks(2, 4), "callbacks": [], **given}).tune(**{"tune_option": options(4), **tuned})
 
 
-def test_a_latency_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_unwritable_latency_log_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     scheduler = TaskScheduler(tasks(8), callbacks=[LogEstimatedLatency(tmp_path / "file" / "log.tsv")])
     with pytest.raises(StoreError, match="latency log"):

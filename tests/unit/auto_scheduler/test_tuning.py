@@ -1,6 +1,5 @@
 """A task is tuned from its definition to a kernel, with a machine that is simulated."""
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -44,7 +43,7 @@ from retune.compiler.runtime.cuda import why_not
 from retune.compiler.schedule.steps import Split
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import EmptyPolicy as AskAndTell
-from tests.unit.auto_scheduler.scripts import Simulated, check, matmul, zero_rank_compute, zero_rank_reduce
+from tests.support.tvm_scripts import Simulated, check, matmul, zero_rank_compute, zero_rank_reduce
 
 SMALL = {"evolutionary_search_population": 64, "evolutionary_search_num_iters": 2}
 
@@ -68,7 +67,7 @@ class Checking:
 
 
 def tuned(task: SearchTask, policy: Any, log: Path, trials: int = 100, **options: Any) -> Checking:
-    """Tune with a few trials a round into a log, and see to it that the best program is right."""
+    """Tune with a few trials a round into a log, and ensure that the best program is right."""
     checking = Checking()
     recording: list[Any] = [RecordToFile(log), checking]
     given = {"early_stopping": 1, "num_measures_per_round": 2, "runner": Simulated(), **options}
@@ -78,7 +77,7 @@ def tuned(task: SearchTask, policy: Any, log: Path, trials: int = 100, **options
 
 
 @pytest.mark.parametrize("workload", [matmul, "matmul", "matmul_auto_scheduler_test_rename_1"])
-def test_j1_the_empty_policy_measures_the_program_without_steps(workload: Any, tmp_path: Path) -> None:
+def test_the_empty_policy_measures_the_program_without_steps(workload: Any, tmp_path: Path) -> None:
     task = SearchTask(func=workload, args=(64, 64, 64), target="llvm")
     log = tmp_path / "log.json"
     assert tuned(task, EmptyPolicy(task), log, trials=2).calls == 1
@@ -86,7 +85,7 @@ def test_j1_the_empty_policy_measures_the_program_without_steps(workload: Any, t
 
 
 @pytest.mark.parametrize("model", [RandomModel, XGBModel])
-def test_j2_j3_sketches_with_a_model_that_knows_nothing_or_learns(model: Any, tmp_path: Path) -> None:
+def test_sketches_are_tuned_with_a_random_or_a_trained_model(model: Any, tmp_path: Path) -> None:
     task, log = SearchTask(func="matmul", args=(64, 64, 64), target="llvm"), tmp_path / "log.json"
     policy = SketchPolicy(task, model(), SMALL, init_search_callbacks=[PreloadMeasuredStates(log)])
     assert tuned(task, policy, log).calls >= 2
@@ -99,7 +98,7 @@ def test_j2_j3_sketches_with_a_model_that_knows_nothing_or_learns(model: Any, tm
     assert len(set(programs)) == len(programs)  # nothing is measured twice
 
 
-def test_j4_programs_for_a_gpu_are_searched_for_and_measured_where_there_is_one(tmp_path: Path) -> None:
+def test_programs_for_a_gpu_are_searched_for_and_measured_where_there_is_one(tmp_path: Path) -> None:
     task = SearchTask(func="matmul", args=(128, 128, 128), target="cuda -arch=sm_90")
     policy = SketchPolicy(task, RandomModel(), SMALL)
     (first,) = policy.propose(1)
@@ -117,14 +116,14 @@ def test_j4_programs_for_a_gpu_are_searched_for_and_measured_where_there_is_one(
 
 
 @pytest.mark.parametrize("workload", [zero_rank_compute, zero_rank_reduce])
-def test_j5_results_without_dimensions(workload: Any, tmp_path: Path) -> None:
+def test_results_of_rank_zero_are_tuned(workload: Any, tmp_path: Path) -> None:
     task = SearchTask(func=workload, args=(10,), target="llvm")
     tuned(task, SketchPolicy(task, RandomModel(), SMALL), tmp_path / "log.json")
     gpu = SearchTask(func=workload, args=(10,), target="cuda -arch=sm_90")
     assert SketchPolicy(gpu, RandomModel(), SMALL).propose(1)
 
 
-def test_j6_a_sketch_rule_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_sketch_rule_is_used(tmp_path: Path) -> None:
     """Written as scripts for TVM are."""
     seen = []
 
@@ -190,9 +189,7 @@ def test_failures_keep_their_message_and_end_the_search(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("costs", [(), (0.0,), (float("nan"),), (1e-3, 1e11)])
-def test_a_machine_that_claims_success_without_a_time_does_not_spoil_the_log(
-    costs: tuple[float, ...], tmp_path: Path
-) -> None:
+def test_success_without_a_time_is_logged_as_unknown(costs: tuple[float, ...], tmp_path: Path) -> None:
     class Claiming(Simulated):
         def measure(self, *given: Any) -> list[Measurement]:
             return [replace(one, costs=costs) for one in super().measure(*given)]
@@ -218,14 +215,14 @@ def test_the_best_program_is_known_when_operations_cannot_be_counted(tmp_path: P
     del tmp_path
 
 
-def test_any_policy_that_asks_and_tells_will_do(tmp_path: Path) -> None:
+def test_tuning_takes_any_policy_with_ask_and_tell(tmp_path: Path) -> None:
     task = SearchTask(func="matmul", args=(16, 16, 16), target="llvm")
     tuned(task, AskAndTell(task), tmp_path / "log.json")
     with pytest.raises(OptionError, match="methods ask and tell"):
         task.tune(TuningOptions(2, runner=Simulated()), search_policy="sketch")
 
 
-def test_a_search_says_how_much_of_its_trials_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_reports_trials_used(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = SketchPolicy(SearchTask(func=matmul, args=(16, 16, 16), target="llvm"), RandomModel(), verbose=0)
     ask, seen = policy.policy.ask, []
 
@@ -240,7 +237,7 @@ def test_a_search_says_how_much_of_its_trials_is_gone(monkeypatch: pytest.Monkey
 
 
 class Narrow(auto_scheduler.PythonBasedModel):
-    """A model of one's own: it likes narrow vectors, and counts what it is taught."""
+    """A custom model: it likes narrow vectors, and counts what it is taught."""
 
     taught = 0
 
@@ -255,7 +252,7 @@ class Narrow(auto_scheduler.PythonBasedModel):
         return np.array([-len(str(state)) for state in states], dtype=float)
 
 
-def test_a_model_of_ones_own_sees_programs() -> None:
+def test_custom_cost_model_receives_programs() -> None:
     task, model = SearchTask(func="matmul", args=(8, 8, 8), target="llvm"), Narrow()
     params = {"evolutionary_search_population": 16, "evolutionary_search_num_iters": 1}
     task.tune(TuningOptions(4, None, 2, runner=Simulated()), SketchPolicy(task, model, params))
@@ -285,10 +282,8 @@ def test_print_best_gives_calls_that_make_the_program(tmp_path: Path) -> None:
             task.print_best(log, mode)
 
 
-def test_h6_a_wrong_array_is_told_before_anything_is_built() -> None:
-    task = SearchTask(
-        func="matmul", args=(12, 12, 12), target="llvm", task_inputs={"A": np.zeros(5, np.float32)}
-    )
+def test_a_wrong_task_input_is_an_error_before_the_build() -> None:
+    task = SearchTask(func="matmul", args=(12, 12, 12), target="llvm", task_inputs={"A": np.zeros(5, np.float32)})
     machine = Simulated()
     with pytest.raises(OptionError, match=r"input A is float32\[12, 12\], the array given for it is float32\[5\]"):
         task.tune(TuningOptions(2, runner=machine))
@@ -312,7 +307,7 @@ def test_a_device_of_a_fleet_times_what_is_for_it(target: str, has: str, words: 
         check_target(task, facts, "board")
 
 
-def test_a_fleet_that_is_not_there_is_told_and_the_local_context_has_a_runner() -> None:
+def test_missing_fleet_is_an_error_and_local_context_has_a_runner() -> None:
     with pytest.raises(OptionError, match=r"no scheduler of Dask at tcp://127\.0\.0\.1:9|distributed"):
         RPCRunner("board", "127.0.0.1", 9)
     with pytest.raises(OptionError, match="n_parallel"):
@@ -342,7 +337,7 @@ def test_a_fleet_that_is_not_there_is_told_and_the_local_context_has_a_runner() 
         ({"measure_callbacks": RecordToFile("log.json")}, "measure_callbacks must be a list"),
     ],
 )
-def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
+def test_invalid_tuning_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         TuningOptions(**options)
 
@@ -360,16 +355,15 @@ def test_the_parameters_of_the_policy_are_those_of_our_search() -> None:
             SketchPolicy(task, params={name: value})
     for seed in (-1, 1.5, "7", True):
         for made in (lambda seed: SketchPolicy(task, seed=seed), lambda seed: XGBModel(seed=seed)):
-            with pytest.raises(OptionError, match="a seed must be a whole number"):
+            with pytest.raises(OptionError, match="a seed must be an integer"):
                 made(seed)
 
 
-def test_the_steps_of_a_search_can_be_called_alone(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_the_steps_of_a_search_can_be_called_alone(capsys: pytest.CaptureFixture[str]) -> None:
     task = SearchTask(func="matmul", args=(64, 64, 64), target="llvm")
     policy = SketchPolicy(task, RandomModel(), SMALL)
     assert all(not sketch.concrete for sketch in policy.generate_sketches(print_for_debug=True)[:1])
-    assert "sketch 0 of" in caplog.text
+    assert "sketch 0 of" in capsys.readouterr().out
     population = policy.sample_initial_population()
     assert population
     assert all(state.concrete for state in population)

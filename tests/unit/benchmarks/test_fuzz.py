@@ -13,6 +13,7 @@ from benchmarks.fuzzing import mutations
 from benchmarks.fuzzing.case import FuzzCase
 from benchmarks.fuzzing.rehearsal import ENDS
 from benchmarks.fuzzing.worker import CASES, input_of, samples_of
+from tests.support.tiers import long_except
 
 EXAMPLES = 100
 
@@ -44,7 +45,7 @@ def test_valid_files_are_loaded(name: str, folder: Path) -> None:
     assert all(_loads(case, folder, sample) for sample in samples)
 
 
-@pytest.mark.parametrize("name", fuzz.LOADERS)
+@pytest.mark.parametrize("name", long_except(["graph", "network", "values", "records", "onnx"], fuzz.LOADERS))
 def test_changed_files_are_loaded_or_refused(name: str, folder: Path) -> None:
     case = CASES[name]
     samples = samples_of(case, folder)
@@ -67,6 +68,7 @@ def test_some_are_refused_and_all_can_be_made_again(name: str, folder: Path) -> 
     assert not all(_loads(case, folder, data) for data in inputs)
 
 
+@pytest.mark.long
 def test_every_way_to_fail_is_counted(tmp_path: Path) -> None:
     case, number, seed = CASES["rehearsal"], 6, 136
     made = [input_of(case, ENDS, seed, each) for each in range(number)]

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import gpu, gpu_peak, gpu_torch, gpu_tuning
 from benchmarks.gpu_cases import CASES, EPSILON, Array, GpuCase
+from benchmarks.gpu_interleaved import Failed, OvertimeError, Timed, attempted, ready, time_limit, timed_interleaved
 from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import COMPILED, EAGER, TorchPeers, network_makers
-from benchmarks.gpu_turns import Failed, OvertimeError, Timed, attempted, ready, taken_in_turn, time_limit
 from benchmarks.harness import Figure, Run
 from retune.compiler.codegen import backend
 from retune.compiler.codegen.device_build import build_device_kernel
@@ -32,11 +32,11 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
-from tests.cuda_double import CALL_SECONDS, DEVICE, DriverDouble
-from tests.flows.networks import write_mlp
-from tests.torch_double import OPERATION_SECONDS, ModuleDouble, TorchDouble
-from tests.unit.lower.small import doubled
-from tests.unit.search.workloads import GPU
+from tests.support.fake_cuda import CALL_SECONDS, DEVICE, FakeDriver
+from tests.support.fake_torch import OPERATION_SECONDS, FakeModule, FakeTorch
+from tests.support.flows.networks import write_mlp
+from tests.support.small_computations import doubled
+from tests.support.workloads import GPU
 
 SMALL = {
     "matmul": GpuCase("matmul", (32, 32, 16)),
@@ -142,9 +142,9 @@ class Peer:
 
 
 @pytest.fixture(name="driver")
-def _driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
+def _driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """A GPU that knows all kernels that are built for it from now on."""
-    driver, real = DriverDouble(), build_device_kernel
+    driver, real = FakeDriver(), build_device_kernel
 
     def built(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         function = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
@@ -155,7 +155,7 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
     return driver
 
 
-def opened(driver: DriverDouble, **flops: float) -> gpu.Gpu:
+def opened(driver: FakeDriver, **flops: float) -> gpu.Gpu:
     """The GPU with what it can do."""
     return gpu.Gpu(driver, "stream", DEVICE, flops or {"fp32": 1e12, "f16": 4e12}, 1e11)
 
@@ -163,7 +163,7 @@ def opened(driver: DriverDouble, **flops: float) -> gpu.Gpu:
 LIMITS = gpu.Limits(10, 60.0)
 
 
-def lines_of(driver: DriverDouble, case: GpuCase, measures: Measures, **peers: Peer) -> dict[str, dict[str, object]]:
+def lines_of(driver: FakeDriver, case: GpuCase, measures: Measures, **peers: Peer) -> dict[str, dict[str, object]]:
     """The lines of a case in fp32 by backend; every peer is ready at once."""
     makers = {name.replace("_", "-"): lambda peer=peer: peer for name, peer in peers.items()}
     found = gpu.figures("case", case, "fp32", opened(driver), measures, makers, LIMITS)
@@ -171,7 +171,7 @@ def lines_of(driver: DriverDouble, case: GpuCase, measures: Measures, **peers: P
 
 
 @pytest.mark.parametrize(("name", "metric"), [("matmul", "speed"), ("softmax", "bandwidth")])
-def test_lines_of_a_case(driver: DriverDouble, name: str, metric: str) -> None:
+def test_lines_of_a_case(driver: FakeDriver, name: str, metric: str) -> None:
     case, measures = SMALL[name], Measures()
     result = reference(case, case.arrays("fp32"))
     lines = lines_of(driver, case, measures, torch=Peer(3e-4, result), torch_compiled=Peer(2e-4, result * 1.01))
@@ -194,7 +194,7 @@ def test_lines_of_a_case(driver: DriverDouble, name: str, metric: str) -> None:
     assert all(piece.freed for piece in driver.pieces)
 
 
-def test_a_search_without_a_right_program_has_a_line_that_says_so(driver: DriverDouble) -> None:
+def test_a_search_without_a_right_program_has_a_line_that_says_so(driver: FakeDriver) -> None:
     result = np.zeros((4, 40))
     lines = lines_of(driver, SMALL["softmax"], Measures(), torch=Peer(1e-4, result))
     assert lines["retune"]["failure"] == "no program was right"  # beside PyTorch's
@@ -203,7 +203,7 @@ def test_a_search_without_a_right_program_has_a_line_that_says_so(driver: Driver
     assert lines["torch"]["us"] == pytest.approx(100)
 
 
-def test_a_search_that_breaks_off_says_why_and_the_others_have_their_lines(driver: DriverDouble) -> None:
+def test_a_search_that_breaks_off_says_why_and_the_others_have_their_lines(driver: FakeDriver) -> None:
     case = SMALL["softmax"]
     lines = lines_of(driver, case, Measures(0), torch=Peer(1e-4, reference(case, case.arrays("fp32"))))
     assert lines["retune"]["failure"] == "MeasureError: the builders are gone"
@@ -212,7 +212,7 @@ def test_a_search_that_breaks_off_says_why_and_the_others_have_their_lines(drive
 
 def test_what_a_search_found_before_it_broke_off_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_tuning, "FIRST", 4)
-    task = SearchTask("t", SMALL["softmax"].graph("fp32"), opened(DriverDouble()).target, hardware_of_gpu(DEVICE))
+    task = SearchTask("t", SMALL["softmax"].graph("fp32"), opened(FakeDriver()).target, hardware_of_gpu(DEVICE))
     tuned = gpu_tuning.tune(task, Measures(4), 100, 60.0)
     assert (tuned.trials, tuned.failed, len(tuned.best)) == (4, 1, 3)
     assert [seconds for seconds, _ in tuned.best] == [1 / 4, 1 / 2, 1.0]
@@ -230,18 +230,18 @@ def test_tuning_ends_with_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.1 * len(candidates))
             return super().measure(task, candidates, best_seconds)
 
-    task = SearchTask("t", SMALL["softmax"].graph("fp32"), opened(DriverDouble()).target, hardware_of_gpu(DEVICE))
+    task = SearchTask("t", SMALL["softmax"].graph("fp32"), opened(FakeDriver()).target, hardware_of_gpu(DEVICE))
     assert gpu_tuning.tune(task, Slow(), 500, 0.15).trials == 2
 
 
 def test_a_peer_that_fails_has_a_line_and_the_others_go_on() -> None:
     result = np.ones(3)
     contenders = {"torch": Peer(1e-4, result), "late": Peer(1e-4, result, 2), "retune": Peer(2e-4, 2 * result)}
-    eager, late, ours = taken_in_turn(contenders, "torch", 10.0)
+    eager, late, ours = timed_interleaved(contenders, "torch", 10.0)
     assert eager == Timed("torch", 1e-4, 0.0)
     assert late == Failed("late", "RuntimeError: out of memory")
     assert ours == Timed("retune", 2e-4, 1.0)
-    (alone,) = taken_in_turn({"retune": contenders["retune"]}, "torch", 10.0)
+    (alone,) = timed_interleaved({"retune": contenders["retune"]}, "torch", 10.0)
     assert isinstance(alone, Timed)
     assert alone.error is None
 
@@ -274,7 +274,7 @@ def test_a_budget_is_shared_by_what_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpu.Shares(0, 30, 10).next(2) == 60
 
 
-def test_networks_have_lines(driver: DriverDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_have_lines(driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two products, tuned and compiled for the double, beside a PyTorch of ours."""
     path = write_mlp(tmp_path / "tiny.onnx", (16, 8, 4))
     model = onnx.load(str(path))
@@ -285,9 +285,9 @@ def test_networks_have_lines(driver: DriverDouble, tmp_path: Path, monkeypatch: 
             x = np.maximum(x @ weight, 0)
         return x
 
-    torch = TorchDouble(broken=True)
+    torch = FakeTorch(broken=True)
     monkeypatch.setattr(gpu_torch, "torch", torch)
-    monkeypatch.setattr(gpu_torch, "torch_network", lambda _: ModuleDouble(torch, network), raising=False)
+    monkeypatch.setattr(gpu_torch, "torch_network", lambda _: FakeModule(torch, network), raising=False)
     monkeypatch.setattr(zoo, "build", lambda _: model)
     found = list(gpu.network_figures(str(path), opened(driver), Measures(), gpu.Limits(8, 60.0)))
     lines = {figure.backend: json.loads(figure.line()) for figure in found}
@@ -302,10 +302,8 @@ def test_networks_have_lines(driver: DriverDouble, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, case in SMALL.items() for mode in case.modes])
-def test_pytorch_is_captured_and_timed_by_its_own_events(
-    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = TorchDouble()
+def test_pytorch_is_captured_and_timed_by_its_own_events(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeTorch()
     monkeypatch.setattr(gpu_torch, "torch", torch)
     case, peers = SMALL[name], TorchPeers(0)
     assert peers.known
@@ -335,14 +333,14 @@ def test_peaks_are_measured_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_THREADS": 32, "_CHAINS": 2, "_STEPS": 3, "_BLOCKS_EACH": 2}.items():
         monkeypatch.setattr(gpu_peak, name, value)
     small = replace(DEVICE, facts=replace(DEVICE.facts, multiprocessors=1))
-    found = measured_flops(DriverDouble([chains(2, 32, 2, 3)]), "stream", small)
+    found = measured_flops(FakeDriver([chains(2, 32, 2, 3)]), "stream", small)
     assert found == pytest.approx(2 * 2 * 32 * 2 * 3 / CALL_SECONDS)
-    driver = DriverDouble([lower_for_gpu(replay(doubled(2048), ()), "copy", GPU)])
+    driver = FakeDriver([lower_for_gpu(replay(doubled(2048), ()), "copy", GPU)])
     assert measured_bandwidth(driver, "stream", DEVICE, 2048) == pytest.approx(8 * 2048 / CALL_SECONDS)
 
 
 def test_a_whole_run_survives_what_fails(
-    driver: DriverDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every line is there, and in the file, though a peak, a compiler, an operator and a network fail."""
 
@@ -363,7 +361,7 @@ def test_a_whole_run_survives_what_fails(
     def refused(*_: object) -> float:
         raise DeviceError("CUDA: OUT_OF_MEMORY")
 
-    monkeypatch.setattr(gpu_torch, "torch", TorchDouble(broken=True))
+    monkeypatch.setattr(gpu_torch, "torch", FakeTorch(broken=True))
     monkeypatch.setattr(gpu_torch, "_PEAK_SIZE", 8)
     cases = {"matmul": SMALL["matmul"], "broken": GpuCase("nothing", (1,)), "softmax": SMALL["softmax"]}
     for name, value in {

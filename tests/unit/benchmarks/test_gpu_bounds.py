@@ -27,7 +27,7 @@ LOOPS = """
 """
 
 
-def test_kinds() -> None:
+def test_instructions_are_classed_by_name_and_width() -> None:
     """What moves memory is told apart by its width; what is not known is said to be other."""
     names = ("LDS.128", "LDGSTS.E.64", "UIADD3.X", "HFMA2.MMA", "STL", "FADD", "HMMA.16816.F32", "VOTE")
     kinds = ["lds128", "ldgsts64", "index", "index", "spill", "float", "hmma", "other"]
@@ -46,7 +46,7 @@ def test_the_longest_pipe_bounds() -> None:
     assert crowded.limits() == {"issue": 0.667, "floats": 1.0, "shared": 0.5}
 
 
-def test_tensor_cores() -> None:
+def test_half_products_take_half_the_cycles_of_tf32() -> None:
     """Halves take half the time of tf32: of a matrix of 16 x 8 each does 16 or 8 deep."""
     halves = cycles_of({Instruction("HMMA.16816.F32"): 1}, facts_of("sm_80"))
     rounded = cycles_of({Instruction("HMMA.1688.F32.TF32"): 1}, facts_of("sm_80"))
@@ -85,7 +85,7 @@ def test_lines_of_a_product() -> None:
 @pytest.mark.skipif(
     disassembler() is None or not assembles("sm_90"), reason="there is no nvdisasm, or no ptxas that knows sm_90"
 )
-def test_the_guess_is_a_share_of_the_peak_that_the_bound_is_of() -> None:
+def test_estimate_and_bound_are_shares_of_one_peak() -> None:
     case = GpuCase("matmul", (512, 512, 512))
     (figure,) = gpu_code.figures("matmul", case, "f16", "sm_80", 1)
     loop, guess = figure.details["loop"], figure.details["guess"]

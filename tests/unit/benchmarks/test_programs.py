@@ -37,6 +37,8 @@ from retune.compiler.frontend import zoo
 from retune.compiler.measure import peak
 from retune.compiler.measure.peak import measured_peak
 
+pytestmark = pytest.mark.long
+
 PEER = """#!{0}
 import json, sys
 asked = json.loads(sys.argv[2])
@@ -54,7 +56,7 @@ FIELDS = {"case": str, "backend": str, "threads": int, "metric": str, "value": f
 
 @pytest.fixture(autouse=True)
 def short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak is measured anew, but hastily."""
+    """The peak is measured again, but hastily."""
     measured_peak.cache_clear()
     monkeypatch.setattr(peak, "STEPS", 1000)
     monkeypatch.setattr(peak, "REPEATS", 2)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.frontend import zoo
-from tests.zoo_sizes import SMALL
+from tests.support.zoo_sizes import SMALL
 
 torch = pytest.importorskip("torch")
 torch_network = pytest.importorskip("benchmarks.torch_network").torch_network
@@ -28,7 +28,7 @@ def test_computes_what_onnx_runtime_computes(name: str) -> None:
     saved = io.BytesIO()
     torch.save(torch_network(model), saved)
     saved.seek(0)
-    module = torch.load(saved, weights_only=False)  # peers are timed in a process of their own, from a file
+    module = torch.load(saved, weights_only=False)  # peers are timed in their own process, from a file
     with torch.no_grad():
         found = [output.numpy() for output in module(*map(torch.from_numpy, inputs.values()))]
     wanted = OnnxRuntime(model.SerializeToString(), 1).run(inputs)

@@ -12,7 +12,7 @@ from retune.compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
 
-pytestmark = pytest.mark.skipif(flush_kernel() is None, reason="this processor has no flush instruction that we know")
+pytestmark = pytest.mark.skipif(flush_kernel() is None, reason="this CPU has no flush instruction that we know")
 
 
 def flush(address: int, lines: int, slot: int) -> None:
@@ -46,4 +46,4 @@ def flush_before_a_guard_page(lines: int) -> None:
 def test_exactly_the_given_lines_are_flushed(excess: int, returncode: int) -> None:
     """A flush is checked like a load, so one line too many faults in the guard page."""
     code = f"from {__name__} import flush_before_a_guard_page as f; f({mmap.PAGESIZE // LINE + excess})"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == returncode
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == returncode

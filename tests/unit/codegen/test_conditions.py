@@ -11,7 +11,7 @@ from retune.compiler.schedule.steps import Annotate, ComputeInline, Reorder, Spl
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
-from tests.unit.codegen.fenced import fenced
+from tests.support.fenced import fenced
 
 
 def task(dag: ComputeDAG) -> SearchTask:

@@ -1,4 +1,4 @@
-"""Targets by triple, processor and features: names are checked, code is emitted for machines other than this one."""
+"""Targets by triple, CPU and features: names are checked, code is emitted for machines other than this one."""
 
 import os
 
@@ -44,8 +44,8 @@ def test_an_object_file_is_emitted_for_the_triple(text: str, machine: int) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver9", "no processor 'znver9'"),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=znver4", "no processor 'znver4' of aarch64-linux-gnu"),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver9", "no CPU 'znver9'"),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=znver4", "no CPU 'znver4' of aarch64-linux-gnu"),
         ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4 -mattr=+neon", "no feature '\\+neon'"),
         ("llvm -mtriple=sun-nowhere", "sun-nowhere"),
         ("llvm -mattr=+warp-drive", "no feature"),

@@ -13,8 +13,8 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Fuse, Split
-from tests.unit.lower.small import fetched_product, golden, sum_and_peak
-from tests.unit.search.workloads import GPU
+from tests.support.small_computations import fetched_product, golden, sum_and_peak
+from tests.support.workloads import GPU
 
 # ruff: noqa: E501 - golden text is as wide as it is
 
@@ -130,12 +130,14 @@ def test_divisions_that_c_does_otherwise_are_helpers(dtype: str, said: str) -> N
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no nvcc")
-def test_it_compiles(tmp_path: Path) -> None:
+def test_cuda_text_is_accepted_by_a_compiler(tmp_path: Path) -> None:
     steps = (Split(1, 1, 20, (6,)), Annotate(1, 2, THREAD), Annotate(1, 0, BLOCK))
     across = cuda_text(lower_for_gpu(replay(sum_and_peak(3, 20), steps), "across", GPU))
     source = tmp_path / "kernels.cu"
     halves = "\n".join((divided("float16"), divided("uint8", rest=True), divided("float64", rest=True)))
-    source.write_text("\n".join((elementwise("half", "float16"), fetched(), across, copied(1 << 16, 1 << 16, 64), halves)))
+    source.write_text(
+        "\n".join((elementwise("half", "float16"), fetched(), across, copied(1 << 16, 1 << 16, 64), halves))
+    )
     command = [str(COMPILER), "-arch=sm_80", "--ptx", str(source), "-o", str(tmp_path / "kernels.ptx")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == 0, run.stderr

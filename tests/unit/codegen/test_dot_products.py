@@ -18,7 +18,7 @@ from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.codegen.fenced import fenced
+from tests.support.fenced import fenced
 
 HOST = Target.host()
 BYTES = ("uint8", "int8", "int32")
@@ -36,7 +36,7 @@ X86 = {
 
 
 @pytest.mark.parametrize("cpu", X86)
-def test_x86_processors_have_what_their_extensions_say(cpu: str) -> None:
+def test_x86_cpus_have_what_their_extensions_say(cpu: str) -> None:
     found = dot_instructions(Target(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}"))
     lanes = [set(found[pair].names) if pair in found else set() for pair in (BYTES[:2], HALVES[:2])]
     assert tuple(lanes) == X86[cpu]

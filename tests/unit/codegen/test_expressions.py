@@ -16,7 +16,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
-from tests.unit.codegen.fenced import fenced
+from tests.support.fenced import fenced
 
 LENGTH = 53
 """Three full vectors of float32 and a remainder of five, so that every width is used."""
@@ -59,7 +59,7 @@ BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "int8", "uint8", "uint32"])
 @pytest.mark.parametrize("name", BINARY)
-def test_binary_operators(name: str, dtype: str) -> None:
+def test_compiled_binary_operators_match_numpy(name: str, dtype: str) -> None:
     a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
     check([a, b], te.compute((LENGTH,), lambda i: BINARY[name](a[i], b[i]), "c"), [sample(dtype, 0), sample(dtype, 1)])
 
@@ -75,7 +75,7 @@ def test_division_rounds_towards_minus_infinity(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_the_remainder_of_floats_is_exact(dtype: str) -> None:
-    """Where the quotient has more digits than the type, or rounds up to a whole number."""
+    """Where the quotient has more digits than the type, or rounds up to an integer."""
     a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
     values = [(sample(dtype, 0) * 1000).astype(dtype), (sample(dtype, 1) / 7).astype(dtype)]
     values[0][:8], values[1][:8] = [1, -1, 0, -0.0, 1, np.inf, -1, 1], [0.1, 0.1, -3, 3, 0, 2, np.inf, np.inf]
@@ -104,7 +104,7 @@ TYPES = ["float32", "float64", "int64", "int32", "int8", "uint8", "bool"]
 
 @pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("target", TYPES)
-def test_casts(source: str, target: str) -> None:
+def test_compiled_casts_match_numpy(source: str, target: str) -> None:
     a = te.placeholder((LENGTH,), source, "a")
     values = sample(source, 0)
     if target == "uint8" and source != "bool":
@@ -116,13 +116,13 @@ def test_casts(source: str, target: str) -> None:
 @pytest.mark.parametrize(
     "name", ["exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "floor", "ceil", "round", "abs"]
 )
-def test_math_functions(name: str, dtype: str) -> None:
+def test_compiled_math_functions_match_numpy(name: str, dtype: str) -> None:
     a = te.placeholder((LENGTH,), dtype, "a")
     values = np.abs(sample(dtype, 0)) + 0.1 if name in ("log", "sqrt", "rsqrt") else sample(dtype, 0)
     check([a], te.compute((LENGTH,), lambda i: getattr(te, name)(a[i]), "c"), [values], rtol=3e-6)
 
 
-def test_power() -> None:
+def test_compiled_power_of_a_constant_matches_numpy() -> None:
     a = te.placeholder((LENGTH,), name="a")
     check([a], te.compute((LENGTH,), lambda i: te.pow(a[i], 2.5), "c"), [np.abs(sample("float32", 0))], rtol=1e-5)
 
@@ -135,7 +135,7 @@ def test_a_power_of_two_types(dtype: str) -> None:
         check([a, b], te.compute((LENGTH,), function, "c"), values, rtol=1e-5)
 
 
-def test_a_cast_without_a_result_spoils_nothing_else() -> None:
+def test_undefined_cast_times_zero_is_zero() -> None:
     """A NaN as an integer is some number, and so its product with 0 is 0."""
     a = te.placeholder((LENGTH,), name="a")
 
@@ -289,7 +289,7 @@ def test_a_computed_index_is_read_again_after_it_was_written() -> None:
     np.testing.assert_array_equal(run([a, places], output, values, (inside, unrolled)), expected)
 
 
-def test_half_precision() -> None:
+def test_compiled_half_arithmetic_matches_numpy() -> None:
     a, b = te.placeholder((LENGTH,), "float16", "a"), te.placeholder((LENGTH,), "float16", "b")
     output = te.compute((LENGTH,), lambda i: te.minimum(a[i] * b[i] + a[i], 1e9), "c")
     check([a, b], output, [sample("float16", 0), sample("float16", 1)], rtol=2e-2)
@@ -318,7 +318,7 @@ BITS: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8", "uint32", "uint64", "bool"])
 @pytest.mark.parametrize("name", BITS)
-def test_bit_operations(name: str, dtype: str) -> None:
+def test_compiled_bit_operations_match_numpy(name: str, dtype: str) -> None:
     if dtype == "bool" and name == "masked":
         pytest.skip("a bool has one bit")
     a, b = te.placeholder((LENGTH,), dtype, "a"), te.placeholder((LENGTH,), dtype, "b")
@@ -344,7 +344,7 @@ def test_shifts_by_any_amount(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_isnan(dtype: str) -> None:
+def test_compiled_isnan_matches_numpy(dtype: str) -> None:
     a = te.placeholder((LENGTH,), dtype, "a")
     values = sample(dtype, 0)
     values[::4], values[1::7] = np.nan, np.inf
@@ -383,7 +383,7 @@ def test_reductions_leave_nans_out(steps: tuple[Step, ...]) -> None:
 
 
 @pytest.mark.parametrize("steps", [(), (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))], ids=str)
-def test_extremes_of_ones_own_keep_nans(steps: tuple[Step, ...]) -> None:
+def test_custom_minimum_and_maximum_keep_nans(steps: tuple[Step, ...]) -> None:
     a, k = te.placeholder((5, LENGTH), name="a"), te.reduce_axis(LENGTH, "k")
     values = np.stack([sample("float32", seed) for seed in range(5)])
     values[0, ::3], values[1, 0], values[2, -1], values[3] = np.nan, np.nan, np.nan, np.nan

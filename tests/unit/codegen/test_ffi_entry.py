@@ -55,8 +55,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("whole", (X, 3), TypeError, "argument y: expected a tensor float32[3, 4], got an int"),
     ("flag", (X, True), TypeError, "got a bool"),
     ("real", (X, 0.5), TypeError, "got a float"),
-    ("short", (X, "abc"), TypeError, "got a text"),
-    ("text", (X, "a text of more letters"), TypeError, "got a text"),
+    ("short", (X, "abc"), TypeError, "got a string"),
+    ("text", (X, "a text of more letters"), TypeError, "got a string"),
     ("list", (X, [1, 2]), TypeError, "got an object"),
     ("function", (X, print), TypeError, "got an object"),
     (
@@ -87,7 +87,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
         "overlap",
         (LONG[:12].reshape(3, 4), LONG[16:28].reshape(3, 4), 0),
         ValueError,
-        "kernel copy: the number of threads must be a whole number from 1 to 1024",
+        "kernel copy: the number of threads must be an integer from 1 to 1024",
     ),
     ("threads", (X, zeros(3, 4), 1025), ValueError, "the number of threads must be"),
     ("thread", (X, zeros(3, 4), 1.0), ValueError, "the number of threads must be"),
@@ -228,7 +228,7 @@ assert not {"tvm_ffi", "torch"} & set(sys.modules)
 
 def test_kernels_do_without_the_ffi() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -245,6 +245,6 @@ print(library.__tvm_ffi_copy(None, None, 0, result))
 def test_a_library_loads_where_there_is_no_ffi_and_fails_without_words(tmp_path: Path) -> None:
     path = copying((4,)).export_library(tmp_path / "copy.so")
     done = subprocess.run(
-        [sys.executable, "-c", BARE, str(path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", BARE, str(path)], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.stdout, done.stderr) == ("-1\n", "")

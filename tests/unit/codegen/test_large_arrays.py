@@ -13,10 +13,10 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Fuse, Split, Step
 from retune.compiler.target import Target
-from tests.ptx.machine import Blocks
-from tests.ptx.memory import Memory
-from tests.ptx.program import PtxModule
-from tests.unit.search.workloads import GPU
+from tests.support.ptx.machine import Blocks
+from tests.support.ptx.memory import Memory
+from tests.support.ptx.program import PtxModule
+from tests.support.workloads import GPU
 
 BLOCK, THREAD = Annotation.BLOCK_X, Annotation.THREAD_X
 ROWS, COLUMNS = 65536 + 8, 131072 + 16

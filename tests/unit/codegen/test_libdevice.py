@@ -1,4 +1,4 @@
-"""libdevice in the PTX of GPU kernels, executed on this processor, against more precise functions of NumPy."""
+"""libdevice in the PTX of GPU kernels, executed on this CPU, against more precise functions of NumPy."""
 
 import math
 import operator
@@ -22,8 +22,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Split
 from retune.compiler.target import Target
-from tests.ptx.machine import run_ptx
-from tests.unit.search.workloads import GPU
+from tests.support.ptx.machine import run_ptx
+from tests.support.workloads import GPU
 
 Floats = NDArray[Any]
 COUNT = 600

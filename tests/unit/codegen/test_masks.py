@@ -15,7 +15,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
-from tests.unit.codegen.fenced import fenced
+from tests.support.fenced import fenced
 
 
 def task(dag: ComputeDAG, vector_bytes: int = 64) -> SearchTask:

@@ -45,7 +45,7 @@ def test_kernels_and_their_instructions() -> None:
     assert [one.base for one in second.instructions] == ["EXIT"]
 
 
-def test_loops() -> None:
+def test_backward_branches_are_loops_and_nest() -> None:
     """The inner loop is in the outer one; what only goes back to itself is no loop."""
     code = kernels_in(TEXT)[0]
     outer, inner = CodeLoop(1, 6), CodeLoop(3, 5)
@@ -68,7 +68,7 @@ def test_loops() -> None:
         ("LDSM.16.MT88.2", 64),
     ],
 )
-def test_widths(name: str, bits: int) -> None:
+def test_width_of_an_access_is_read_from_its_name(name: str, bits: int) -> None:
     """How much an instruction moves is in its name."""
     assert Instruction(name).bits == bits
 

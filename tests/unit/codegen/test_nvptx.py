@@ -1,8 +1,6 @@
 """PTX of the kernels of operators: LLVM makes it, and NVIDIA's assembler, where there is one, takes it."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -20,30 +18,13 @@ from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
-from tests.unit.codegen.test_ptxas import tiled
-from tests.unit.lower.small import doubled, fetched_product
-from tests.unit.search.workloads import GPU, gpu_task_of
-from tests.unit.simt.operators import OPERATORS
+from tests.support.ptx.assembler import assembled, tiled
+from tests.support.simt_operators import OPERATORS
+from tests.support.small_computations import doubled, fetched_product
+from tests.support.tiers import long_except
+from tests.support.workloads import GPU, gpu_task_of
 
 BLOCK, THREAD, VECTOR = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.VECTORIZE
-ASSEMBLER = shutil.which("ptxas")
-
-
-def assembled(text: str, folder: Path, arch: str) -> str:
-    """What the assembler says of the registers and the memory of the kernels; "" without one."""
-    if ASSEMBLER is None:
-        return ""
-    source = folder / "kernel.ptx"
-    source.write_text(text)
-    run = subprocess.run(
-        [ASSEMBLER, "-v", f"-arch={arch}", str(source), "-o", str(folder / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert run.returncode == 0, f"{run.stderr}\n{text}"
-    return run.stderr
 
 
 def fetched() -> DeviceFunction:
@@ -129,7 +110,7 @@ def test_every_gpu_that_is_supported_has_code(arch: str, tmp_path: Path) -> None
         assembled(text, tmp_path, arch)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", long_except(["matmul", "depthwise", "softmax", "minimum"], OPERATORS))
 def test_every_sketch_of_every_operator_is_assembled(name: str, tmp_path: Path) -> None:
     dag = OPERATORS[name]()
     rng = np.random.default_rng(2)
@@ -143,10 +124,8 @@ def test_every_sketch_of_every_operator_is_assembled(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("annotation", [THREAD, VECTOR])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_what_a_library_has_on_a_processor_is_part_of_the_code(
-    dtype: str, annotation: Annotation, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("dtype", long_except(["float32"], ["float64", "float32", "float16"]))
+def test_what_a_library_has_on_a_cpu_is_part_of_the_code(dtype: str, annotation: Annotation, tmp_path: Path) -> None:
     x, y = te.placeholder((8,), dtype, "x"), te.placeholder((8,), dtype, "y")
 
     def all_of_them(i: te.Axis) -> Expr:

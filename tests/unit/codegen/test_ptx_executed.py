@@ -1,4 +1,4 @@
-"""The PTX of programs for GPUs, executed on a processor instruction by instruction: what LLVM made of them is right."""
+"""The PTX of programs for GPUs, executed on a CPU instruction by instruction: what LLVM made of them is right."""
 
 import operator
 import re
@@ -21,16 +21,17 @@ from retune.compiler.search.space import build_spaces
 from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
-from tests.property.programs import inputs_of
-from tests.ptx.machine import run_ptx
-from tests.ptx.program import PtxError
-from tests.unit.lower.small import fetched_product
-from tests.unit.search.workloads import GPU, gpu_task_of
-from tests.unit.simt.operators import OPERATORS
-from tests.unit.simt.products import PRODUCTS, TF32, lowered, product, sampled, tensor_space
+from tests.support.property.programs import inputs_of
+from tests.support.ptx.machine import run_ptx
+from tests.support.ptx.program import PtxError
+from tests.support.simt_operators import OPERATORS
+from tests.support.small_computations import fetched_product
+from tests.support.tensor_core_products import PRODUCTS, TF32, lowered, product, sampled, tensor_space
+from tests.support.tiers import long_except
+from tests.support.workloads import GPU, gpu_task_of
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", long_except(["matmul", "depthwise", "softmax", "minimum"], OPERATORS))
 def test_the_ptx_of_every_operator_computes_the_definition(name: str) -> None:
     dag = OPERATORS[name]()
     rng = np.random.default_rng(7)
@@ -45,7 +46,7 @@ def test_the_ptx_of_every_operator_computes_the_definition(name: str) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=text)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", long_except(["f16", "tf32 by columns", "conv2d with stride"], PRODUCTS))
 def test_the_ptx_of_tensor_cores_computes_what_the_lowered_program_does(name: str) -> None:
     dag = PRODUCTS[name]()
     values = list(inputs_of(dag, np.random.default_rng(1)).values())
@@ -77,7 +78,7 @@ def test_shared_memory_that_a_launch_gives() -> None:
 
 @pytest.mark.parametrize("function", [te.exp, te.log, te.sqrt, te.tanh, te.erf, te.sigmoid, te.rsqrt, te.floor])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_functions_are_as_exact_as_on_a_processor(function: Callable[[Expr], Expr], dtype: str) -> None:
+def test_functions_are_as_exact_as_on_a_cpu(function: Callable[[Expr], Expr], dtype: str) -> None:
     x = te.placeholder((256,), dtype, "x")
     dag = ComputeDAG([x, te.compute((256,), lambda i: function(x[i]), "y")])
     device = lower_for_gpu(replay(dag, (Annotate(1, 0, Annotation.THREAD_X),)), "k", GPU)

@@ -3,7 +3,6 @@
 import re
 import shutil
 
-import numpy as np
 import pytest
 
 from retune.compiler.codegen import ptxas
@@ -14,15 +13,14 @@ from retune.compiler.driver.build import build_kernel
 from retune.compiler.errors import LoweringError
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.state import replay
-from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.gpu_spills import spilled_bytes
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
-from tests.unit.lower.small import fetched_product
-from tests.unit.search.workloads import GPU, gpu_task_of, matmul
+from tests.support.ptx.assembler import tiled
+from tests.support.small_computations import fetched_product
+from tests.support.workloads import GPU, gpu_task_of, matmul
 
 SAID = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'k_kernel0' for 'sm_80'
@@ -37,19 +35,6 @@ ptxas info    : Used 255 registers, 352 bytes cmem[0]
 """
 
 needs_assembler = pytest.mark.skipif(shutil.which("ptxas") is None, reason="there is no ptxas on the path")
-
-
-def tiled(points: int, target: str = "cuda -arch=sm_80") -> tuple[SearchTask, tuple[Step, ...]]:
-    """A matmul whose threads hold `points` × `points` sums each."""
-    dag = matmul(256, 256, 64)
-    task = SearchTask("m", dag, Target(target), GPU)
-    (space,) = build_spaces(task, SearchOptions())
-    row = np.ones((1, space.layout.width), dtype=np.int64)
-    row[:, space.layout.placement] = 0
-    parts = [256 // (8 * points), 1, 8, points, 1]
-    for split, lengths in zip(space.layout.splits, (parts, parts, [16, 4, 1]), strict=True):
-        row[0, split.columns] = lengths
-    return task, space.steps(row[0])
 
 
 def test_what_the_assembler_says_is_read() -> None:
@@ -73,7 +58,7 @@ def test_machine_code_and_what_it_takes() -> None:
 
 
 @needs_assembler
-def test_what_the_assembler_refuses_is_told_in_its_words() -> None:
+def test_assembler_errors_are_quoted() -> None:
     with pytest.raises(LoweringError, match=r"ptxas refuses the code for sm_80: .*(syntax|Parsing|fatal)"):
         assemble(".version 7.0\n.target sm_80\n.address_size 64\nnonsense", "sm_80")
 
@@ -195,6 +180,7 @@ def test_programs_that_spill_are_not_proposed(monkeypatch: pytest.MonkeyPatch) -
     assert len(looked) == allowed  # nobody looks unless asked to
 
 
+@pytest.mark.long
 @needs_assembler
 def test_threads_that_hold_too_much_keep_it_in_memory() -> None:
     assert spilled_bytes(*tiled(4)) == 0

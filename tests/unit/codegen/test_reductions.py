@@ -12,7 +12,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
-from tests.unit.codegen.fenced import fenced
+from tests.support.fenced import fenced
 
 
 def computed(dag: ComputeDAG, values: list[np.ndarray], vector_bytes: int = 64) -> np.ndarray:
@@ -46,7 +46,7 @@ def test_every_operation_and_type(combiner: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("length", [8, 9, 13, 16, 31, 33, 64, 65, 100, 127, 128, 129, 200])
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-def test_every_length(length: int, vector_bytes: int) -> None:
+def test_sums_of_rows_of_every_length_are_exact(length: int, vector_bytes: int) -> None:
     x, y = of_rows("sum", "int32", length)
     values = sample("int32", x.shape)
     np.testing.assert_array_equal(computed(ComputeDAG([x, y]), [values], vector_bytes), values.sum(1))

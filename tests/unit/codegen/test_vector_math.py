@@ -141,7 +141,7 @@ SPECIAL: dict[str, list[tuple[float, float]]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", SPECIAL)
-def test_special_values(name: str, dtype: str) -> None:
+def test_vector_math_returns_special_values(name: str, dtype: str) -> None:
     pairs = [pair for pair in SPECIAL[name] if dtype == "float32" or pair[0] not in (88.73, -104.0, TINY, -LEAST)]
     x, expected = (np.resize(np.array(side, dtype), 32) for side in zip(*pairs, strict=True))
     for steps in ((), VECTOR):

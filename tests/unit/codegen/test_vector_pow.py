@@ -94,7 +94,7 @@ def test_special_values_are_those_of_c(dtype: str, vector: bool) -> None:
     np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
 
 
-def test_float16_powers() -> None:
+def test_float16_powers_are_rounded_from_float32() -> None:
     rng = np.random.default_rng(4)
     base, exponent = rng.uniform(0.1, 4, 999).astype(np.float16), rng.uniform(-3, 3, 999).astype(np.float16)
     expected = np.power(base.astype(np.float64), exponent.astype(np.float64)).astype(np.float16)

@@ -5,7 +5,7 @@ import pytest
 
 from retune.compiler.cost_model import CostModel, RandomModel, XGBModel
 from retune.compiler.cost_model.metrics import judge, pair_accuracy, top_recall
-from tests.unit.cost_model.synthetic import batch, programs
+from tests.support.synthetic_programs import batch, programs
 
 
 @pytest.mark.parametrize("model", [RandomModel(0), XGBModel(0)], ids=["random", "xgb"])
@@ -34,7 +34,7 @@ def test_random_scores_are_spread_for_like_programs() -> None:
     assert np.abs(scores - np.linspace(0, 1, 1000)).max() < 0.08
 
 
-def test_pair_accuracy() -> None:
+def test_pair_accuracy_is_the_share_of_pairs_in_order() -> None:
     truth = np.array([1.0, 2.0, 3.0])
     assert pair_accuracy(truth, truth) == 1.0
     assert pair_accuracy(-truth, truth) == 0.0

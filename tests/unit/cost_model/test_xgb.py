@@ -9,12 +9,12 @@ import pytest
 import xgboost
 from numpy.typing import NDArray
 
-from retune.compiler.cost_model import TrainingBatch, XGBModel, XGBOptions, lessons
+from retune.compiler.cost_model import TrainingBatch, XGBModel, XGBOptions, training_data
 from retune.compiler.cost_model.history import History, TrainingRows
 from retune.compiler.cost_model.xgb import pack_sum_objective
 from retune.compiler.errors import CorruptRecordError, OptionError, StoreError
 from retune.compiler.features import FEATURE_NAMES, FEATURE_VERSION
-from tests.unit.cost_model.synthetic import batch, programs
+from tests.support.synthetic_programs import batch, programs
 
 QUICK = XGBOptions(scratch_rounds=20, update_rounds=4, most_trees=40)
 
@@ -42,7 +42,7 @@ def test_it_ranks_programs_it_has_not_seen() -> None:
     assert seconds.min() / best_of_chosen > 0.9
 
 
-def test_f2_it_fits_random_times() -> None:
+def test_xgb_fits_random_times() -> None:
     features, _ = programs(50, 5)
     seconds = np.random.default_rng(0).uniform(0.5, 1.0, 50)
     model = XGBModel(seed=0, threads=1)
@@ -207,9 +207,7 @@ def test_a_saved_model_goes_on_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 9])
-def test_a_retraced_model_is_the_one_that_learned_step_by_step(
-    rounds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retraced_model_is_the_one_that_learned_step_by_step(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, again = trained(rounds=rounds), XGBModel(1, 1, QUICK)
     grown: list[int] = []
     boost = again._boost
@@ -234,7 +232,7 @@ def test_a_retraced_model_is_the_one_that_learned_step_by_step(
 def test_what_is_known_beforehand_is_learned_in_one_training() -> None:
     teacher = trained(rounds=6)
     model = XGBModel(7, 1, QUICK)
-    model.learn(teacher.lessons())
+    model.learn(teacher.training_data())
     assert model.programs == teacher.programs
     assert model.last_metrics is None
     features, seconds = programs(500, 99)
@@ -245,14 +243,16 @@ def test_what_is_known_beforehand_is_learned_in_one_training() -> None:
     XGBModel().learn([])
 
 
-def test_lessons_share_what_there_is_room_for_and_keep_the_fastest() -> None:
+def test_training_data_share_what_there_is_room_for_and_keep_the_fastest() -> None:
     model = XGBModel(1, 1, QUICK)
     model.update(batch("small", 10, 0))
     for index in range(3):
         model.update(batch("large", 100, 1 + index))
-    lessons = {lesson.task_key: lesson for lesson in model.lessons(most=60)}
-    assert {key: len(lesson.seconds) for key, lesson in lessons.items()} == {"small": 10, "large": 50}
-    assert lessons["large"].seconds.min() == min(batch("large", 100, 1 + index).seconds.min() for index in range(3))
+    training_data = {batch.task_key: batch for batch in model.training_data(most=60)}
+    assert {key: len(batch.seconds) for key, batch in training_data.items()} == {"small": 10, "large": 50}
+    assert training_data["large"].seconds.min() == min(
+        batch("large", 100, 1 + index).seconds.min() for index in range(3)
+    )
 
 
 def test_an_adaptive_model_waits_for_a_fifth_more() -> None:
@@ -268,13 +268,13 @@ def test_an_adaptive_model_waits_for_a_fifth_more() -> None:
 
 def test_a_model_of_other_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = trained().to_bytes()
-    monkeypatch.setattr(lessons, "FEATURE_VERSION", FEATURE_VERSION + 1)
+    monkeypatch.setattr(training_data, "FEATURE_VERSION", FEATURE_VERSION + 1)
     with pytest.raises(StoreError, match="features of version"):
         XGBModel.from_bytes(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 nothing", b"xgboost"])
-def test_what_is_no_model_is_refused(data: bytes, tmp_path: Path) -> None:
+def test_loading_bytes_that_are_no_model_is_refused(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(CorruptRecordError):
         XGBModel.from_bytes(data)
     with pytest.raises(StoreError, match="cannot read"):

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -28,10 +27,10 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.graph.test_winograd import network
+from tests.support.cases import check_case
+from tests.support.winograd_network import network
 
 TARGET = Target.host()
-GOLDEN = Path(__file__).parents[2] / "golden" / "plans" / "winograd.txt"
 OPTIONS = SearchOptions(population=16, generations=0, max_location_variants=1)
 GRAPH = network(14)
 PARTS = partition(GRAPH, TARGET, HardwareParams(num_cores=2), WINOGRAD)
@@ -113,17 +112,14 @@ def test_records_of_a_dispatch_context_decide_too() -> None:
     assert fastest_alternatives(PARTS, {}) == ()
 
 
-def test_the_plan_has_a_golden_text(update_golden: bool) -> None:
+def test_the_plan_is_that_of_its_case(update_golden: bool) -> None:
     task = PARTS.layers()[1].tasks[1]
     best = {task.workload_key: BestProgram(task.workload_key, guess(task), 1.0, "record")}
     compiled = compile_graph(GRAPH, TARGET, best, threads=2, cut=PARTS)
-    text = f"{PARTS}\n\n{compiled.plan}\n"
-    if update_golden:
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert GOLDEN.read_text(encoding="utf-8") == text
+    check_case("plans", "winograd", {"partition": str(PARTS), "plan": str(compiled.plan)}, update_golden)
 
 
+@pytest.mark.long
 def test_resnet18_in_transformed_space_equals_onnx_runtime() -> None:
     """Images of 24 x 24 in tiles of 4 x 4 results, those of 12 x 12 in tiles of 2 x 2, as they are offered."""
     model = build("resnet18", image=96, width=16, classes=10)

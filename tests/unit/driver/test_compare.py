@@ -30,17 +30,17 @@ def test_zeros_do_not_divide() -> None:
     assert compare._error([np.zeros(2, np.float32)], [np.zeros(2, np.float32)]) == 0.0
 
 
-def test_everyone_gets_a_turn_and_is_timed_apart() -> None:
+def test_contenders_are_interleaved_and_timed_separately() -> None:
     order: list[str] = []
     runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     with ContentionMeter(1) as meter:
-        found = compare._time_in_turn(runs, meter)
+        found = compare._time_interleaved(runs, meter)
     assert set(found) == {"a", "b"}
     seconds = {name: each for name, (each, _) in found.items()}
     assert all(share is not None and 0.0 <= share <= 1.0 for _, share in found.values())
     assert all(each > 0.0 for each in seconds.values())
     changes = sum(first != second for first, second in pairwise(order))
-    assert changes >= 2 * compare._LEAST_TURNS - 1
+    assert changes >= 2 * compare._LEAST_PASSES - 1
 
 
 @pytest.mark.parametrize(

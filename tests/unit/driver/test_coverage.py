@@ -45,9 +45,7 @@ def test_a_network_without_operations_has_shares() -> None:
 def test_what_fell_back_is_named() -> None:
     report = CoverageReport.of(KERNELS)
     assert report.fallbacks == (KERNELS[3],)
-    assert report.fallback_text() == (
-        "1 of 4 kernels worth tuning uses the default schedule: softmax"
-    )
+    assert report.fallback_text() == ("1 of 4 kernels worth tuning uses the default schedule: softmax")
     broken = replace(KERNELS[0], origin=Origin.DEFAULT, record_id=None, note="record R1 cannot be read: it ends early")
     text = CoverageReport.of((broken, *KERNELS[1:])).fallback_text()
     assert text.startswith("2 of 4 kernels worth tuning use the default schedule: conv (")

@@ -114,7 +114,7 @@ class Kept:
         return best
 
 
-def test_contexts_nest_and_what_was_told_wins() -> None:
+def test_inner_dispatch_context_wins_over_outer_ones() -> None:
     outer, inner = ApplyHistoryBest([trial(16, 4, 1.0)]), ApplyHistoryBest([trial(32, 8, 1.0)])
     with outer, inner:
         assert (ask(16), ask(32), ask(64)) == (4, 8, None)
@@ -153,7 +153,7 @@ def test_an_untuned_workload_is_named_once(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
-def test_how_much_is_said_of_untuned_workloads(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_untuned_workloads_follow_the_verbosity(caplog: pytest.LogCaptureFixture) -> None:
     for verbose, heavy in ((0, []), (1, [True]), (2, [False, True])):
         caplog.clear()
         with caplog.at_level(logging.WARNING), FallbackContext(verbose) as context:

@@ -7,7 +7,7 @@ import pytest
 from retune.compiler.driver.extract import check_network, extract_network
 from retune.compiler.driver.operators import Operator, extract
 from retune.compiler.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
-from tests.flows.networks import write_mlp, write_unsupported
+from tests.support.flows.networks import write_mlp, write_unsupported
 
 
 def test_the_check_of_a_network_imports_what_is_no_part_of_the_zoo(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from retune.compiler.driver.hardware import completed, hardware_of, hardware_of_
 from retune.compiler.errors import TargetError
 from retune.compiler.gpu_facts import facts_of
 from retune.compiler.target import HardwareParams, Target
-from tests.cuda_double import DEVICE
+from tests.support.fake_cuda import DEVICE
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tests.cuda_double import DEVICE
         ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1", (16, 32)),
     ],
 )
-def test_vector_unit_of_a_named_processor(text: str, expected: tuple[int, int]) -> None:
+def test_vector_unit_of_a_named_cpu(text: str, expected: tuple[int, int]) -> None:
     hardware = hardware_of(Target(text), 3)
     assert (hardware.vector_unit_bytes, hardware.vector_registers) == expected
     assert hardware.num_cores == 3
@@ -49,7 +49,7 @@ def test_of_a_gpu_that_is_not_known_a_block_has_what_all_give() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "why"), [("sm_12345", "LLVM knows no processor 'sm_12345'"), ("sm_61", "made for GPUs from sm_70 on")]
+    ("arch", "why"), [("sm_12345", "LLVM knows no CPU 'sm_12345'"), ("sm_61", "made for GPUs from sm_70 on")]
 )
 def test_a_gpu_that_kernels_cannot_be_made_for_is_refused(arch: str, why: str) -> None:
     with pytest.raises(TargetError, match=why):
@@ -63,12 +63,12 @@ def test_a_target_without_an_architecture_is_that_of_the_gpu_that_is_there() -> 
     assert target_on(Target("cuda -arch=sm_90"), DEVICE) == Target("cuda -arch=sm_90")
 
 
-def test_a_gpu_that_runs_no_code_for_the_target_is_told_before_anything_is_built() -> None:
+def test_incompatible_gpu_is_refused_before_building() -> None:
     with pytest.raises(TargetError, match=r"the GPU here, Double, is sm_90 and runs no code for sm_120; name sm_90"):
         target_on(Target("cuda -arch=sm_120"), DEVICE)
 
 
-def test_what_no_processor_can_be_without_is_filled_in() -> None:
+def test_what_no_cpu_can_be_without_is_filled_in() -> None:
     host, some = Target.host(), HardwareParams(3, 32, 128, vector_registers=8)
     assert completed(some, host) == some
     filled = completed(HardwareParams(0, 0, -1), host)

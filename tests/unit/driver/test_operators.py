@@ -75,8 +75,8 @@ def test_a_workload_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("matrix", (1, 2, 3), "there is no operator 'matrix'; there are matmul"),
         ("matmul", (1, 2), "missing a required argument: 'inner'"),
         ("matmul", (1, 2, 3, 4), "too many positional arguments"),
-        ("matmul", (1, 0, 3), "whole numbers of at least 1"),
-        ("matmul", (1, "x", 3), "whole numbers of at least 1"),
+        ("matmul", (1, 0, 3), "integers of at least 1"),
+        ("matmul", (1, "x", 3), "integers of at least 1"),
     ],
 )
 def test_what_makes_no_sense(name: str, args: tuple[int, ...], said: str) -> None:

@@ -11,7 +11,7 @@ from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import OptionError, PassOptionError
 
 
-def test_s12_options_have_defaults_and_are_known_by_name_and_type() -> None:
+def test_options_have_defaults_and_are_known_by_name_and_type() -> None:
     assert PassContext.current().opt_level == 3
     assert PassContext.current().use_auto_scheduler is None
     with PassContext(0, {"relay.backend.use_auto_scheduler": True}) as context:

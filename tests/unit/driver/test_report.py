@@ -59,7 +59,7 @@ def test_its_title_says_what_the_network_runs_on(report: Report) -> None:
     assert replace(report, request=of_gpu).markdown().startswith("# net on H200, sm_90\n")
 
 
-def test_a_wrong_output_is_said_aloud(report: Report) -> None:
+def test_wrong_output_is_reported(report: Report) -> None:
     wrong = Comparison("untuned", (Contender("untuned", 0.3, None), Contender("tuned", 0.1, 2 * TOLERANCE)))
     broken = replace(report, comparison=wrong)
     assert not broken.is_right
@@ -80,7 +80,7 @@ def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_pa
     assert again.tasks[0].served_by == "program of a similar kernel"
 
 
-def test_a_busy_machine_is_admitted_at_the_top(report: Report, tmp_path: Path) -> None:
+def test_contention_warning_is_at_the_top(report: Report, tmp_path: Path) -> None:
     assert "machine was busy" not in report.markdown()
     for spent, comparison in (
         (TuningSummary(64, 12.0, 3, (ROW,), 0.3), COMPARISON),
@@ -98,14 +98,14 @@ def test_kernels_that_take_most_of_the_time_come_first(report: Report) -> None:
     assert [one.name for one in replace(report, tasks=(unused, task, hot)).hottest] == ["hot", "conv", "unused"]
 
 
-def test_a_way_that_nobody_measured_is_not_called_slower(report: Report, tmp_path: Path) -> None:
+def test_unmeasured_alternative_is_not_called_slower(report: Report, tmp_path: Path) -> None:
     unmeasured = replace(ROW, name="winograd4_conv", task_key="third", trials=0, best_seconds=math.inf)
     spent = TuningSummary(64, 12.0, 3, (ROW, unmeasured))
     made = Report.of("RUN", report.request, spent, (WINNER,), COMPARISON, report.coverage, tmp_path, tmp_path)
     assert made.tasks[1].note == "not measured; another way to compute it is used"
 
 
-def test_a_way_that_was_not_taken_says_so(report: Report, tmp_path: Path) -> None:
+def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> None:
     lost = replace(ROW, name="winograd2_conv", task_key="other", stop_reason="conv computes the same faster")
     timed = replace(ROW, name="winograd4_conv", task_key="third")
     spent = TuningSummary(64, 12.0, 3, (ROW, lost, timed))
@@ -125,3 +125,22 @@ def test_records_are_where_the_store_is() -> None:
     ):
         made = Report.of("RUN", request, spent, (), COMPARISON, covered, Path("net.retune"), Path("runs/RUN"))
         assert made.records == records
+
+
+def test_that_of_an_operator_has_its_one_kernel_and_no_network(report: Report, tmp_path: Path) -> None:
+    program = BestProgram("key", "[]", 0.02, "R2")
+    winner = Confirmation("key", "conv", program, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
+    spent = TuningSummary(64, 12.0, 3, (ROW,))
+    made = Report.of_operator("RUN", report.request, spent, winner, tmp_path)
+    assert (made.default_seconds, made.best_seconds) == (0.1, 0.02)
+    assert made.speedup == pytest.approx(5.0)
+    assert made.summary() == {
+        "trials": 64, "elapsed": 12.0, "untuned_seconds": 0.1, "tuned_seconds": 0.02, "record": "R2"
+    }  # fmt: skip
+    assert made.files == (tmp_path / "report.json", tmp_path / "report.md")
+    text = made.markdown()
+    assert "made the operator 5.00 times as fast" in text
+    assert "| R2 (rejected R1: WRONG_ANSWER: off by 3) |" in text
+    assert "network" not in text
+    (kernel,) = json.loads(made.to_json())["tasks"]
+    assert kernel["record_id"] == "R2"

@@ -11,7 +11,7 @@ from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureSt
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.storage.samples import timed
+from tests.support.record_samples import timed
 
 
 def task(size: int) -> SearchTask:

@@ -11,7 +11,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.cost_model import RandomModel, TrainingBatch
-from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TaskProgress, Tuning, begin, common_failure
+from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TunedTask, Tuning, begin, common_failure
 from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
@@ -19,7 +19,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate, Observation, SketchPolicy
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.cost_model.synthetic import programs
+from tests.support.synthetic_programs import programs
 
 ORIGIN = Origin("run", "net", "llvm", "device", 1, 0, "{}")
 
@@ -54,7 +54,7 @@ def tuning(limit: int = 1000, scheduler: SchedulerOptions | None = None) -> Tuni
     return Tuning(ORIGIN, tasks, [1, 3], lambda task: CountingPolicy(task, limit), scheduler=scheduler)
 
 
-def policy_of(task: TaskProgress) -> CountingPolicy:
+def policy_of(task: TunedTask) -> CountingPolicy:
     assert isinstance(task.policy, CountingPolicy)
     return task.policy
 
@@ -266,16 +266,16 @@ def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> Non
         assert not set(expected) & {record.steps for record in stored}
 
 
-def test_lessons_of_other_networks_are_learned_before_anything_is_measured() -> None:
-    def started(lessons: Sequence[TrainingBatch]) -> Tuning:
+def test_training_data_of_other_networks_is_used_before_measuring() -> None:
+    def started(training_data: Sequence[TrainingBatch]) -> Tuning:
         run = begin([matmul(64)], [1], ORIGIN)
-        run.replay({}, (), lessons)
+        run.replay({}, (), training_data)
         return run
 
     features, seconds = programs(64, 0)
     mine = matmul(64).workload_key
     other, same = TrainingBatch("another network's", features, seconds), TrainingBatch(mine, features, seconds)
-    models = [started(lessons).model for lessons in ([other], [same], [other, same], [])]
+    models = [started(training_data).model for training_data in ([other], [same], [other, same], [])]
     assert [model.programs for model in models if model is not None] == [64, 0, 64, 0]
     taught = started([other])
     assert taught.model is not None
@@ -313,7 +313,7 @@ def test_small_reductions_get_no_round_and_do_not_keep_the_latency_unknown() -> 
     assert run.latency == run.row(0).best_seconds
 
 
-def test_tasks_hear_of_the_best_programs_of_those_like_them() -> None:
+def test_similar_tasks_share_their_best_programs() -> None:
     heard: dict[str, list[str]] = {}
 
     class Listening(SketchPolicy):

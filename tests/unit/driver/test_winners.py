@@ -19,15 +19,15 @@ from retune.compiler.driver.winners import (
 )
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.storage.samples import timed
+from tests.support.record_samples import timed
 
-WRONG = MeasureResult((), MeasureStatus.WRONG_ANSWER, "off by 3\ndetails", 0.0)
+WRONG = Measurement((), MeasureStatus.WRONG_ANSWER, "off by 3\ndetails", 0.0)
 
 
 class Builder(LocalBuilder):
@@ -36,9 +36,9 @@ class Builder(LocalBuilder):
     def __init__(self) -> None:
         self.built: list[Sequence[Sequence[Step]]] = []
 
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuildResult]:  # noqa: ARG002
+    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:  # noqa: ARG002
         self.built.append(candidates)
-        return [BuildResult(None, MeasureStatus.OK, "", 0.0) for _ in candidates]
+        return [BuiltProgram(None, MeasureStatus.OK, "", 0.0) for _ in candidates]
 
 
 class Runner(LocalRunner):
@@ -48,12 +48,12 @@ class Runner(LocalRunner):
 
     def __init__(
         self,
-        alone: Sequence[MeasureResult | float],
-        turns: Sequence[float] | None = None,
-        fresh: Sequence[MeasureResult | float] = (),
+        alone: Sequence[Measurement | float],
+        passes: Sequence[float] | None = None,
+        fresh: Sequence[Measurement | float] = (),
     ) -> None:
-        self.looks = [alone, *([each] for each in fresh)]
-        self.turns = turns
+        self.probes = [alone, *([each] for each in fresh)]
+        self.passes = passes
         self.processes = 0
         self.compared = 0
 
@@ -63,28 +63,28 @@ class Runner(LocalRunner):
     def run(
         self,
         task: SearchTask,  # noqa: ARG002
-        builds: Sequence[BuildResult],
+        builds: Sequence[BuiltProgram],
         best_seconds: float | None = None,  # noqa: ARG002
-    ) -> list[MeasureResult]:
-        look = self.looks.pop(0)
-        assert len(look) == len(builds)
-        return [ok(each) if isinstance(each, float) else each for each in look]
+    ) -> list[Measurement]:
+        probe = self.probes.pop(0)
+        assert len(probe) == len(builds)
+        return [ok(each) if isinstance(each, float) else each for each in probe]
 
     def compare(
         self,
         task: SearchTask,  # noqa: ARG002
-        builds: Sequence[BuildResult],
-        turns: int = 7,  # noqa: ARG002
-    ) -> list[MeasureResult] | None:
+        builds: Sequence[BuiltProgram],
+        passes: int = 7,  # noqa: ARG002
+    ) -> list[Measurement] | None:
         self.compared = len(builds)
-        if self.turns is None:
+        if self.passes is None:
             return None
-        assert len(self.turns) == len(builds)
-        return [ok(each) for each in self.turns]
+        assert len(self.passes) == len(builds)
+        return [ok(each) for each in self.passes]
 
 
-def ok(seconds: float) -> MeasureResult:
-    return MeasureResult((seconds, seconds * 1.1), MeasureStatus.OK, "", 0.0)
+def ok(seconds: float) -> Measurement:
+    return Measurement((seconds, seconds * 1.1), MeasureStatus.OK, "", 0.0)
 
 
 @pytest.fixture
@@ -106,16 +106,16 @@ RECORDS = tuple(BestProgram.of(one) for one in (record("a", 1e-3), record("b", 2
 
 
 def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
-    runner = Runner([3e-3, 4e-3, 5e-3], turns=[4e-3, 3e-3, 5e-3], fresh=[3e-3])
+    runner = Runner([3e-3, 4e-3, 5e-3], passes=[4e-3, 3e-3, 5e-3], fresh=[3e-3])
     winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == "b"
     assert (winner.default_seconds, winner.seconds) == (5e-3, 3e-3)
     assert runner.processes == 1
-    assert runner.looks == []
+    assert runner.probes == []
 
 
 def test_who_is_far_behind_does_not_take_part(task: SearchTask) -> None:
-    runner = Runner([1e-3, 1.1e-3, 9e-3], turns=[1e-3, 1.2e-3], fresh=[1e-3])
+    runner = Runner([1e-3, 1.1e-3, 9e-3], passes=[1e-3, 1.2e-3], fresh=[1e-3])
     winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == "a"
     assert (winner.default_seconds, winner.seconds) == (9e-3, 1e-3)
@@ -128,20 +128,20 @@ def test_a_wrong_answer_never_serves_and_the_reason_is_kept(task: SearchTask) ->
 
 
 def test_a_winner_that_is_wrong_in_a_fresh_process_gives_way_to_the_next(task: SearchTask) -> None:
-    runner = Runner([1e-3, 1.5e-3, 9e-3], turns=[1e-3, 1.5e-3], fresh=[WRONG, 1.5e-3])
+    runner = Runner([1e-3, 1.5e-3, 9e-3], passes=[1e-3, 1.5e-3], fresh=[WRONG, 1.5e-3])
     winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == "b"
     assert winner.rejected == ("a: WRONG_ANSWER: in a fresh process: off by 3",)
 
 
 def test_a_comparison_that_fails_leaves_the_single_times(task: SearchTask) -> None:
-    runner = Runner([2e-3, 1.5e-3, 2.5e-3], turns=None, fresh=[1.5e-3])
+    runner = Runner([2e-3, 1.5e-3, 2.5e-3], passes=None, fresh=[1.5e-3])
     assert served(choose_best(task, RECORDS, Builder(), runner)) == "b"
     assert runner.compared == 3
 
 
 def test_the_untuned_program_serves_when_nothing_is_faster(task: SearchTask) -> None:
-    runner = Runner([1.6e-3, 1.7e-3, 1e-3], turns=[1.6e-3, 1.7e-3, 1e-3])
+    runner = Runner([1.6e-3, 1.7e-3, 1e-3], passes=[1.6e-3, 1.7e-3, 1e-3])
     winner = choose_best(task, RECORDS, Builder(), runner)
     assert served(winner) == ""
     assert winner.seconds == winner.default_seconds == 1e-3
@@ -150,7 +150,7 @@ def test_the_untuned_program_serves_when_nothing_is_faster(task: SearchTask) -> 
 def test_without_records_the_untuned_program_is_timed_once(task: SearchTask) -> None:
     runner = Runner([1e-3])
     assert served(choose_best(task, (), Builder(), runner)) == ""
-    assert (runner.looks, runner.compared) == ([], 0)
+    assert (runner.probes, runner.compared) == ([], 0)
 
 
 def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
@@ -164,9 +164,7 @@ def test_the_records_steps_are_what_is_built(task: SearchTask) -> None:
 def _product(rows: int, columns: int) -> SearchTask:
     a, b = te.placeholder((rows, 64), name="a"), te.placeholder((64, columns), name="b")
     k = te.reduce_axis(64, "k")
-    c = te.compute(
-        (rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c", {"layout_free_placeholders": (b,)}
-    )
+    c = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c", {"layout_free_placeholders": (b,)})
     return SearchTask("product", ComputeDAG([a, b, c]), Target.host(), HardwareParams(num_cores=1))
 
 
@@ -188,16 +186,16 @@ class SlowDefault(LocalRunner):
     """
 
     def run(
-        self, task: SearchTask, builds: Sequence[BuildResult], best_seconds: float | None = None
-    ) -> list[MeasureResult]:
+        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
+    ) -> list[Measurement]:
         return self._timed(super().run(task, builds, best_seconds))
 
-    def compare(self, task: SearchTask, builds: Sequence[BuildResult], turns: int = 7) -> list[MeasureResult] | None:
-        results = super().compare(task, builds, turns)
+    def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
+        results = super().compare(task, builds, passes)
         return results and self._timed(results)
 
     @staticmethod
-    def _timed(results: Sequence[MeasureResult]) -> list[MeasureResult]:
+    def _timed(results: Sequence[Measurement]) -> list[Measurement]:
         seconds = [1.0] * (len(results) - 1) + [2.0 if len(results) > 1 else 1.0]
         return [replace(result, costs=(each,)) for result, each in zip(results, seconds, strict=True) if result.costs]
 
@@ -220,16 +218,16 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
     guesses = (BestProgram("key", "[]", mutation=FIRST_GUESS), BestProgram("key", "[ ]", mutation=FITTED_GUESS))
-    origin = Origin("RUN", "net", "llvm", "device", 2, 7, "{}")
+    origin = Origin("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
-    found, records = record_guesses([guessed, tuned, default], origin, 5, 60.0, lambda: "NEW")
+    found, records = record_guesses([guessed, tuned, default], origin, lambda: "NEW")
     (one,) = records
     assert [winner.program for winner in found] == [BestProgram.of(one), RECORDS[0], None]
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_GUESS, 3e-3, MeasureStatus.OK, 5)
-    assert record_guesses(found, origin, 5, 60.0, lambda: "AGAIN")[1] == ()
+    assert record_guesses(found, origin, lambda: "AGAIN")[1] == ()
 
 
 def product(size: int) -> SearchTask:

@@ -38,7 +38,7 @@ from retune.compiler.schedule.steps.loops import Split
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.search.workloads import matmul
+from tests.support.workloads import matmul
 
 OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2)
 TASK = SearchTask("matmul", matmul(32, 48, 16), Target.host(), HardwareParams(num_cores=1))
@@ -97,7 +97,7 @@ def test_failed_programs_keep_their_places_among_the_others(service: WorkerServi
     assert [queue for queue, _ in engine.sent] == [BUILD] * 2 + [device_queue("cpu")] * 3
 
 
-def test_a_program_out_of_reach_of_the_best_is_looked_at_only(service: WorkerService) -> None:
+def test_clearly_slower_program_gets_one_probe(service: WorkerService) -> None:
     engine = Direct(service)
     builds = FleetBuilder(engine, OPTIONS).build(TASK, [tuple(default_steps(TASK.dag))])
     (found,) = FleetRunner(engine, "cpu", OPTIONS).run(TASK, builds, 1e-9)

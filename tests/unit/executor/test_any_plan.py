@@ -1,5 +1,5 @@
-"""Any plan on a processor and two GPUs, with arrays set, loaded, shared and exchanged in any order, computes what it
-does on the processor alone.
+"""Any plan on a CPU and two GPUs, with arrays set, loaded, shared and exchanged in any order, computes what it
+does on the CPU alone.
 """
 
 from dataclasses import dataclass, replace
@@ -29,9 +29,9 @@ from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.late_gpus import LateGpus, random_values
-from tests.unit.lower.small import doubled
-from tests.unit.search.workloads import GPU
+from tests.support.late_gpus import LateGpus, random_values
+from tests.support.small_computations import doubled
+from tests.support.workloads import GPU
 
 SIZE, HALF = 16, 8
 
@@ -104,7 +104,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan("net", tuple(buffers), tuple(calls), inputs, tuple(outputs), 64 * (len(buffers) + 1))
 
 
-def on_processor(plan: Plan) -> Plan:
+def on_cpu(plan: Plan) -> Plan:
     """The same without GPUs."""
     calls = [replace(call, kernel=call.kernel.replace("g", "h") if call.device else call.kernel) for call in plan.calls]
     return replace(plan, calls=tuple(replace(call, device=0) for call in calls))
@@ -112,7 +112,7 @@ def on_processor(plan: Plan) -> Plan:
 
 @dataclass
 class Pair:
-    """An executor on GPUs, and the same on the processor alone. `written` are arrays for outputs by their number, and
+    """An executor on GPUs, and the same on the CPU alone. `written` are arrays for outputs by their number, and
     `read` those for inputs: ours, and the other's. In arrays that were for outputs before nothing may change.
     """
 
@@ -124,7 +124,7 @@ class Pair:
     before: list[tuple[Any, Array]]
 
     def tensor(self, values: Array, number: int) -> DeviceArray:
-        """An array of another library, which it works on in a stream of its own."""
+        """An array of another library, which it works on in its own stream."""
         self.gpus.open(number)
         made = DeviceArray.made(self.gpus, self.gpus.stream(), number, values.shape, values.dtype.name)
         made.write(values)
@@ -230,7 +230,7 @@ class Pair:
             return
         np.testing.assert_array_equal(self._numpy(out), self.plain.get_output(place))
 
-    def look(self, _: st.DataObject) -> None:
+    def probe(self, _: st.DataObject) -> None:
         for place in range(self.plain.get_num_inputs()):
             np.testing.assert_array_equal(self.ours.get_input(place), self.plain.get_input(place))
 
@@ -297,7 +297,7 @@ def pair_of(network: CompiledNetwork, plan: Plan, gpus: LateGpus) -> tuple[Graph
 
 
 ACTIONS = [
-    *[Pair.set, Pair.lend, Pair.take, Pair.change, Pair.load, Pair.share, Pair.fetch, Pair.look, Pair.alone],
+    *[Pair.set, Pair.lend, Pair.take, Pair.change, Pair.load, Pair.share, Pair.fetch, Pair.probe, Pair.alone],
     *[Pair.take, Pair.lend, Pair.feed, Pair.run, Pair.run],
 ]
 
@@ -312,7 +312,7 @@ def test_any_plan_with_arrays_from_anywhere(plan: Plan, data: st.DataObject) -> 
         if spec.kind is BufferKind.CONSTANT and spec.storage == number
     }
     gpus = LateGpus(functions, count=2)
-    network = CompiledNetwork(on_processor(plan), artifacts, constants)
+    network = CompiledNetwork(on_cpu(plan), artifacts, constants)
     pair = Pair(gpus, *pair_of(network, plan, gpus), {}, {}, [])
     for action in data.draw(st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=8)):
         action(pair, data)

@@ -17,8 +17,8 @@ from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph_executor import Library, cpu
 from retune.compiler.runtime.artifact import Array
-from tests.doubling_network import SHAPE, doubling_network
-from tests.graphs import ARITHMETIC, add_one, chain, one_call
+from tests.support.doubling_network import SHAPE, doubling_network
+from tests.support.graphs import ARITHMETIC, add_one, chain, one_call
 
 X = np.arange(4, dtype="float32")
 
@@ -32,7 +32,7 @@ def _module(root: Path | None = None) -> GraphModuleDebug:
     return debug_executor.create(one_call().dumps(), {"myadd": _slow}, cpu(), root)
 
 
-def test_o1_folder(tmp_path: Path) -> None:
+def test_the_debug_folder_has_the_graph_then_the_results(tmp_path: Path) -> None:
     module = _module(tmp_path)
     (folder,) = tmp_path.iterdir()
     assert [entry.name for entry in folder.iterdir()] == ["_tvmdbg_graph_dump.json"]
@@ -48,7 +48,7 @@ def test_o1_folder(tmp_path: Path) -> None:
     assert tmp_path.exists()
 
 
-def test_o1_a_folder_of_its_own_is_gone_after_the_block() -> None:
+def test_a_temporary_debug_folder_is_removed_after_the_block() -> None:
     with _module() as module:
         folder = module.folder
         assert folder.is_dir()
@@ -70,7 +70,7 @@ def test_a_dropped_executor_keeps_a_folder_of_the_callers(tmp_path: Path) -> Non
     assert folder.is_dir()
 
 
-def test_o2_table() -> None:
+def test_the_debug_table_has_the_columns_of_tvm() -> None:
     with _module() as module:
         with pytest.raises(OptionError, match="call run first"):
             module.get_debug_result()
@@ -87,7 +87,7 @@ def test_o2_table() -> None:
     assert row in written
 
 
-def test_o3_trace() -> None:
+def test_the_debug_trace_has_a_begin_and_an_end_per_node() -> None:
     with _module() as module:
         module.run(number=1, min_repeat_ms=0, x=X)
         trace = json.loads((module.folder / "_tvmdbg_execution_trace.json").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def test_o3_trace() -> None:
     assert events[3]["ts"] - events[2]["ts"] > 50_000
 
 
-def test_o4_single_nodes() -> None:
+def test_single_nodes_run_and_are_timed() -> None:
     with debug_executor.create(one_call().dumps(), ARITHMETIC, cpu()) as module:
         assert [node["op"] for node in module.get_graph_nodes()] == ["param", "myadd"]
         assert module.run_individual_node(0).mean == 0
@@ -122,7 +122,7 @@ def test_o4_single_nodes() -> None:
             module.run_individual_node(2)
 
 
-def test_o5_shapes_behind_a_node_of_several_outputs() -> None:
+def test_the_debug_table_has_shapes_after_a_node_of_several_outputs() -> None:
     shapes = ((3, 6, 1, 1), (3, 1, 1, 1), (3, 2, 1, 1), (3, 2, 1, 1), (3, 1, 1, 1), (3, 3, 1, 1))
     nodes = (Node("x"), Node("split", "split", (Source(0),), 4), Node("joined", "join", (Source(1, 0), Source(1, 2))))
     entries = tuple(EntrySpec(shape, "float32", i) for i, shape in enumerate(shapes))
@@ -146,7 +146,7 @@ def test_o5_shapes_behind_a_node_of_several_outputs() -> None:
             module.get_node_output(1, 4)
 
 
-def test_o6_reports_survive_json() -> None:
+def test_profiler_reports_survive_json() -> None:
     library = Library(doubling_network())
     with debug_executor.create(library.get_graph_json(), library, cpu()) as module:
         module.run(number=1, min_repeat_ms=0, x=np.ones(SHAPE, "float32"))

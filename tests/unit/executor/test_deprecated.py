@@ -5,7 +5,7 @@ import pytest
 
 from retune.compiler.executor.heterogeneous import HeterogeneousExecutor
 from retune.compiler.executor.stores import CudaStore
-from tests.gpu_network import network_with_gpu
+from tests.support.gpu_network import network_with_gpu
 
 
 def test_an_executor_on_stores_is_a_graph_executor_with_memories() -> None:

@@ -1,4 +1,4 @@
-"""Sums and differences of which some are computed on a processor, some on a GPU whose kernels run thread by thread."""
+"""Sums and differences of which some are computed on a CPU, some on a GPU whose kernels run thread by thread."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay as replay_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.cuda_double import DriverDouble
-from tests.unit.lower.small import doubled
-from tests.unit.search.workloads import GPU
+from tests.support.fake_cuda import FakeDriver
+from tests.support.small_computations import doubled
+from tests.support.workloads import GPU
 
 SHAPE = (3, 4)
 
@@ -30,7 +30,7 @@ def _sum_or_difference(kind: str) -> ComputeDAG:
     return ComputeDAG([x, y, te.compute(SHAPE, lambda i, j: x[i, j] + y[i, j] * sign, name="z")])
 
 
-def _kernels(calls: tuple[tuple[str, int], ...]) -> tuple[list[KernelArtifact], DriverDouble]:
+def _kernels(calls: tuple[tuple[str, int], ...]) -> tuple[list[KernelArtifact], FakeDriver]:
     """The kernels of calls, each named by what it does and where, and the GPU that has those of device 1."""
     kernels, functions = [], []
     for kind, device in dict.fromkeys(calls):
@@ -40,14 +40,14 @@ def _kernels(calls: tuple[tuple[str, int], ...]) -> tuple[list[KernelArtifact], 
         kernels.append(build_kernel(SearchTask("t", dag, target, hardware), steps, name))
         if device:
             functions.append(lower_for_gpu(replay_steps(dag, steps), name, GPU))
-    return kernels, DriverDouble(functions)
+    return kernels, FakeDriver(functions)
 
 
 Calls = tuple[tuple[str, int], ...]
 """What is done one after the other, each to the last result and the next input, and on which device."""
 
 
-def _network(calls: Calls) -> tuple[CompiledNetwork, DriverDouble]:
+def _network(calls: Calls) -> tuple[CompiledNetwork, FakeDriver]:
     """a, b, ... joined by calls."""
     names = "abcde"[: len(calls) + 1]
     labels = f"{names}uvwy"
@@ -85,16 +85,16 @@ def _check(executor: GraphExecutor, calls: Calls, runs: int) -> None:
         ((("add", 1), ("subtract", 0), ("add", 1)), 6),
         ((("add", 0), ("subtract", 1), ("add", 0)), 3),
     ],
-    ids=["one way", "two ways, from the GPU", "two ways, from the processor"],
+    ids=["one way", "two ways, from the GPU", "two ways, from the CPU"],
 )
-def test_n12_copies_between_a_processor_and_a_gpu(calls: Calls, copies: int) -> None:
+def test_a_graph_copies_between_cpu_and_gpu(calls: Calls, copies: int) -> None:
     network, driver = _network(calls)
     executor = GraphExecutor(network, memories=[CudaMemory(driver)])
     assert len(executor.placed.copies) == copies
     _check(executor, calls, 2)
 
 
-def test_p7_what_a_gpu_recorded_computes_the_same() -> None:
+def test_a_captured_cuda_graph_computes_the_same() -> None:
     dag = doubled(16)
     steps, kinds = default_gpu_steps(dag), [BufferKind.INPUT, *[BufferKind.INTERMEDIATE] * 2, BufferKind.OUTPUT]
     kernel = build_kernel(SearchTask("t", dag, Target("cuda"), GPU), steps, "twice")
@@ -105,7 +105,7 @@ def test_p7_what_a_gpu_recorded_computes_the_same() -> None:
     network = CompiledNetwork(Plan("net", buffers, calls, (0,), (3,), 128), (kernel,), {})
     asked = {}
     for replay in (False, True):
-        driver = DriverDouble([lower_for_gpu(replay_steps(dag, steps), "twice", GPU)])
+        driver = FakeDriver([lower_for_gpu(replay_steps(dag, steps), "twice", GPU)])
         executor = GraphExecutor(network, memories=[CudaMemory(driver, graphs=replay)])
         for start in range(3):
             x = np.arange(start, start + 16, dtype=np.float32)

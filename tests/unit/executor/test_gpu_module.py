@@ -23,14 +23,14 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.cuda_array import DeviceArray
 from retune.compiler.runtime.device import cpu, cuda, opencl
-from tests.cuda_double import DriverDouble
-from tests.gpu_network import network_with_gpu, plan_of
+from tests.support.fake_cuda import FakeDriver
+from tests.support.gpu_network import network_with_gpu, plan_of
 
 X = np.arange(16, dtype=np.float32)
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """The GPUs of this machine: two of them, which know the kernel of `network_with_gpu`."""
     _, made = network_with_gpu()
     made.count = 2
@@ -55,14 +55,14 @@ def with_weights() -> CompiledNetwork:
     return CompiledNetwork(plan_of(Call("gpu", (1, 5), device=1)), (gpu,), {1: X})
 
 
-def tensor(driver: DriverDouble, values: Array, number: int = 0) -> DeviceArray:
+def tensor(driver: FakeDriver, values: Array, number: int = 0) -> DeviceArray:
     """An array of another library on a GPU."""
     made = DeviceArray.made(driver, driver.stream(), number, values.shape, values.dtype.name)
     made.write(values)
     return made
 
 
-def writes_to(driver: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def writes_to(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of every copy to the GPU from now on."""
     found: list[int] = []
     plain = driver.write
@@ -75,7 +75,7 @@ def writes_to(driver: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> list[int
     return found
 
 
-def test_a_library_runs_where_it_was_compiled_for(driver: DriverDouble) -> None:
+def test_a_library_runs_where_it_was_compiled_for(driver: FakeDriver) -> None:
     library = Library(network_with_gpu()[0])
     module = GraphModule(library["default"](cuda(1)))
     module.run(b0=X)
@@ -89,7 +89,7 @@ def test_a_library_runs_where_it_was_compiled_for(driver: DriverDouble) -> None:
         module.benchmark(cuda(0))
 
 
-def test_devices_that_a_library_does_not_run_on(driver: DriverDouble) -> None:
+def test_devices_that_a_library_does_not_run_on(driver: FakeDriver) -> None:
     make = Library(network_with_gpu()[0])["default"]
     for given in ((), (cpu(),), (cuda(0), cuda(1))):
         with pytest.raises(OptionError, match="network net was compiled for one GPU, and given is"):
@@ -107,7 +107,7 @@ def test_devices_that_a_library_does_not_run_on(driver: DriverDouble) -> None:
     assert not driver.launches()
 
 
-def test_its_json_says_what_runs_on_the_gpu(driver: DriverDouble) -> None:
+def test_its_json_says_what_runs_on_the_gpu(driver: FakeDriver) -> None:
     library = Library(network_with_gpu()[0])
     text, params = library.get_graph_json(), library.get_graph_params()
     data = json.loads(text)
@@ -147,7 +147,7 @@ def test_a_library_without_parameters_gets_them_later() -> None:
     np.testing.assert_array_equal(module.get_output(0), 2 * X + 2)
 
 
-def test_an_input_goes_to_the_gpu_when_it_was_set(driver: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_goes_to_the_gpu_when_it_was_set(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver, graphs=True)])
     sent = writes_to(driver, monkeypatch)
     executor.run(x=X)
@@ -159,7 +159,7 @@ def test_an_input_goes_to_the_gpu_when_it_was_set(driver: DriverDouble, monkeypa
     np.testing.assert_array_equal(executor.get_output(0), 4 * X + 4)
 
 
-def test_an_array_of_the_processor_without_a_copy_is_sent_in_every_run(driver: DriverDouble) -> None:
+def test_an_array_of_the_cpu_without_a_copy_is_sent_in_every_run(driver: FakeDriver) -> None:
     executor = GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver, graphs=True)])
     mine = aligned_copy(X)
     executor.set_input_zero_copy("x", mine)
@@ -169,7 +169,7 @@ def test_an_array_of_the_processor_without_a_copy_is_sent_in_every_run(driver: D
         np.testing.assert_array_equal(executor.get_output(0), 4 * (X + more))
 
 
-def test_an_input_and_an_output_that_lie_on_the_gpu(driver: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_and_an_output_that_lie_on_the_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver, graphs=True)])
     sent = writes_to(driver, monkeypatch)
     executor.set_input("x", tensor(driver, X))  # which goes away
@@ -188,7 +188,7 @@ def test_an_input_and_an_output_that_lie_on_the_gpu(driver: DriverDouble, monkey
     np.testing.assert_array_equal(executor.get_output(0), 4 * X + 4)
 
 
-def test_memory_of_the_caller_on_the_gpu_is_read_and_written_in_place(driver: DriverDouble) -> None:
+def test_memory_of_the_caller_on_the_gpu_is_read_and_written_in_place(driver: FakeDriver) -> None:
     executor = GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver, graphs=True)])
     executor.run(x=0 * X)
     x, y = tensor(driver, X), tensor(driver, 0 * X)
@@ -211,7 +211,7 @@ def test_memory_of_the_caller_on_the_gpu_is_read_and_written_in_place(driver: Dr
     np.testing.assert_array_equal(y.numpy(), 4 * X)
 
 
-def test_arrays_on_a_gpu_that_do_not_fit(driver: DriverDouble) -> None:
+def test_arrays_on_a_gpu_that_do_not_fit(driver: FakeDriver) -> None:
     executor = GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver)])
     small = tensor(driver, np.zeros(4, np.float32))
     elsewhere = tensor(driver, X, 1)
@@ -248,7 +248,7 @@ def _host_alone() -> CompiledNetwork:
     return CompiledNetwork(plan_of(Call("host", (0, 5))), (host,), {1: X})
 
 
-def test_how_many_bytes_a_gpu_holds(driver: DriverDouble) -> None:
+def test_how_many_bytes_a_gpu_holds(driver: FakeDriver) -> None:
     executor = GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver)])
     assert executor.memory().devices == X.nbytes * 3  # input, output, and the arena
     assert executor.memory().peak == X.nbytes * 3
@@ -256,7 +256,7 @@ def test_how_many_bytes_a_gpu_holds(driver: DriverDouble) -> None:
     assert executor.memory().devices == X.nbytes * 2
 
 
-def test_code_of_a_kernel_is_loaded_once(driver: DriverDouble) -> None:
+def test_code_of_a_kernel_is_loaded_once(driver: FakeDriver) -> None:
     GraphExecutor(on_gpu_alone(), memories=[CudaMemory(driver)])
     assert [line for line in driver.asked if line.startswith("load")] == ["load ptx gpu_kernel0"]
 
@@ -283,7 +283,7 @@ def test_debugging_on_a_gpu(tmp_path: Path) -> None:
         assert [len(one) for one in module.run_individual(2, repeat=3)] == [3] * len(names)
 
 
-def test_times_of_calls_on_a_gpu(driver: DriverDouble) -> None:
+def test_times_of_calls_on_a_gpu(driver: FakeDriver) -> None:
     executor = executors.executor_of(network_with_gpu()[0], 1)
     found = executor.profile(repeat=2)
     assert [time.kernel for time in found] == ["host", "gpu", "host"]
@@ -291,7 +291,7 @@ def test_times_of_calls_on_a_gpu(driver: DriverDouble) -> None:
     assert driver.asked.count("wait") >= 2  # each time that the call is timed
 
 
-def test_a_gpu_has_a_constant_once(driver: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_a_constant_once(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     network = with_weights()
     sent = writes_to(driver, monkeypatch)
     one, two = (GraphExecutor(network, memories=[CudaMemory(driver)]) for _ in range(2))

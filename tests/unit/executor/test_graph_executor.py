@@ -14,8 +14,8 @@ from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.params import save_param_dict
 from retune.compiler.executor.plan import BufferKind, BufferSpec
 from retune.compiler.runtime.artifact import ALIGNMENT
-from tests.doubling_network import SHAPE, doubling_network
-from tests.ir_kernels import ELEMENTS
+from tests.support.doubling_network import SHAPE, doubling_network
+from tests.support.ir_kernels import ELEMENTS
 
 
 def _x() -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
@@ -195,23 +195,23 @@ def test_an_array_for_an_output_can_be_written_to() -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "2", None, True, 1 << 20, 1 << 40])
 def test_a_number_of_threads_can_be_started(threads: Any) -> None:
-    with pytest.raises(OptionError, match="threads must be a whole number from 1 to"):
+    with pytest.raises(OptionError, match="threads must be an integer from 1 to"):
         GraphExecutor(doubling_network(), threads)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"repeat": 0}, "whole numbers from 1 on"),
-        ({"number": 1.5}, "whole numbers from 1 on"),
-        ({"repeat": "a"}, "whole numbers from 1 on"),
+        ({"repeat": 0}, "integers from 1 on"),
+        ({"number": 1.5}, "integers from 1 on"),
+        ({"repeat": "a"}, "integers from 1 on"),
         ({"min_repeat_ms": float("nan")}, "must be finite"),
         ({"min_repeat_ms": -1.0}, "must not be negative"),
         ({"inputs": 5}, "inputs must map names to arrays"),
         ({"inputs": {"y": 1}}, "no input 'y'"),
     ],
 )
-def test_senseless_options_of_a_benchmark(options: dict[str, Any], words: str) -> None:
+def test_invalid_benchmark_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         GraphExecutor(doubling_network()).benchmark(**options)
 
@@ -221,7 +221,7 @@ def test_senseless_options_of_a_benchmark(options: dict[str, Any], words: str) -
     [
         ({"workspace_bytes": 1 << 50}, "no memory for an array"),
         ({"object_code": b""}, "cannot be loaded"),
-        ({"object_code": b"\x7fELF" + bytes(60)}, "another kind of processor"),
+        ({"object_code": b"\x7fELF" + bytes(60)}, "another kind of CPU"),
         ({"name": "other"}, "no kernel 'twofold'"),
         ({"args": ()}, "4 buffers|2 buffers for 0 arguments"),
     ],
@@ -250,7 +250,7 @@ def test_benchmark_and_profile() -> None:
     np.testing.assert_array_equal(executor.get_output(0), 8 * _x())
 
 
-def test_a_network_for_another_processor_is_refused() -> None:
+def test_a_network_for_another_cpu_is_refused() -> None:
     network = doubling_network()
     metadata = {"cpu": "hal9000", "needs": ["empathy"]}
     with pytest.raises(ArtifactError, match="compiled for hal9000; this machine lacks empathy"):
@@ -260,13 +260,13 @@ def test_a_network_for_another_processor_is_refused() -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"triple": "sparc64-unknown-linux-gnu"}, "compiled for sparc64 processors; this machine's is"),
+        ({"triple": "sparc64-unknown-linux-gnu"}, "compiled for sparc64 CPUs; this machine's is"),
         ({"triple": 5}, "is damaged"),
         ({"needs": 5}, "is damaged"),
         ({"needs": [5]}, "is damaged"),
     ],
 )
-def test_what_a_network_says_of_its_processor(facts: dict[str, object], message: str) -> None:
+def test_what_a_network_says_of_its_cpu(facts: dict[str, object], message: str) -> None:
     network = doubling_network()
     with pytest.raises(ArtifactError, match=rf"network .* {message}"):
         GraphExecutor(CompiledNetwork(network.plan, network.kernels, network.constants, (), facts))

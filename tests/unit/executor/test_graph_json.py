@@ -14,8 +14,8 @@ from retune.compiler.executor.graph_export import export_graph, storage_ids
 from retune.compiler.executor.graph_import import NOP, import_graph
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.graph_executor import cpu, create
-from tests.doubling_network import doubling_network
-from tests.graphs import ARITHMETIC, chain, one_call, weighted
+from tests.support.doubling_network import doubling_network
+from tests.support.graphs import ARITHMETIC, chain, one_call, weighted
 
 HAND_WRITTEN = """
 {"nodes": [{"op": "null", "name": "x", "inputs": []},
@@ -27,14 +27,14 @@ HAND_WRITTEN = """
 """
 
 
-def test_n8_a_graph_written_by_hand() -> None:
+def test_a_graph_json_written_by_hand_runs() -> None:
     module = create(HAND_WRITTEN, ARITHMETIC, cpu(0))
     x = np.random.default_rng(1).random(4, np.float32)
     module.run(x=x)
     np.testing.assert_array_equal(module.get_output(0), x + 1)
 
 
-def test_n3_reshapes_share_storage_and_compute_nothing() -> None:
+def test_reshapes_share_storage_and_compute_nothing() -> None:
     flat, square = (4,), (2, 2)
     shapes = (flat, flat, square, square, flat, flat)
     nodes = (
@@ -57,7 +57,7 @@ def test_n3_reshapes_share_storage_and_compute_nothing() -> None:
     np.testing.assert_array_equal(module.get_output(2), x + 2)
 
 
-def test_n2_two_temporaries_suffice_for_a_chain() -> None:
+def test_two_temporaries_suffice_for_a_chain() -> None:
     kind = BufferKind
     sizes = [10, 1, 1, *[10] * 6]
     kinds = [kind.INPUT, kind.INPUT, *[kind.INTERMEDIATE] * 7]
@@ -83,7 +83,7 @@ def test_two_storages_alternate() -> None:
     np.testing.assert_array_equal(module.get_output(0), np.full(4, 4, "float32"))
 
 
-def test_n5_several_outputs_in_order_or_none() -> None:
+def test_several_outputs_in_order_or_none() -> None:
     graph = chain("myadd myadd myadd myadd", (0, 1, 2, 3, 4))
     module = create(replace(graph, heads=tuple(Source(i) for i in range(1, 5))).dumps(), ARITHMETIC, cpu())
     x = np.arange(4, dtype="float32")
@@ -96,7 +96,7 @@ def test_n5_several_outputs_in_order_or_none() -> None:
     assert silent.get_num_outputs() == 0
 
 
-def test_n5_copies_and_outputs_that_are_inputs() -> None:
+def test_an_output_may_be_a_copy_or_an_input() -> None:
     graph = chain("__copy", (0, 1))
     graph = replace(graph, heads=(Source(1), Source(0)))
     module = create(graph.dumps(), {}, cpu())
@@ -172,7 +172,7 @@ def test_a_network_as_a_graph() -> None:
     assert graph.plan.arena_bytes == 4 * 4096  # two temporaries, two outputs
 
 
-def test_n4_memory_in_two_dimensions_is_refused() -> None:
+def test_memory_in_two_dimensions_is_refused() -> None:
     data = json.loads(one_call().dumps())
     data["attrs"]["storage_scope"] = ["list_str", ["global", "global.texture"]]
     with pytest.raises(ArtifactError, match="in their global memory, not on other"):

@@ -14,9 +14,9 @@ from retune.compiler.graph_executor import GraphModule, Library, cpu, create, de
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.registry import register_func, remove_global_func
 from retune.compiler.runtime.timing import BenchmarkResult
-from tests.doubling_network import SHAPE, doubling_network
-from tests.graphs import ARITHMETIC, chain, one_call, weighted
-from tests.ir_kernels import ELEMENTS
+from tests.support.doubling_network import SHAPE, doubling_network
+from tests.support.graphs import ARITHMETIC, chain, one_call, weighted
+from tests.support.ir_kernels import ELEMENTS
 
 W, V = np.arange(4, dtype="float32"), np.full(4, 3, "float32")
 BLOB = save_param_dict({"w": W, "v": V})
@@ -27,7 +27,7 @@ def _weighted() -> GraphModule:
     return create(weighted().dumps(), ARITHMETIC, cpu())
 
 
-def test_get_device() -> None:
+def test_get_device_numbers_the_kinds_of_devices() -> None:
     assert get_device(None, cpu(0)) == ([cpu(0)], 0, [1, 0])
     assert get_device(None, [device("cpu"), device("llvm", 0)]) == ([cpu(), cpu()], 0, [1, 0, 1, 0])
     for wrong in ("cpu", [], [cpu(), "cpu"], None):
@@ -45,7 +45,7 @@ def test_get_device() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_n1_scalars_as_arrays_numpy_scalars_and_numbers(dtype: str) -> None:
+def test_scalar_inputs_are_arrays_numpy_scalars_or_numbers(dtype: str) -> None:
     x, y = te.placeholder((), dtype=dtype, name="x"), te.placeholder((), dtype=dtype, name="y")
     function = build([x, y, te.compute((), lambda: x[()] + y[()], name="z")], name="fused_add")
     nodes = (Node("x"), Node("y"), Node("z", "fused_add", (Source(0), Source(1))))
@@ -63,10 +63,10 @@ def test_n1_scalars_as_arrays_numpy_scalars_and_numbers(dtype: str) -> None:
         module.set_input("x", one)
     if dtype == "int32":
         with pytest.raises(OptionError, match="x is no array"):
-            module.set_input("x", 1 << 40)  # type: ignore[arg-type]
+            module.set_input("x", 1 << 40)
 
 
-def test_n1_broadcast_and_exp_with_a_parameter() -> None:
+def test_broadcast_and_exp_with_a_parameter() -> None:
     x, y = te.placeholder((10, 5), name="x"), te.placeholder((1, 5), name="y")
     total = te.compute((10, 5), lambda i, j: te.exp(x[i, j] + y[0, j]), name="total")
     function = build([x, y, total], name="fused_add_exp")
@@ -81,7 +81,7 @@ def test_n1_broadcast_and_exp_with_a_parameter() -> None:
     np.testing.assert_allclose(module.get_output(0), np.exp(a + b), rtol=1e-5)
 
 
-def test_n6_numbers_and_facts_of_inputs() -> None:
+def test_inputs_have_an_index_a_shape_and_a_type() -> None:
     module = _weighted()
     assert [module.get_input_index(name) for name in ("w", "x", "Invalid")] == [1, 0, -1]
     assert module.get_num_inputs() == 3
@@ -97,7 +97,7 @@ def test_n6_numbers_and_facts_of_inputs() -> None:
     np.testing.assert_array_equal(out, W)
 
 
-def test_n6_facts_of_inputs_behind_a_node_of_several_outputs() -> None:
+def test_input_info_is_right_after_a_node_of_several_outputs() -> None:
     total = Node("sum", "add", (Source(1, 1), Source(2)))
     nodes = (Node("x"), Node("split", "split", (Source(0),), 2), Node("w"), total)
     shapes = ((6,), (2,), (4,), (4,), (4,))
@@ -112,7 +112,7 @@ def test_n6_facts_of_inputs_behind_a_node_of_several_outputs() -> None:
     np.testing.assert_array_equal(module.get_output(0), np.arange(2, 6, dtype="float32") + W)
 
 
-def test_n7_benchmark() -> None:
+def test_benchmark_returns_a_result_per_repeat() -> None:
     module = _weighted()
     module.load_params(BLOB)
     result = module.benchmark(cpu(), repeat=2, number=1, x=X)
@@ -123,11 +123,11 @@ def test_n7_benchmark() -> None:
     assert module.benchmark(cpu(), func_name="run", repeat=3, number=1, end_to_end=True, x=X).min > 0
     with pytest.raises(AttributeError, match="has no function 'walk'; it has set_input"):
         module.benchmark(cpu(), func_name="walk")
-    with pytest.raises(OptionError, match="limit_zero_time_iterations must be whole numbers from 1"):
+    with pytest.raises(OptionError, match="limit_zero_time_iterations must be integers from 1"):
         module.benchmark(cpu(), limit_zero_time_iterations=0)
 
 
-def test_n7_t1_number_of_calls() -> None:
+def test_benchmark_calls_once_more_than_asked_and_until_min_repeat_ms() -> None:
     calls: list[int] = []
     module = create(one_call().dumps(), {"myadd": lambda *arrays: calls.append(len(arrays))}, cpu())
     module.benchmark(cpu(), repeat=1, number=1)
@@ -137,7 +137,7 @@ def test_n7_t1_number_of_calls() -> None:
 
 
 @pytest.mark.parametrize("heirs", [10])
-def test_n9_parameters_outlive_the_executor_that_had_them(heirs: int) -> None:
+def test_shared_parameters_outlive_their_executor(heirs: int) -> None:
     first = _weighted()
     first.load_params(BLOB)
     others = [_weighted() for _ in range(heirs)]
@@ -155,7 +155,7 @@ def test_n9_parameters_outlive_the_executor_that_had_them(heirs: int) -> None:
         np.testing.assert_array_equal(other.get_output(0), (X + w) * V)
 
 
-def test_n10_a_name_that_the_graph_does_not_have() -> None:
+def test_parameters_with_unknown_names_are_ignored() -> None:
     module = _weighted()
     module.load_params(save_param_dict({"w": W, "v": V, "unknown": X}))
     module.run(x=X)
@@ -178,11 +178,11 @@ def test_parameters_are_loaded_all_or_none() -> None:
 def test_what_is_no_module_and_no_library_is_refused(other: Any) -> None:
     with pytest.raises(OptionError, match="shared with another GraphModule"):
         _weighted().share_params(other, BLOB)
-    with pytest.raises(OptionError, match="a library, or functions by their names"):
+    with pytest.raises(OptionError, match="a library, a module, or functions by their names"):
         create(weighted().dumps(), other, cpu())
 
 
-def test_n11_an_output_without_a_copy() -> None:
+def test_an_output_without_a_copy() -> None:
     module = _weighted()
     module.load_params(BLOB)
     one, other = empty((4,), "float32"), empty((4,), "float32")
@@ -198,7 +198,7 @@ def test_n11_an_output_without_a_copy() -> None:
     np.testing.assert_array_equal(module.get_output(0), other)
 
 
-def test_n11_an_input_without_a_copy_of_compiled_kernels() -> None:
+def test_an_input_without_a_copy_of_compiled_kernels() -> None:
     module = GraphModule(Library(doubling_network())["default"](cpu()))
     x, out = empty(SHAPE, "float32"), empty(SHAPE, "float32")
     x[...], out[...] = 1, 0

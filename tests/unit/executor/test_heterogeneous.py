@@ -15,11 +15,11 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import ArtifactError, DeviceError, OptionError
 from retune.compiler.executor import executors
 from retune.compiler.executor.cuda_memory import CudaMemory
+from retune.compiler.executor.device_memory import DeviceMemory
 from retune.compiler.executor.executors import check_gpu, executor_of, gpu_count
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.executor.library import Library
-from retune.compiler.executor.memory import DeviceMemory
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.placement import Copy, Run, place_copies
 from retune.compiler.executor.plan import Call, Plan
@@ -34,11 +34,11 @@ from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.cuda_double import DriverDouble
-from tests.gpu_network import network_with_gpu, plan_of
-from tests.small_graphs import small_graphs
-from tests.unit.lower.small import doubled
-from tests.unit.search.workloads import GPU
+from tests.support.fake_cuda import FakeDriver
+from tests.support.gpu_network import network_with_gpu, plan_of
+from tests.support.small_computations import doubled
+from tests.support.small_graphs import small_graphs
+from tests.support.workloads import GPU
 
 
 def kernel(name: str, inputs: int) -> KernelArtifact:
@@ -50,9 +50,9 @@ def kernel(name: str, inputs: int) -> KernelArtifact:
 KERNELS = {"one": kernel("one", 1), "two": kernel("two", 2)}
 
 
-def test_what_is_read_elsewhere_is_copied_once() -> None:
+def test_value_read_on_another_device_is_copied_once() -> None:
     plan = plan_of(
-        Call("two", (0, 1, 2), device=1),  # both come from the processor
+        Call("two", (0, 1, 2), device=1),  # both come from the CPU
         Call("two", (0, 2, 3), device=1),  # both are there
         Call("two", (2, 3, 4)),  # back
         Call("two", (4, 1, 5), device=1),  # the constant is there from the start
@@ -74,7 +74,7 @@ def test_what_is_read_elsewhere_is_copied_once() -> None:
     assert str(found).splitlines()[:2] == ["once: copy %1 from 0 to 1", "copy %0 from 0 to 1"]
 
 
-def test_what_is_written_anew_is_copied_anew() -> None:
+def test_rewritten_value_is_copied_again() -> None:
     plan = plan_of(
         Call("one", (0, 2)), Call("one", (2, 3), device=1), Call("one", (3, 2), device=1), Call("one", (2, 5))
     )
@@ -86,7 +86,7 @@ def test_on_one_device_nothing_is_copied() -> None:
     assert (place_copies(plan, KERNELS).copies, place_copies(plan, KERNELS).constants) == ((), ())
 
 
-def test_a_plan_that_reads_what_nobody_wrote_is_refused() -> None:
+def test_plan_that_reads_an_unwritten_value_is_refused() -> None:
     with pytest.raises(ArtifactError, match="plan net: b3 is read before anything writes it"):
         place_copies(plan_of(Call("one", (3, 5))), KERNELS)
     with pytest.raises(ArtifactError, match="plan net: no kernel 'some_function' is given"):
@@ -113,13 +113,13 @@ def test_a_network_on_three_devices_computes_what_it_does_on_one(graph: Graph, h
             np.testing.assert_array_equal(executor.get_output(index), plain.get_output(index))
 
 
-def mixed() -> tuple[CompiledNetwork, list[DeviceMemory], DriverDouble]:
-    """8 x on the processor, of which the second doubling is done on a GPU."""
+def mixed() -> tuple[CompiledNetwork, list[DeviceMemory], FakeDriver]:
+    """8 x on the CPU, of which the second doubling is done on a GPU."""
     network, driver = network_with_gpu()
     return network, [CudaMemory(driver)], driver
 
 
-def test_a_processor_and_a_gpu() -> None:
+def test_a_cpu_and_a_gpu() -> None:
     network, stores, driver = mixed()
     executor = GraphExecutor(network, memories=stores)
     for start in (0, 5):
@@ -137,7 +137,7 @@ def test_a_device_that_is_not_given_and_code_for_another_one() -> None:
         GraphExecutor(network, memories=[HostMemory()])
 
 
-def test_code_for_a_gpu_is_nothing_for_a_shared_library_or_an_executor_of_the_processor(tmp_path: Path) -> None:
+def test_code_for_a_gpu_is_nothing_for_a_shared_library_or_an_executor_of_the_cpu(tmp_path: Path) -> None:
     network, _ = network_with_gpu()
     library = Library(network)
     with pytest.raises(ArtifactError, match=r"kernel gpu is code for cuda, .* save the network as \.retune"):
@@ -166,8 +166,8 @@ def test_where_calls_run_is_part_of_a_plan() -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(small_graphs(), st.integers(0, 99))
-def test_a_network_on_a_gpu_computes_what_it_does_on_a_processor(graph: Graph, seed: int) -> None:
-    """Its untuned kernels, executed thread by thread; the outputs come back in the end."""
+def test_a_network_on_a_gpu_computes_what_it_does_on_a_cpu(graph: Graph, seed: int) -> None:
+    """Its default kernels, executed thread by thread; the outputs come back in the end."""
     target = Target("cuda")
     plain = GraphExecutor(compile_graph(graph, Target.host()))
     cut = partition(graph, target, hardware_of(target, 1), winograd_for(target))
@@ -175,7 +175,7 @@ def test_a_network_on_a_gpu_computes_what_it_does_on_a_processor(graph: Graph, s
     functions = [
         lower_for_gpu(replay(task.dag, default_gpu_steps(task.dag)), task.name, task.hardware) for task in cut.tasks
     ]
-    driver = DriverDouble(functions)
+    driver = FakeDriver(functions)
     executor = GraphExecutor(network, memories=[CudaMemory(driver)])
     x = np.random.default_rng(seed).random((1, 4, 4, 8), "float32")
     plain.run(x=x)
@@ -206,7 +206,7 @@ def test_what_runs_a_network_follows_from_its_kernels(monkeypatch: pytest.Monkey
     assert len(found.results) == 2
     assert found.min > 0
     assert len(driver.launches()) - before == 1 + 2 * 3  # one that is not timed
-    with pytest.raises(OptionError, match="threads must be a whole number from 1"):
+    with pytest.raises(OptionError, match="threads must be an integer from 1"):
         executor_of(network, 0)
 
 
@@ -221,7 +221,7 @@ def test_code_for_another_gpu_is_refused_before_it_is_loaded() -> None:
         check_gpu(newer, here)
 
 
-def test_untuned_programs_spread_over_threads_or_processors() -> None:
+def test_untuned_programs_spread_over_threads_or_cpus() -> None:
     dag = doubled(1000)
     on_gpu = SearchTask("t", dag, Target("cuda"), GPU)
     (kernel_,) = lower_for_gpu(replay(dag, default_steps_of(on_gpu)), "k", GPU).kernels
@@ -230,7 +230,7 @@ def test_untuned_programs_spread_over_threads_or_processors() -> None:
 
 
 def test_two_gpus_are_opened_in_turn() -> None:
-    """What the first doubling makes goes over the processor to the other GPU."""
+    """What the first doubling makes goes over the CPU to the other GPU."""
     network, _, driver = mixed()
     driver.count = 2
     gpu = next(kernel for kernel in network.kernels if kernel.device is not None)
@@ -258,7 +258,7 @@ def test_what_a_gpu_has_recorded_is_launched_with_that_gpu_open() -> None:
         assert launched_on(driver) == [0, 1, 0]
 
 
-def launched_on(driver: DriverDouble) -> list[int]:
+def launched_on(driver: FakeDriver) -> list[int]:
     """Which GPU was open at each launch."""
     current, launched = -1, []
     for line in driver.asked:

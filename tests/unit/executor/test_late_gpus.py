@@ -27,9 +27,9 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
-from tests.gpu_network import network_with_gpu
-from tests.late_gpus import LateGpus
-from tests.unit.search.workloads import GPU
+from tests.support.gpu_network import network_with_gpu
+from tests.support.late_gpus import LateGpus
+from tests.support.workloads import GPU
 
 X = np.arange(16, dtype=np.float32)
 
@@ -66,7 +66,7 @@ def test_a_memory_belongs_to_one_executor() -> None:
         GraphExecutor(nothing, memories=[HostMemory()] * 2)
 
 
-def test_an_executor_goes_with_its_memory_when_nobody_has_it() -> None:
+def test_unreferenced_executor_releases_its_memory() -> None:
     network, gpus = made()
     gc.collect()
     gc.disable()

@@ -11,8 +11,8 @@ from retune.compiler import debug_executor, graph_executor
 from retune.compiler.errors import OptionError
 from retune.compiler.graph_executor import GraphModule, cpu, create, save_param_dict
 from retune.compiler.runtime.artifact import Array
-from tests.clock import Clock
-from tests.graphs import ARITHMETIC, one_call, weighted
+from tests.support.clock import Clock
+from tests.support.graphs import ARITHMETIC, one_call, weighted
 
 NO = inspect.Parameter.empty
 """A parameter without a default."""

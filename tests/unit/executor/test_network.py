@@ -18,8 +18,8 @@ from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime import machine
 from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
-from tests.doubling_network import doubling_network
-from tests.ir_kernels import ELEMENTS
+from tests.support.doubling_network import doubling_network
+from tests.support.ir_kernels import ELEMENTS
 
 Edit = Callable[[dict[str, bytes]], None]
 

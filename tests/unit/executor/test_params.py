@@ -39,13 +39,13 @@ def test_any_arrays_come_back(params: dict[str, Array]) -> None:
         assert found[name].flags.writeable
 
 
-def test_n10_a_vector_of_float64_in_a_file(tmp_path: Path) -> None:
+def test_a_float64_vector_survives_a_parameter_file(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(size=10)
     path = save_param_dict_to_file({"x": x}, tmp_path / "x.params")
     np.testing.assert_array_equal(load_param_dict_from_file(path)["x"], x)
 
 
-def test_p8_two_entries_of_one_array_in_a_bytearray() -> None:
+def test_parameters_load_from_a_bytearray_with_one_array_twice() -> None:
     x = np.ones((10, 10), "float32")
     data = save_param_dict({"x": x, "y": x})
     assert isinstance(data, bytearray)

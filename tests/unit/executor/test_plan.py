@@ -9,7 +9,7 @@ import pytest
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.plan import BufferKind, Call, Plan
-from tests.doubling_network import ARENA, doubling_network, doubling_plan
+from tests.support.doubling_network import ARENA, doubling_network, doubling_plan
 
 Change = Callable[[Plan], Plan]
 

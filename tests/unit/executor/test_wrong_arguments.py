@@ -13,10 +13,10 @@ from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.host_memory import HostMemory
 from retune.compiler.graph_executor import GraphModule, Library, cpu, create, save_param_dict
-from tests.doubling_network import SHAPE, doubling_network
-from tests.gpu_network import network_with_gpu
-from tests.graphs import ARITHMETIC, one_call, weighted
-from tests.wrong_arguments import refusals
+from tests.support.doubling_network import SHAPE, doubling_network
+from tests.support.gpu_network import network_with_gpu
+from tests.support.graphs import ARITHMETIC, one_call, weighted
+from tests.support.wrong_arguments import refusals
 
 BLOB = save_param_dict({"w": np.ones(4, "float32")})
 

@@ -16,7 +16,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import StageNest, statement_nests
 from retune.compiler.schedule.steps import ComputeAt, Step, StorageAlign
-from tests.unit.features.programs import HARDWARE, choices, copy_chain, small_tile, tiled_matmul
+from tests.support.feature_programs import HARDWARE, choices, copy_chain, small_tile, tiled_matmul
 
 
 def values(nests: Sequence[StageNest], picked: LoopChoices, row: int = 0) -> dict[str, float]:
@@ -180,7 +180,7 @@ def test_without_an_inner_reduction_the_tile_grows_outwards() -> None:
     assert found["tile_reduction"] == approx(512)
 
 
-def test_parallel_balance() -> None:
+def test_parallel_imbalance_is_chunks_over_rounds_of_threads() -> None:
     found = values([tiled_matmul((3, 1, 1, 1), (1, 1, 1, 3), (3, 1), n=3)], choices(1, 1))
     assert found["parallel_chunks"] == approx(3)
     assert found["parallel_imbalance"] == approx(4 / 3)

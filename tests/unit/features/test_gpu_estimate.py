@@ -1,7 +1,9 @@
-"""What a warp asks of memory, and what first principles make of it: counted by hand, and in the kernels themselves."""
+"""What a warp asks of memory, and what the analytical model makes of it: counted by hand, and in the kernels
+themselves.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +14,9 @@ from retune.compiler.codegen.nvptx import ptx
 from retune.compiler.cost_model import RandomModel
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.features import FEATURE_NAMES, extract
+from retune.compiler.features.footprint import footprints_of
 from retune.compiler.features.nest import nest_arrays
 from retune.compiler.features.table import FLAG_NAMES
-from retune.compiler.features.touch import touches
 from retune.compiler.features.warp import warp_access
 from retune.compiler.gpu_facts import facts_of
 from retune.compiler.ir.affine import flat_index
@@ -32,13 +34,13 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.prior import prior_scores
-from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
-from tests.indices import value_of
-from tests.unit.codegen.test_ptxas import tiled
-from tests.unit.search.workloads import GPU, gpu_task_of, matmul
-from tests.unit.simt.products import product, tensor_space, with_lengths
+from tests.support.feature_programs import features_of
+from tests.support.indices import value_of
+from tests.support.ptx.assembler import tiled
+from tests.support.tensor_core_products import product, tensor_space, with_lengths
+from tests.support.workloads import GPU, gpu_task_of, matmul
 
 BLOCK, THREAD, VECTOR = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.VECTORIZE
 HARDWARE = replace(GPU, num_cores=1)
@@ -76,7 +78,7 @@ def copy(step: int, *, lanes: int = 1, rows: bool = False, n: int = 4096) -> Sta
 )
 def test_sectors_of_a_warp(state: State, read: int, written: int) -> None:
     (nest,) = (nest_arrays(each, choices_of(state), 1) for each in statement_nests(state))
-    write, taken = (warp_access(nest, touch) for touch in touches(nest, frozenset(), 64))
+    write, taken = (warp_access(nest, footprint) for footprint in footprints_of(nest, frozenset(), 64))
     assert (taken.sectors[0], write.sectors[0]) == (read, written)
 
 
@@ -137,7 +139,7 @@ def test_queues_at_the_banks_are_those_of_the_kernels() -> None:
             for nest in arrays:
                 name = nest.source.op.name
                 if name.endswith(".shared"):
-                    access = warp_access(nest, touches(nest, local, 64)[0])
+                    access = warp_access(nest, footprints_of(nest, local, 64)[0])
                     assert access.conflicts[0] == in_kernel(kernel, name), (name, str(kernel))
                     checked += 1
     assert checked > 20
@@ -150,29 +152,17 @@ def test_neighbours_of_a_register_tile_are_read_at_once(points: int, together: i
     state = replay(task.dag, steps)
     nests = statement_nests(state)
     local = frozenset(write.tensor for nest in nests if nest.attached for write in nest.writes)
-    product = next(
-        found for found in (nest_arrays(each, choices_of(state), 1) for each in nests) if any(found.reduce)
-    )
-    read = {touch.tensor.op.name: warp_access(product, touch).width[0] for touch in touches(product, local, 64)}
+    product = next(found for found in (nest_arrays(each, choices_of(state), 1) for each in nests) if any(found.reduce))
+    read = {
+        footprint.tensor.op.name: warp_access(product, footprint).width[0]
+        for footprint in footprints_of(product, local, 64)
+    }
     assert (read["A.shared"], read["B.shared"]) == (16, 4 * together)
     text = ptx(lower_for_gpu(state, "k", GPU), task.target)
     for steps_together, loads in ((4, points), (together, 4 * points // together)):
         width = f"ld.shared.v{steps_together}." if steps_together > 1 else "ld.shared.b32"
         assert text.count(width) >= loads
     assert text.count("ld.shared") % (points + 4 * points // together) == 0
-
-
-def features_of(task: SearchTask, steps: Sequence[Step]) -> tuple[dict[str, dict[str, float]], float]:
-    """The unscaled features of each statement, and the guess for the whole program."""
-    state, hardware = replay(task.dag, steps), scored_hardware(task)
-    nests = statement_nests(state)
-    rows = extract(nests, choices_of(state), hardware)
-    names = [(place, name) for place, name in enumerate(FEATURE_NAMES) if name not in FLAG_NAMES]
-    found = {
-        nest.op.name: {name: 2.0 ** float(rows[0, at, place]) - 1 for place, name in names}
-        for at, nest in enumerate(nests)
-    }
-    return found, float(prior_scores(rows, task.flop_count, hardware)[0])
 
 
 @pytest.mark.parametrize("points", [1, 2, 4])
@@ -199,7 +189,7 @@ def test_tiles_for_tensor_cores_are_fetched_once(tile: int, times: int) -> None:
         assert found[name]["gpu_sector_bytes"] == pytest.approx(2 * 1024 * 1024 * times, rel=1e-3)
 
 
-def test_the_guess_prefers_large_tiles_to_warps_on_their_own() -> None:
+def test_analytical_model_prefers_large_tiles() -> None:
     target = Target("cuda -arch=sm_90")
     task = SearchTask("m", product(4096, 4096, 4096), target, hardware_of(target, 1))
     space = tensor_space(task.dag, target, task.hardware)
@@ -246,7 +236,7 @@ def test_columns_of_a_launch() -> None:
     assert facts.multiprocessors > 64
 
 
-def test_the_guess_prefers_programs_that_reuse_what_they_fetch() -> None:
+def test_analytical_model_prefers_reuse_of_fetched_tiles() -> None:
     """Of sampled matmuls those that are guessed to be fastest have blocks of many threads, and tiles of many points."""
     dag = matmul(1024, 1024, 1024)
     task = gpu_task_of("m", dag)
@@ -267,7 +257,7 @@ def test_the_guess_prefers_programs_that_reuse_what_they_fetch() -> None:
     assert 16 <= np.median(tile[best]) <= 255  # points that a thread's registers hold
 
 
-def test_a_search_begins_with_what_is_guessed_to_be_good() -> None:
+def test_first_batch_is_led_by_the_analytical_model() -> None:
     task = gpu_task_of("m", matmul(512, 512, 512))
     options = SearchOptions(population=256, generations=1, eps_greedy=0.0)
     policy = SketchPolicy(task, RandomModel(), options)

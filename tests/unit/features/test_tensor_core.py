@@ -10,8 +10,8 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.space import SketchSpace, build_spaces
-from tests.unit.search.workloads import GPU
-from tests.unit.simt.products import TF32, product
+from tests.support.tensor_core_products import TF32, product
+from tests.support.workloads import GPU
 
 
 def best_seconds(dag: ComputeDAG, space: SketchSpace) -> float:

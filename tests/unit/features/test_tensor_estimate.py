@@ -1,4 +1,4 @@
-"""What first principles make of products on tensor cores: clearly better programs before clearly worse ones."""
+"""What the analytical model makes of products on tensor cores: clearly better programs before clearly worse ones."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from retune.compiler.gpu_facts import facts_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
-from tests.unit.features.test_gpu_estimate import features_of
-from tests.unit.simt.products import PRODUCTS, product, tensor_space, with_lengths
+from tests.support.feature_programs import features_of
+from tests.support.tensor_core_products import PRODUCTS, product, tensor_space, with_lengths
 
 TARGET = Target("cuda -arch=sm_90 -math=tf32")
 LARGE = {"rows": 64, "columns": 64, "row_warps": 2, "column_warps": 4, "steps": 2, "depth": 3}
@@ -41,7 +41,9 @@ def matmul(n: int, dtype: str = "float16") -> ComputeDAG:
         ({}, {"left": 1}, 1.5),  # halves on their own are not copied asynchronously
     ],
 )
-def test_programs_are_told_apart(better: dict[str, int], worse: dict[str, int], times: float) -> None:
+def test_tensor_core_programs_have_distinct_estimates(
+    better: dict[str, int], worse: dict[str, int], times: float
+) -> None:
     dag = matmul(4096)
     assert cycles(dag, **{**LARGE, **worse}) > times * cycles(dag, **{**LARGE, **better})
 
@@ -55,7 +57,7 @@ def test_blocks_that_run_together_hide_each_others_waits() -> None:
 
 
 def test_a_few_turns_of_small_tiles_take_as_long_as_their_copies() -> None:
-    """Of 64 x 64 sums in 32 turns on a multiprocessor of its own each waits for memory, the less the deeper."""
+    """Of 64 x 64 sums in 32 turns on its own multiprocessor each waits for memory, the less the deeper."""
     dag = product(64, 64, 1024)
     lengths = {"rows": 16, "columns": 16, "row_warps": 4, "column_warps": 4, "steps": 2}
     found = [cycles(dag, **lengths, depth=depth) for depth in (1, 2, 3, 4)]

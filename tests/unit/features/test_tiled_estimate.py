@@ -1,4 +1,4 @@
-"""What first principles make of products on CUDA cores: clearly better programs before clearly worse ones."""
+"""What the analytical model makes of products on CUDA cores: clearly better programs before clearly worse ones."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,15 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
-from tests.unit.features.test_gpu_estimate import features_of
-from tests.unit.search.workloads import matmul
-from tests.unit.simt.products import conv
+from tests.support.feature_programs import features_of
+from tests.support.tensor_core_products import conv
+from tests.support.workloads import matmul
 
 TARGET = Target("cuda -arch=sm_90")
 ROWS, COLUMNS, SUM = (32, 1, 16, 8, 1), (32, 1, 16, 4, 2), (128, 16, 2)
-"""Blocks, virtual threads, threads and what each of them does of 4096 rows and columns; turns and steps of the sum."""
+"""Blocks, virtual threads, threads and what each of them does of 4096 rows and columns; iterations and steps of the
+sum.
+"""
 USUAL = {"depth": 3, "left": 4, "right": 4}
 
 
@@ -70,7 +72,7 @@ def test_what_is_copied_ahead_is_not_waited_for() -> None:
         ({"columns": (32, 8, 16, 1, 1)}, 1.05),  # columns one by one instead of 8 side by side
     ],
 )
-def test_programs_are_told_apart(worse: dict[str, tuple[int, ...]], times: float) -> None:
+def test_tiled_programs_have_distinct_estimates(worse: dict[str, tuple[int, ...]], times: float) -> None:
     assert cycles(**worse) > times * cycles()  # type: ignore[arg-type]
 
 
@@ -88,7 +90,7 @@ def test_what_registers_have_no_room_for_takes_longer() -> None:
     assert found[1] > 1.5 * found[0]
 
 
-def test_pipelines_that_begin_anew_are_waited_for() -> None:
+def test_restarting_pipelines_cost_their_fill() -> None:
     """A convolution that goes through its window outside of the channels fills its pipeline nine times."""
     dag = conv(28, (128, 128), 3, "float32", "float32")
     task = SearchTask("t", dag, TARGET, hardware_of(TARGET, 1))

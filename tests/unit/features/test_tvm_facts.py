@@ -1,4 +1,4 @@
-"""Facts about features that TVM's own tests check, for our table; a test's name starts with the row's id.
+"""Facts about features that TVM's own tests check (tests/facts/tvm.md).
 
 Values are log2(x + 1) where nothing else is said. Where our column means something else on purpose, a test says what.
 """
@@ -20,7 +20,7 @@ from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import load_steps
 from retune.compiler.target import HardwareParams
-from tests.unit.search.workloads import matmul
+from tests.support.workloads import matmul
 
 HARDWARE = HardwareParams(num_cores=4)
 
@@ -35,7 +35,7 @@ def approx(value: float) -> object:
     return pytest.approx(value, abs=1e-5)
 
 
-def test_e1_matmul_with_every_kind_of_loop() -> None:
+def test_features_of_a_matmul_with_every_kind_of_loop() -> None:
     state = State.initial(matmul(512, 512, 512))
     state, (i0, i1) = s.split(state, 2, 0, [16])
     state, (j0, j1) = s.split(state, 2, 2, [8])
@@ -59,7 +59,7 @@ def test_e1_matmul_with_every_kind_of_loop() -> None:
     assert found["B2.stride"] == 0
 
 
-def test_e2_a_copy_inside_the_inner_loop_of_another() -> None:
+def test_reuse_distance_of_a_copy_inside_an_inner_loop() -> None:
     a = te.placeholder((64, 32), name="A")
     b = te.compute((64, 32), lambda i, j: a[i, j], "B")
     state = State.initial(ComputeDAG([a, te.compute((64, 32), lambda i, j: b[i, j], "C")]))
@@ -82,7 +82,7 @@ GPU_STEPS = """[["CHW", 2, "local"],
     ["AN", 5, 0, 5], ["AN", 5, 1, 4], ["AN", 5, 2, 6], ["PR", 4, 0, "auto_unroll_max_step$1024"]]"""
 
 
-def test_e3_a_matmul_for_a_gpu() -> None:
+def test_features_of_a_gpu_matmul_name_its_threads() -> None:
     rows = rows_of(replay(matmul(512, 512, 512), load_steps(GPU_STEPS)))
     assert len(rows) == 4
     for found in rows:
@@ -96,12 +96,12 @@ def test_e3_a_matmul_for_a_gpu() -> None:
         assert found["gpu_shared_bytes"] == approx(log2((512 * 2 + 2 * 64) * 4 + 1))
 
 
-def test_e3_a_program_for_a_processor_says_nothing_of_threads() -> None:
+def test_features_of_a_cpu_program_have_no_threads() -> None:
     for found in rows_of(replay(matmul(64, 64, 64), ())):
         assert not any(value for name, value in found.items() if name == "is_gpu" or name.startswith("gpu_"))
 
 
-def test_e4_a_flat_matmul() -> None:
+def test_a_flat_matmul_counts_its_operations_and_bytes() -> None:
     rows = rows_of(replay(matmul(128, 128, 128), ()))
     assert len(rows) == 1  # the first values are no statement of their own
     raw = {name: 2.0**value - 1 for name, value in rows[0].items()}
@@ -112,7 +112,7 @@ def test_e4_a_flat_matmul() -> None:
         assert raw[f"B{slot}.unique_bytes"] == pytest.approx(128 * 128 * 4, abs=10)
 
 
-def test_e5_a_dense_kernel_of_a_network() -> None:
+def test_a_dense_kernel_of_a_network_counts_its_operations() -> None:
     task = next(task for task in extract_network("mlp", "llvm", 1).tasks if "dense" in task.name)
     rows = rows_of(replay(task.dag, default_steps(task.dag)))
     raw = [{name: 2.0**value - 1 for name, value in row.items()} for row in rows]
@@ -120,18 +120,18 @@ def test_e5_a_dense_kernel_of_a_network() -> None:
     inputs = [tensor.shape for tensor in task.dag.inputs if len(tensor.shape) == 2]
     (rows_in, depth), weight = inputs[0], inputs[1]
     assert done == pytest.approx(rows_in * int(np.prod(weight)), rel=1e-3)
-    touched = sum(row[f"B{slot}.unique_bytes"] for row in raw for slot in range(4))
-    assert touched > (rows_in * depth + np.prod(weight)) * 4
+    footprints = sum(row[f"B{slot}.unique_bytes"] for row in raw for slot in range(4))
+    assert footprints > (rows_in * depth + np.prod(weight)) * 4
 
 
-def test_e6_loops_that_never_run_are_refused_before_they_get_here() -> None:
+def test_loops_of_no_iterations_are_refused_at_the_definition() -> None:
     with pytest.raises(DefinitionError):
         te.compute((0,), lambda _: te.const(1.0, "float32"))
     with pytest.raises(DefinitionError):
         te.reduce_axis(-1)
 
 
-def test_e7_a_scalar_that_is_spread() -> None:
+def test_strides_of_a_broadcast_scalar() -> None:
     scalar = te.placeholder((), "int8", name="x")
     dag = ComputeDAG([scalar, te.compute((768,), lambda _: scalar[()], "spread")])
     (found,) = rows_of(replay(dag, ()))

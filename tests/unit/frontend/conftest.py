@@ -1,4 +1,4 @@
-"""In: an ONNX node or model. Out: fixtures that compare our import of it with ONNX Runtime on seeded inputs."""
+"""Fixtures that compare the import of an ONNX node or model with ONNX Runtime on seeded inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

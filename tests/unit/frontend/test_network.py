@@ -19,7 +19,7 @@ def test_a_name_of_the_zoo() -> None:
     assert network_bytes("mlp") == zoo.build("mlp").SerializeToString()
 
 
-def test_a_path(tmp_path: Path) -> None:
+def test_network_is_loaded_from_a_path_and_named_after_it(tmp_path: Path) -> None:
     path = tmp_path / "my_net.onnx"
     path.write_bytes(zoo.build("mlp", widths=(4, 3)).SerializeToString())
     graph = load_network(str(path))
@@ -40,7 +40,7 @@ def test_a_program_by_name_or_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_network, load_network_program, network_bytes])
-def test_neither(load: object) -> None:
+def test_a_name_that_is_neither_file_nor_network_is_refused(load: object) -> None:
     assert callable(load)
     with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither a file nor .* mlp, mobilenet_v2"):
         load("resnet")

@@ -10,7 +10,7 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.pipeline import optimize
-from tests.encoder_layer import encoder_layer
+from tests.support.encoder_layer import encoder_layer
 
 PROJECTION = "dense+add"
 BERT = [

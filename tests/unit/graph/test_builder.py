@@ -63,7 +63,7 @@ def test_a_misfit_is_refused_when_emitted() -> None:
         builder_of(2, 3).emit("transpose", ["x"], {"perm": (0,)})
 
 
-def test_rewrite_replaces_what_convert_returns() -> None:
+def test_rewrite_replaces_what_convert_reiterations() -> None:
     build = builder_of(2)
     graph = build.finish({"y": build.emit("neg", [build.emit("relu", ["x"])])})
 

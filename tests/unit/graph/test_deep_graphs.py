@@ -14,7 +14,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import _DEEPEST, _LARGEST, _Flow, fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.memory import Request, plan_memory
+from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.passes.activations import ACTIVATIONS
 from retune.compiler.graph.passes.patterns import Matcher
 from retune.compiler.graph.passes.recognise import FORMS

@@ -28,7 +28,7 @@ def test_convolution_is_its_definition(groups: int) -> None:
     np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
-def test_average_counts_padding_only_when_told() -> None:
+def test_average_pool_counts_padding_only_if_asked() -> None:
     x = np.ones((1, 1, 2, 2), np.float32)
     attrs: dict[str, Attribute] = {"kernel": (2, 2), "strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "NCHW"}
     inside = evaluate_node(Node("avg_pool2d", ("x",), ("y",), {**attrs, "count_include_pad": False}), [x])

@@ -7,8 +7,8 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.ops import FusionKind
-from tests.attributes import CONV
-from tests.small_graphs import bias, conv, small_graphs, start
+from tests.support.attributes import CONV
+from tests.support.small_graphs import bias, conv, small_graphs, start
 
 
 def _groups(graph: Graph) -> list[str]:

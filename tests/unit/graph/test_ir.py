@@ -22,7 +22,7 @@ def small(weight: float = 2.0, prefix: str = "") -> Graph:
     )
 
 
-def test_text() -> None:
+def test_graph_prints_one_line_per_node_with_its_type() -> None:
     assert str(small()).splitlines() == [
         "graph small(x: float32[1, 2])",
         "  const w: float32[2, 3]",
@@ -39,7 +39,7 @@ def test_fingerprint_sees_content_and_not_names() -> None:
     assert replace(small(), name="renamed").fingerprint() == small().fingerprint()
 
 
-def test_survives_pickling() -> None:
+def test_graph_survives_pickling() -> None:
     copy: Graph = pickle.loads(pickle.dumps(small()))
     copy.verify()
     assert copy.fingerprint() == small().fingerprint()
@@ -77,7 +77,7 @@ def test_verify_names_the_fault(graph: Graph, message: str) -> None:
         graph.verify()
 
 
-def test_typed_attributes() -> None:
+def test_attributes_are_read_with_their_type() -> None:
     node = Node("op", (), ("y",), {"n": 2, "f": 0.5, "t": "NHWC", "b": True, "p": (1, 2)})
     assert (node.integer("n"), node.number("f"), node.text("t")) == (2, 0.5, "NHWC")
     assert (node.flag("b"), node.ints("p")) == (True, (1, 2))

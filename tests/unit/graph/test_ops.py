@@ -12,7 +12,7 @@ from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import infer_value, verify
 from retune.compiler.ops import OPS, FusionKind
-from tests.operator_cases import TYPED_CASES
+from tests.support.operator_cases import TYPED_CASES
 
 Shapes = list[tuple[int, ...]]
 Attributes = Mapping[str, Attribute]

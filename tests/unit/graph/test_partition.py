@@ -17,9 +17,10 @@ from retune.compiler.graph.partition import Partition, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
-from tests.attributes import CONV
+from tests.support.attributes import CONV
 
 _SLOW = pytest.mark.slow
+QUICK = ("mlp", "resnet18", "gpt2_block")
 
 
 def cut(graph: Graph) -> Partition:
@@ -126,7 +127,13 @@ COUNTS: dict[str, tuple[int, int, int]] = {
 """Calls of kernels, distinct kernels, and those worth tuning, of each network of the zoo at its full size."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW if name == "bert_base" else ()) for name in NAMES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=_SLOW if name == "bert_base" else () if name in QUICK else pytest.mark.long)
+        for name in NAMES
+    ],
+)
 def test_counts_of_known_networks(name: str) -> None:
     parts = cut(optimize(load_model(build(name))))
     assert (len(parts.kernels), len(parts.tasks), sum(parts.tunable)) == COUNTS[name]

@@ -1,5 +1,6 @@
 """Programs: what is refused, what is printed, what is bound, and graphs as data."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from retune.compiler.errors import ArtifactError, DefinitionError, ShapeMismatchError
 from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.program import MAIN, Arm, Branch, Call, Function, Loop, Program, Statement, of_graph
@@ -46,7 +48,7 @@ def test_text_of_a_program_with_all_control_flow() -> None:
     assert str(program.main).splitlines() == [
         "function main(x: float32[2], flag: bool[], count: int64[]) -> (y: float32[2])",
         "  z = half(x) if flag else other(x)",
-        "  y, rows = loop for count turns while flag turn(z)",
+        "  y, rows = loop for count iterations while flag turn(z)",
     ]
     assert len(program.regions()) == 2, "the loop's region is that of a branch"
 
@@ -110,6 +112,21 @@ def test_graphs_come_back_from_bytes() -> None:
     again = graph_from_bytes(graph_to_bytes(graph))
     assert str(again) == str(graph)
     assert again.fingerprint() == graph.fingerprint()
+
+
+def test_graphs_of_earlier_versions_are_read() -> None:
+    head = {
+        "name": "sum",
+        "inputs": ["x"],
+        "outputs": ["y"],
+        "nodes": [["add", ["x", "w"], ["y"], {}, ""]],
+        "constants": ["w"],
+        "values": {name: ["float32", 2] for name in "xwy"},
+    }
+    text = json.dumps(head).encode()
+    graph = graph_from_bytes(len(text).to_bytes(8, "little") + text + np.array([1, 2], "float32").tobytes())
+    (found,) = evaluate(graph, {"x": np.array([3, 4], "float32")})
+    assert found.tolist() == [4, 6]
 
 
 @pytest.mark.parametrize("keep", [0, 5, 9, 60, -1])

@@ -19,7 +19,7 @@ from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
-from tests.small_graphs import bias, conv, small_graphs, start
+from tests.support.small_graphs import bias, conv, small_graphs, start
 
 Arrays = dict[int, NDArray[Any]]
 

@@ -6,32 +6,17 @@ import pytest
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
-from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.partition import Partition, partition, with_alternatives
 from retune.compiler.graph.winograd import WINOGRAD, Winograd
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate as evaluate_tensors
-from tests.attributes import CONV
+from tests.support.attributes import CONV
+from tests.support.winograd_network import network
 
 
 def cut(graph: Graph, rewrites: tuple[Winograd, ...] = WINOGRAD) -> Partition:
     return partition(graph, Target.host(), HardwareParams(num_cores=2), rewrites)
-
-
-def network(
-    size: int = 14, channels: int = 16, weight: np.ndarray | None = None, batch: int = 1, **attrs: Attribute
-) -> Graph:
-    """A residual block: two convolutions, of which the second adds the input."""
-    rng = np.random.default_rng(2)
-    builder = GraphBuilder("block", [Value("x", (batch, size, size, channels))])
-    result = "x"
-    for number in range(2):
-        values = rng.standard_normal((3, 3, channels, channels), dtype=np.float32) / channels
-        kernel = builder.constant(values if weight is None else weight, f"w{number}")
-        bias = builder.constant(rng.standard_normal(channels, dtype=np.float32), f"b{number}")
-        made = builder.emit("add", (builder.emit("conv2d", (result, kernel), {**CONV, **attrs}), bias))
-        result = builder.emit("relu", (builder.emit("add", (made, "x")) if number else made,))
-    return builder.finish({"y": result})
 
 
 def offered(graph: Graph) -> list[str]:
@@ -123,9 +108,7 @@ def test_weights_whose_transform_overflows_are_left_to_the_direct_convolution() 
     ("size", "batch", "pads"), [(14, 1, (1, 1, 1, 1)), (13, 2, (1, 1, 1, 1)), (15, 1, (0, 2, 2, 0))]
 )
 @pytest.mark.parametrize("rewrite", WINOGRAD, ids=lambda one: one.name)
-def test_the_chosen_kernels_compute_the_graph(
-    rewrite: Winograd, size: int, batch: int, pads: tuple[int, ...]
-) -> None:
+def test_the_chosen_kernels_compute_the_graph(rewrite: Winograd, size: int, batch: int, pads: tuple[int, ...]) -> None:
     graph = network(size, batch=batch, pads=pads)
     direct = cut(graph, (rewrite,))
     rewritten, parts = with_alternatives(graph, direct, direct.alternatives[1:])

@@ -31,7 +31,7 @@ RANGES = {A: (0, 6), B: (2, 4)}
         (Var("unknown") < 3, None),
     ],
 )
-def test_conditions(condition: Expr, expected: bool | None) -> None:
+def test_conditions_are_decided_from_ranges(condition: Expr, expected: bool | None) -> None:
     assert decided(condition, RANGES) is expected
 
 
@@ -46,7 +46,7 @@ def test_a_decision_holds_at_every_point() -> None:
             assert low <= value <= high
 
 
-def test_parts_of_a_condition() -> None:
+def test_conjunctions_are_decided_part_by_part() -> None:
     assert conjuncts((A < 3) & (B < 4) & (A < B)) == (A < 3, B < 4, A < B)
     form = slack(A * 2 < B)
     assert form is not None

@@ -7,7 +7,7 @@ from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Var, binary, cast
 from retune.compiler.ir.interval import as_index
 from retune.compiler.ir.simplify import divisor, join_digits, simplify
-from tests.indices import value_of
+from tests.support.indices import value_of
 
 N, M = Var("n"), Var("m")
 RANGES = {N: (0, 31), M: (0, 3)}
@@ -28,7 +28,7 @@ def test_units_of_several_elements_are_counted(index: Expr, simple: str) -> None
     assert str(simplify(index, RANGES)) == simple
 
 
-def test_a_rest_that_may_be_longer_than_a_unit_stays() -> None:
+def test_remainder_that_may_exceed_the_divisor_is_kept() -> None:
     for index in ((N * 4 + M) // 8, (N * 4 + M) % 8, (N * 3 + M) % 8):
         assert simplify(index, {N: (0, 31), M: (0, 4)}) == index
         assert simplify(index, {N: (0, 31), M: (-1, 2)}) == index
@@ -91,7 +91,7 @@ def test_digits_are_put_together(before: Expr, whole: Expr) -> None:
         N % 4,
     ],
 )
-def test_what_is_no_number_stays(expr: Expr) -> None:
+def test_non_affine_index_is_kept(expr: Expr) -> None:
     assert after(expr) == affine(expr)
 
 

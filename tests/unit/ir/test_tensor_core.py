@@ -5,7 +5,7 @@ import pytest
 from retune.compiler.ir.expr import Expr, Var, const
 from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS, SUM_ELEMENTS, WARP, AsyncCopy, sum_place
 from retune.compiler.ir.visit import substitute
-from tests.unit.lower.gpu.test_barriers import S, X
+from tests.support.gpu_buffers import S, X
 
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS)

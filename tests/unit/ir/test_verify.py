@@ -10,7 +10,7 @@ from retune.compiler.ir.verify import verify
 X, Y = Buffer("x", (4,), "float32"), Buffer("y", (4,), "float32")
 ACC = Buffer("acc", (), "float32", "register")
 ROW = Buffer("row", (4,), "float32", "register")
-I = Var("i")  # noqa: E741 - the name of the loop in the texts
+I = Var("i")  # noqa: E741 - the name of the loop in the strings
 COPY = Store(Y, (I,), Load(X, (I,)))
 
 

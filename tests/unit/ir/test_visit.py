@@ -40,7 +40,7 @@ def test_a_rule_sees_a_shared_node_once_and_its_new_form_is_shared() -> None:
     assert str(transform(TWICE, rule)) == "select((i < 4), (a[(i + 1), 0] * 2.0), (a[(i + 1), 0] + 1.0))"
 
 
-def test_what_is_put_in_is_not_looked_at_again() -> None:
+def test_replacement_is_not_visited_again() -> None:
     assert str(substitute(TWICE, {AT: J, J: AT})) == "select((j < 4), (a[(j + 1), i] * 2.0), (a[(j + 1), i] + 1.0))"
     assert substitute(TWICE, {SHARED: const(1.0), AT: J}) == select(J < 4, const(1.0) * 2.0, const(1.0) + 1.0)
     assert len(list(parts(substitute(_doubled(60), {AT: J})))) < 70

@@ -2,7 +2,7 @@
 
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Reorder, Split
-from tests.unit.lower.small import doubled, golden, loops, matmul, window
+from tests.support.small_computations import doubled, golden, loops, matmul, window
 
 # ruff: noqa: E501 - golden text is as wide as it is
 

@@ -9,7 +9,7 @@ from retune.compiler.schedule.steps import (
     Split,
     StorageAlign,
 )
-from tests.unit.lower.small import golden, loops, matmul, sum_and_peak, window
+from tests.support.small_computations import golden, loops, matmul, sum_and_peak, window
 
 # ruff: noqa: E501 - golden text is as wide as it is
 

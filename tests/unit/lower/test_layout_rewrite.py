@@ -1,4 +1,4 @@
-"""The layout of a constant follows the loops that read it: in the graph, in a stage of its own, or in the kernel."""
+"""The layout of a constant follows the loops that read it: in the graph, in its own stage, or in the kernel."""
 
 from collections.abc import Sequence
 
@@ -69,7 +69,7 @@ def values_of(dag: ComputeDAG) -> dict[Tensor, np.ndarray]:
     return {tensor: rng.integers(-4, 5, tensor.shape).astype(tensor.dtype) for tensor in dag.inputs}
 
 
-def test_l1_shapes_of_a_tiled_matmul() -> None:
+def test_layout_rewrite_gives_a_tiled_matmul_its_shapes() -> None:
     dag = matmul(512, 512, 512)
     state, rows = s.split(State.initial(dag), "C", "i", [4, 8, 8])
     state, columns = s.split(state, "C", "j", [8, 4, 4])
@@ -84,7 +84,7 @@ def test_l1_shapes_of_a_tiled_matmul() -> None:
 
 
 @pytest.mark.parametrize("option", [NONE, INSERT, PRE])
-def test_l2_a_matmul_of_one_element(option: LayoutRewriteOption) -> None:
+def test_layout_rewrite_takes_a_matmul_of_one_element(option: LayoutRewriteOption) -> None:
     dag = matmul(1, 1, 1)
     state, fused = s.fuse(State.initial(dag), "C", ["i", "j"])
     state, _ = s.parallel(state, "C", fused)
@@ -94,7 +94,7 @@ def test_l2_a_matmul_of_one_element(option: LayoutRewriteOption) -> None:
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("option", [INSERT, PRE])
-def test_l3_l4_the_rewritten_program_computes_the_same(option: LayoutRewriteOption, cached: bool) -> None:
+def test_a_program_with_rewritten_layout_computes_the_same(option: LayoutRewriteOption, cached: bool) -> None:
     dag = matmul(6, 64, 32)
     steps = steps_of(tiled(dag, cached))
     values = values_of(dag)
@@ -176,7 +176,7 @@ def tiled_by_twos(dag: ComputeDAG) -> State:
 
 
 @pytest.mark.parametrize("operator", NETWORK_OPERATORS)
-def test_l5_operators_of_networks_in_every_form(operator: str) -> None:
+def test_layout_rewrite_takes_every_operator_of_networks(operator: str) -> None:
     dag = NETWORK_OPERATORS[operator]()
     steps = steps_of(tiled_by_twos(dag))
     values = values_of(dag)
@@ -275,7 +275,7 @@ def test_a_graph_of_the_tensors_numbers_its_stages_alike() -> None:
     assert np.array_equal(run(again, steps, NONE, given), expected)
 
 
-def test_what_is_not_rewritten() -> None:
+def test_layouts_that_must_stay_are_not_rewritten() -> None:
     dag = matmul(6, 64, 32)
     state, _ = s.split(State.initial(dag), "C", "j", [48])
     assert relayouts(dag, steps_of(state)) == ()  # the parts are no digits

@@ -15,7 +15,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.steps import Annotate, Split, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests import ir_kernels
+from tests.support import ir_kernels
 
 
 def doubling(elements: int) -> SearchTask:
@@ -77,7 +77,7 @@ def test_a_candidate_is_a_list_of_steps(candidate: Any) -> None:
         builder.build(doubling(8), [candidate])
 
 
-def test_absurd_steps_and_tasks_larger_than_memory_cost_one_result_each() -> None:
+def test_extreme_steps_and_tasks_larger_than_memory_cost_one_result_each() -> None:
     invalid, failed = MeasureStatus.INSTANTIATION, MeasureStatus.COMPILE_HOST
     cases: list[tuple[Step, MeasureStatus]] = [
         (Split(1, 0, 8, (0,)), invalid),

@@ -8,13 +8,14 @@ import pytest
 from retune.compiler.errors import MeasureError, OptionError
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult
-from tests.ir_kernels import steps, task
+from retune.compiler.measure.results import BuiltProgram
+from tests.support.ir_kernels import steps, task
+from tests.support.tiers import long_except
 
-BUILD = "tests.ir_kernels:build"
+BUILD = "tests.support.ir_kernels:build"
 
 
-def _build(*behaviours: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[BuildResult]:
+def _build(*behaviours: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[BuiltProgram]:
     with LocalBuilder(timeout_s, n_parallel, build_func=BUILD) as builder:
         return builder.build(task(), [steps(behaviour) for behaviour in behaviours])
 
@@ -56,10 +57,10 @@ def test_a_crash_of_the_compiler_costs_one_candidate() -> None:
 
 
 def test_a_hanging_compiler_costs_one_candidate() -> None:
-    results = _build("good", "build-hang", "good", n_parallel=1, timeout_s=1.0)
+    results = _build("good", "build-hang", "good", n_parallel=1, timeout_s=5.0)
     assert [result.status for result in results] == [MeasureStatus.OK, MeasureStatus.BUILD_TIMEOUT, MeasureStatus.OK]
-    assert results[1].error == "the build took more than 1 s"
-    assert 1.0 <= results[1].seconds < 5.0
+    assert results[1].error == "the build took more than 5 s"
+    assert results[1].seconds >= 5.0
 
 
 def test_a_worker_killed_from_outside_tries_its_candidate_again(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_nothing_to_build_needs_no_worker() -> None:
         LocalBuilder(n_parallel=0)
 
 
-@pytest.mark.parametrize("uses", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("uses", long_except([2], range(1, 6)))
 def test_a_worker_that_wears_out_loses_no_candidate(monkeypatch: pytest.MonkeyPatch, uses: int) -> None:
     """Whatever the number of uses, a worker is not replaced between hearing of a task and building for it."""
     monkeypatch.setattr("retune.compiler.measure.builder._USES_PER_WORKER", uses)
@@ -95,7 +96,7 @@ def test_a_worker_that_wears_out_loses_no_candidate(monkeypatch: pytest.MonkeyPa
             assert [result.status for result in results] == [MeasureStatus.OK] * 2
 
 
-def test_what_is_timed_elsewhere_is_left_alone() -> None:
+def test_builder_knows_whether_it_avoids_given_cores() -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     with LocalBuilder(build_func=BUILD, lane=[first]) as builder:
         assert builder.leaves_alone([first]) == bool(others)
@@ -104,7 +105,7 @@ def test_what_is_timed_elsewhere_is_left_alone() -> None:
     assert not LocalBuilder(n_parallel=2).leaves_alone([first])
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a processor beside that of the lane")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU beside that of the lane")
 def test_processes_that_build_at_any_time_keep_off_the_lane() -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     with LocalBuilder(n_parallel=1, build_func=BUILD, lane=[first]) as builder:

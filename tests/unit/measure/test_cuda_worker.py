@@ -16,7 +16,7 @@ from retune.compiler.measure.cuda_runner import CudaRunner, gpu_of_key
 from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.task_buffers import TaskSetup
 from retune.compiler.runtime import cuda
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -26,8 +26,8 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Split, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.cuda_double import CALL_SECONDS, DriverDouble
-from tests.unit.search.workloads import GPU, double_matmul
+from tests.support.fake_cuda import CALL_SECONDS, FakeDriver
+from tests.support.workloads import GPU, double_matmul
 
 DAG = double_matmul(16)
 TASK = SearchTask("t", DAG, Target("cuda -arch=sm_90"), GPU)
@@ -44,11 +44,11 @@ OPTIONS = MeasureOptions(min_repeat_ms=1.0)
 
 
 @pytest.fixture(name="gpu")
-def _gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverDouble]:
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """A worker in this process, on a double that knows the kernels of the bound program."""
     names = ["kernel", "slow", "wrong"]
     functions = [lower_for_gpu(replay(DAG, BOUND), name, GPU) for name in names]
-    double = DriverDouble(functions)
+    double = FakeDriver(functions)
     monkeypatch.setattr(cuda, "driver", lambda: double)
     monkeypatch.setattr(cuda_worker, "driver", lambda: double)
     monkeypatch.setattr(run_worker, "set_up", lambda *_: None)
@@ -59,15 +59,15 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverDouble]:
 
 def prepared(options: MeasureOptions = OPTIONS) -> None:
     """Tell the worker of the task."""
-    on_processor = replace(TASK, target=Target.host(), hardware=HardwareParams(num_cores=1))
-    pattern = build_kernel(on_processor, default_steps(DAG), "reference")
+    on_cpu = replace(TASK, target=Target.host(), hardware=HardwareParams(num_cores=1))
+    pattern = build_kernel(on_cpu, default_steps(DAG), "reference")
     cuda_worker.prepare("key", pattern, TaskSetup(64.0), options)
 
 
-def run(*artifacts: KernelArtifact, best: float = inf, options: MeasureOptions = OPTIONS) -> list[MeasureResult]:
+def run(*artifacts: KernelArtifact, best: float = inf, options: MeasureOptions = OPTIONS) -> list[Measurement]:
     """What the worker says of kernels."""
     said = cuda_worker.run_stream("key", artifacts, best, options)
-    return [item for item in said if isinstance(item, MeasureResult)]
+    return [item for item in said if isinstance(item, Measurement)]
 
 
 def built(name: str = "kernel") -> KernelArtifact:
@@ -100,7 +100,7 @@ def test_artifacts_say_what_shared_memory_a_launch_gives() -> None:
     assert kernel_of(row, artifact.object_code) == replace(artifact, device=replace(artifact.device, ptx=""))
 
 
-def test_a_right_program_is_checked_and_timed_in_graphs(gpu: DriverDouble) -> None:
+def test_a_right_program_is_checked_and_timed_in_graphs(gpu: FakeDriver) -> None:
     prepared()
     (result,) = run(built(), options=replace(OPTIONS, min_repeat_ms=0.9))
     assert result.status is MeasureStatus.OK, result.error
@@ -110,7 +110,7 @@ def test_a_right_program_is_checked_and_timed_in_graphs(gpu: DriverDouble) -> No
     assert gpu.launches()[:2] == ["kernel_kernel0", "kernel_kernel1"]
 
 
-def test_a_hopeless_program_gets_a_short_look(gpu: DriverDouble) -> None:
+def test_hopeless_program_gets_one_short_probe(gpu: FakeDriver) -> None:
     prepared()
     gpu.seconds["slow_kernel0"] = 1.0
     good, slow = run(built(), built("slow"))
@@ -120,7 +120,7 @@ def test_a_hopeless_program_gets_a_short_look(gpu: DriverDouble) -> None:
     assert gpu.launches().count("slow_kernel0") == 4  # checked, warmed up, looked at twice
 
 
-def test_what_the_host_takes_to_queue_a_short_program_does_not_make_it_hopeless(gpu: DriverDouble) -> None:
+def test_what_the_host_takes_to_queue_a_short_program_does_not_make_it_hopeless(gpu: FakeDriver) -> None:
     prepared()
     gpu.seconds.update(kernel_kernel0=2e-6, kernel_kernel1=2e-6)
     gpu.queueing = 1e-5
@@ -129,9 +129,7 @@ def test_what_the_host_takes_to_queue_a_short_program_does_not_make_it_hopeless(
     assert result.costs == pytest.approx([4e-6] * 3, rel=0.1)
 
 
-def test_a_program_after_one_that_broke_cuda_is_not_to_blame(
-    gpu: DriverDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_after_one_that_broke_cuda_is_not_to_blame(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared()
     ended: list[int] = []
 
@@ -160,7 +158,7 @@ def test_the_cache_is_emptied_before_each_call_and_that_is_not_timed() -> None:
     assert result.costs == pytest.approx([2 * CALL_SECONDS] * 3)
 
 
-def test_kernels_of_a_call_are_queued_as_one_while_the_cache_is_emptied(gpu: DriverDouble) -> None:
+def test_kernels_of_a_call_are_queued_as_one_while_the_cache_is_emptied(gpu: FakeDriver) -> None:
     """Else the second of two would be waited for: what it costs to queue it would be taken for its time."""
     gpu.queueing = 5e-5
     options = replace(OPTIONS, enable_cpu_cache_flush=True)
@@ -174,7 +172,7 @@ def test_kernels_of_a_call_are_queued_as_one_while_the_cache_is_emptied(gpu: Dri
     assert not any(line.startswith("graph") for line in gpu.asked)
 
 
-def test_wrong_answers_are_found(gpu: DriverDouble) -> None:
+def test_wrong_answers_are_found(gpu: FakeDriver) -> None:
     prepared()
 
     def spoil(outputs: list[Array]) -> None:
@@ -188,20 +186,20 @@ def test_wrong_answers_are_found(gpu: DriverDouble) -> None:
     assert run(built())[0].status is MeasureStatus.OK
 
 
-def test_what_is_not_computed_is_found(gpu: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_computed_is_found(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared()
     monkeypatch.setattr(gpu, "_execute", lambda *_: None)
     (result,) = run(built())
     assert result.status is MeasureStatus.WRONG_ANSWER
 
 
-def test_writing_beside_an_output_is_found(gpu: DriverDouble) -> None:
+def test_writing_beside_an_output_is_found(gpu: FakeDriver) -> None:
     prepared()
     output = cuda_worker._tasks["key"].arrays[-1]
     gpu.failing = lambda *_: gpu.fill(output.address + output.nbytes, 0, 4, "stream")
     (result,) = run(built())
     assert result.status is MeasureStatus.RUNTIME_DEVICE
-    assert "out of bounds: E: 4 of the 256 bytes behind its end are overwritten" in result.error
+    assert "out of bounds: E: 4 of the 256 bytes after its end are overwritten" in result.error
     gpu.failing = lambda *_: None
     assert run(built())[0].status is MeasureStatus.OK
 
@@ -215,7 +213,7 @@ def test_code_that_cannot_be_loaded_is_a_result() -> None:
     assert second.status is MeasureStatus.OK
 
 
-def test_a_kernel_that_breaks_cuda_ends_its_worker(gpu: DriverDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_breaks_cuda_ends_its_worker(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared()
     ended: list[int] = []
 
@@ -237,20 +235,20 @@ def test_a_kernel_that_breaks_cuda_ends_its_worker(gpu: DriverDouble, monkeypatc
     assert ended == [cuda_worker.BROKEN]
 
 
-def test_programs_are_compared_in_turn(gpu: DriverDouble) -> None:
+def test_programs_are_compared_in_turn(gpu: FakeDriver) -> None:
     prepared()
     gpu.seconds["slow_kernel0"] = 3e-4
     said = list(cuda_worker.compare_stream("key", [built(), built("slow")], 4, OPTIONS))
-    fast, slow = (item for item in said if isinstance(item, MeasureResult))
+    fast, slow = (item for item in said if isinstance(item, Measurement))
     assert fast.costs == pytest.approx([2e-4] * 4)
     assert slow.costs == pytest.approx([4e-4] * 4)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_program_for_processors_is_no_candidate() -> None:
+def test_a_program_for_cpus_is_no_candidate() -> None:
     prepared()
-    on_processor = replace(TASK, target=Target.host(), hardware=HardwareParams(num_cores=1))
-    (result,) = run(build_kernel(on_processor, default_steps(DAG), "reference"))
+    on_cpu = replace(TASK, target=Target.host(), hardware=HardwareParams(num_cores=1))
+    (result,) = run(build_kernel(on_cpu, default_steps(DAG), "reference"))
     assert result.status is MeasureStatus.COMPILE_DEVICE
     assert "not for a GPU" in result.error
 

@@ -55,7 +55,7 @@ def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_lock_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
+def test_deleted_lock_file_is_created_again(tmp_path: Path) -> None:
     path, entered = tmp_path / "device.lock", threading.Event()
 
     def second() -> None:
@@ -73,7 +73,7 @@ def test_a_lock_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file with something in it", "folder"])
-def test_what_somebody_else_has_put_there_is_refused_and_left_alone(kind: str, tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_the_lock_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
     path, target = tmp_path / "device.lock", tmp_path / "target"
     if kind == "link":
         target.touch()

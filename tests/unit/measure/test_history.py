@@ -36,7 +36,9 @@ def key(*args: object) -> str:
         ((True,), (1,), math.inf),
     ],
 )
-def test_h3_distance_of_workloads(wanted: tuple[object, ...], known: tuple[object, ...], factor: float) -> None:
+def test_distance_of_workloads_is_that_of_tvm(
+    wanted: tuple[object, ...], known: tuple[object, ...], factor: float
+) -> None:
     assert distance(key(*wanted), key(*known)) == factor
 
 

@@ -8,7 +8,7 @@ from retune.compiler import te
 from retune.compiler.auto_scheduler import ComputeDAG, SearchTask, register_workload
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.workload_registry import (
@@ -29,14 +29,14 @@ def product(size: int = 512) -> list[Tensor]:
 register_workload("measured_product", product, override=True)
 
 
-def measured(task: SearchTask, flush: bool = False) -> MeasureResult:
+def measured(task: SearchTask, flush: bool = False) -> Measurement:
     """The program without a single step, built and run with the defaults that a script gets."""
-    with LocalBuilder() as builder, LocalRunner(timeout=60, enable_cpu_cache_flush=flush) as runner:
+    with LocalBuilder() as builder, LocalRunner(timeout=300, enable_cpu_cache_flush=flush) as runner:
         (result,) = runner.run(task, builder.build(task, [()]))
     return result
 
 
-@pytest.mark.parametrize(("size", "flush"), [(512, False), (128, True)])
+@pytest.mark.parametrize(("size", "flush"), [pytest.param(512, False, marks=pytest.mark.long), (128, True)])
 def test_a_task_made_from_a_function_is_measured(size: int, flush: bool) -> None:
     result = measured(SearchTask(func="measured_product", args=(size,), target="llvm"), flush)
     assert (result.status, result.error) == (MeasureStatus.OK, "")
@@ -44,6 +44,7 @@ def test_a_task_made_from_a_function_is_measured(size: int, flush: bool) -> None
     assert 1e-6 < result.costs[0] < 10
 
 
+@pytest.mark.long
 def test_a_task_made_from_a_pickled_graph_whose_workload_is_registered_again_is_measured() -> None:
     tensors = product(128)
     register_workload_tensors("a product", tensors)
@@ -59,6 +60,7 @@ def measured_elsewhere() -> int:
     return int(measured(SearchTask(func="measured_product", args=(64,), target="llvm")).status)
 
 
+@pytest.mark.long
 def test_a_process_that_was_spawned_measures_too() -> None:
     with WorkerProcess() as worker:
         assert worker.call(f"{__name__}:measured_elsewhere", timeout_s=120) == 0

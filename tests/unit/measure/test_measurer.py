@@ -1,30 +1,22 @@
-"""Building and running together, options as text, and answers from records."""
+"""Building and running together, and options as text."""
 
 import math
 
 import pytest
 
-from retune.compiler.errors import MeasureError, OptionError
+from retune.compiler.errors import OptionError
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.measurer import LocalMeasurer, Measurer
+from retune.compiler.measure.measurer import LocalMeasurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
-from retune.compiler.measure.replay import ReplayMeasurer
+from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.runner import LocalRunner
-from retune.compiler.schedule.steps import dump_steps
-from tests.ir_kernels import steps, task
-from tests.unit.storage.samples import timed
-
-
-def _record(behaviour: str, costs: tuple[float, ...], status: MeasureStatus, error: str) -> MeasureRecord:
-    found = {"costs": costs, "status": status, "error": error, "build_seconds": 0.25, "run_seconds": 0.5}
-    return timed(task().workload_key, 1.0, steps=dump_steps(steps(behaviour)), **found)
+from tests.support.ir_kernels import steps, task
 
 
 def test_measuring_joins_what_building_and_running_found() -> None:
     options = MeasureOptions(repeat=2, min_repeat_ms=0.2)
-    build_func = "tests.ir_kernels:build"
-    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.ir_kernels:reference")
+    build_func = "tests.support.ir_kernels:build"
+    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.support.ir_kernels:reference")
     with LocalMeasurer(LocalBuilder(n_parallel=2, build_func=build_func), runner) as measurer:
         candidates = [steps(text) for text in ("good", "lowering-error", "wrong", "crash", "good")]
         results = measurer.measure(task(), candidates, best_seconds=math.inf)
@@ -41,22 +33,6 @@ def test_measuring_joins_what_building_and_running_found() -> None:
     assert results[0].run_seconds > 0
 
 
-def test_replay_answers_what_was_recorded_and_nothing_else() -> None:
-    records = [
-        _record("good", (1e-3, 2e-3), MeasureStatus.OK, ""),
-        _record("crash", (), MeasureStatus.RUNTIME_DEVICE, "SIGSEGV"),
-        _record("good", (5e-3,), MeasureStatus.OK, ""),
-    ]
-    measurer: Measurer = ReplayMeasurer(records)
-    crash, good = measurer.measure(task(), [steps("crash"), steps("good")])
-    assert (good.costs, good.build_seconds, good.run_seconds) == ((1e-3, 2e-3), 0.25, 0.5)
-    assert (crash.costs, crash.status, crash.error) == ((), MeasureStatus.RUNTIME_DEVICE, "SIGSEGV")
-    with pytest.raises(MeasureError, match="no record of task double"):
-        measurer.measure(task(), [steps("wrong")])
-    with pytest.raises(MeasureError, match="no record"):
-        measurer.measure(task(elements=64), [steps("good")])
-
-
 def test_options_survive_their_text() -> None:
     options = MeasureOptions(threads=2, min_repeat_ms=1.5, check=False)
     assert MeasureOptions.from_json(options.to_json()) == options
@@ -67,7 +43,7 @@ def test_options_survive_their_text() -> None:
 
 
 @pytest.mark.parametrize("change", [{"threads": 0}, {"run_timeout_s": 0}, {"give_up_factor": 0.5}, {"seed": -1}])
-def test_senseless_options_are_refused(change: dict[str, int]) -> None:
+def test_invalid_measure_options_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(OptionError, match=next(iter(change))):
         MeasureOptions(**change)  # type: ignore[arg-type]
 
@@ -75,9 +51,9 @@ def test_senseless_options_are_refused(change: dict[str, int]) -> None:
 def test_programs_that_are_built_beside_the_timing_keep_their_places() -> None:
     """Small groups are timed as they come, in whatever order they were built."""
     options = MeasureOptions(repeat=1, min_repeat_ms=0.2)
-    build_func = "tests.ir_kernels:build"
-    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.ir_kernels:reference")
-    with LocalMeasurer(LocalBuilder(build_func=build_func, lane=runner.processors), runner) as measurer:
+    build_func = "tests.support.ir_kernels:build"
+    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.support.ir_kernels:reference")
+    with LocalMeasurer(LocalBuilder(build_func=build_func, lane=runner.cpus), runner) as measurer:
         names = ["good", "lowering-error", "wrong", "good", "schedule-error"] * 4
         results = measurer.measure(task(), [steps(name) for name in names])
     ok, refused, wrong, invalid = (

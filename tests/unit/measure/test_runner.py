@@ -11,18 +11,20 @@ from retune.compiler.errors import MeasureError
 from retune.compiler.measure import run_worker
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import BuildResult, MeasureResult
+from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_buffers import TaskBuffers, TaskSetup
-from tests.ir_kernels import ELEMENTS, artifact, task
+from tests.support.ir_kernels import ELEMENTS, artifact, task
 
 OK = MeasureStatus.OK
-OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2, run_timeout_s=2.0, give_up_factor=50.0)
+OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2, run_timeout_s=5.0, give_up_factor=50.0)
 
 
 def _runner(options: MeasureOptions = OPTIONS, reference: str = "reference") -> LocalRunner:
     return LocalRunner(
-        options=options, build_func="tests.ir_kernels:build", reference_steps=f"tests.ir_kernels:{reference}"
+        options=options,
+        build_func="tests.support.ir_kernels:build",
+        reference_steps=f"tests.support.ir_kernels:{reference}",
     )
 
 
@@ -32,15 +34,15 @@ def runner() -> Iterator[LocalRunner]:
         yield shared
 
 
-def _built(behaviour: str, elements: int = 1024) -> BuildResult:
-    return BuildResult(artifact(behaviour, elements=elements), OK, "", 0.01)
+def _built(behaviour: str, elements: int = 1024) -> BuiltProgram:
+    return BuiltProgram(artifact(behaviour, elements=elements), OK, "", 0.01)
 
 
-def _run(runner: LocalRunner, *behaviours: str, elements: int = 1024) -> list[MeasureResult]:
+def _run(runner: LocalRunner, *behaviours: str, elements: int = 1024) -> list[Measurement]:
     return runner.run(task(elements), [_built(behaviour, elements) for behaviour in behaviours])
 
 
-def _one_bad(runner: LocalRunner, behaviour: str, elements: int = 1024) -> MeasureResult:
+def _one_bad(runner: LocalRunner, behaviour: str, elements: int = 1024) -> Measurement:
     """The result of a bad kernel between two good ones, which must not suffer."""
     before, bad, after = _run(runner, "good", behaviour, "good", elements=elements)
     assert (before.status, after.status) == (OK, OK), (before.error, after.error)
@@ -59,7 +61,7 @@ def test_right_kernels_are_timed(runner: LocalRunner) -> None:
 
 
 def test_failed_builds_pass_through_in_their_place(runner: LocalRunner) -> None:
-    broken = BuildResult(None, MeasureStatus.BUILD_TIMEOUT, "too slow", 15.0)
+    broken = BuiltProgram(None, MeasureStatus.BUILD_TIMEOUT, "too slow", 15.0)
     results = runner.run(task(), [broken, _built("good"), broken])
     assert [result.status for result in results] == [broken.status, OK, broken.status]
     assert results[0].error == "too slow"
@@ -76,8 +78,8 @@ def test_a_crash_costs_one_candidate(runner: LocalRunner) -> None:
 def test_a_hang_costs_one_candidate(runner: LocalRunner) -> None:
     bad = _one_bad(runner, "hang")
     assert bad.status is MeasureStatus.RUN_TIMEOUT
-    assert bad.error == "the kernel took more than 2 s"
-    assert 2.0 <= bad.run_seconds < 6.0
+    assert bad.error == "the kernel took more than 5 s"
+    assert bad.run_seconds >= 5.0
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,8 @@ def test_a_return_code_is_a_failed_run(runner: LocalRunner) -> None:
     assert bad.error.startswith("ArtifactError: kernel kernel failed with code 7")
 
 
-def test_code_that_cannot_be_loaded_is_told_apart(runner: LocalRunner) -> None:
-    damaged = BuildResult(replace(artifact("good"), object_code=b"no code"), OK, "", 0.0)
+def test_code_that_cannot_be_loaded_is_a_compile_error(runner: LocalRunner) -> None:
+    damaged = BuiltProgram(replace(artifact("good"), object_code=b"no code"), OK, "", 0.0)
     missing, bad = _built("unknown symbol"), runner.run(task(), [damaged, _built("good")])
     assert [result.status for result in bad] == [MeasureStatus.COMPILE_DEVICE, OK]
     assert "cannot be loaded" in bad[0].error
@@ -153,8 +155,8 @@ def test_a_clearly_slower_candidate_is_not_repeated(runner: LocalRunner) -> None
 def test_the_best_of_earlier_rounds_counts_as_well(runner: LocalRunner) -> None:
     (alone,) = runner.run(task(), [_built("slow")])
     assert len(alone.costs) == OPTIONS.repeat
-    (raced,) = runner.run(task(), [_built("slow")], best_seconds=1e-7)
-    assert len(raced.costs) == 1
+    (timed,) = runner.run(task(), [_built("slow")], best_seconds=1e-7)
+    assert len(timed.costs) == 1
     (first,) = runner.run(task(), [_built("slow")], best_seconds=math.inf)
     assert len(first.costs) == OPTIONS.repeat
 
@@ -168,7 +170,7 @@ def test_a_reference_that_fails_fails_all_candidates_with_the_reason() -> None:
     with _runner(reference="crashing_reference") as runner:
         results = _run(runner, "good", "good")
     assert [result.status for result in results] == [MeasureStatus.RUNTIME_DEVICE] * 2
-    assert results[0].error.startswith("double: its untuned kernel, the reference, fails: WorkerLostError")
+    assert results[0].error.startswith("double: its default kernel, the reference, fails: WorkerLostError")
     assert "SIGSEGV" in results[0].error
 
 
@@ -240,14 +242,14 @@ def test_other_load_is_recorded() -> None:
     assert 0.0 <= result.contention <= 1.0
 
 
-def _run_options(options: MeasureOptions) -> list[MeasureResult]:
+def _run_options(options: MeasureOptions) -> list[Measurement]:
     with _runner(options) as runner:
         return _run(runner, "good")
 
 
 def test_programs_are_compared_in_turn(runner: LocalRunner) -> None:
     builds = [_built("good"), _built("slow"), _built("good")]
-    results = runner.compare(task(), builds, turns=3)
+    results = runner.compare(task(), builds, passes=3)
     assert results is not None
     fast, slow, again = results
     assert [len(result.costs) for result in results] == [3, 3, 3]
@@ -256,7 +258,7 @@ def test_programs_are_compared_in_turn(runner: LocalRunner) -> None:
     assert [result.status for result in runner.run(task(), builds)] == [OK] * 3  # the buffers are as they were
 
 
-def test_a_comparison_that_loses_its_worker_blames_nobody(runner: LocalRunner) -> None:
+def test_comparison_that_loses_its_worker_fails_no_candidate(runner: LocalRunner) -> None:
     assert runner.compare(task(), [_built("good"), _built("crash")]) is None
     assert _run(runner, "good")[0].status is OK
 

@@ -11,7 +11,7 @@ from retune.compiler.errors import OptionError
 from retune.compiler.measure import task_inputs
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult
+from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_inputs import (
     DEFAULT,
@@ -47,12 +47,13 @@ def task(**inputs: Array) -> SearchTask:
     return SearchTask(compute_dag=gather(), target="llvm", task_inputs=inputs or None, desc="gather")
 
 
-def measured(one: SearchTask) -> MeasureResult:
+def measured(one: SearchTask) -> Measurement:
     with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=0.1) as runner:
         (result,) = runner.run(one, builder.build(one, [default_steps(one.dag)]))
     return result
 
 
+@pytest.mark.long
 def test_a_gather_with_its_indices_is_measured() -> None:
     one = task(Index=INDICES)
     assert one.task_input_names == ("Index",)
@@ -60,13 +61,15 @@ def test_a_gather_with_its_indices_is_measured() -> None:
     assert result.status is MeasureStatus.OK, result.error
 
 
+@pytest.mark.long
 def test_wild_indices_are_a_failure_of_the_task_with_its_reason() -> None:
     result = measured(task(Index=np.full(5, 1_070_000_000, np.int32)))
     assert result.status is MeasureStatus.RUNTIME_DEVICE
-    assert result.error.startswith("gather: its untuned kernel, the reference, fails: WorkerLostError")
+    assert result.error.startswith("gather: its default kernel, the reference, fails: WorkerLostError")
     assert "SIGSEGV" in result.error
 
 
+@pytest.mark.long
 def test_an_array_of_another_shape_or_type_is_the_users_mistake() -> None:
     with pytest.raises(OptionError, match=r"input .*Index is int32\[5\], the array given for it is int64\[5\]"):
         measured(task(Index=INDICES.astype(np.int64)))
@@ -130,7 +133,7 @@ def test_the_lookup_goes_from_the_table_to_the_file_to_the_default() -> None:
     assert np.array_equal(special_inputs(one)[1], INDICES + 1)
 
 
-def test_a_function_finds_inputs_whose_names_nobody_knows() -> None:
+def test_function_finds_inputs_with_generated_names() -> None:
     @register_task_input_check_func
     def integers(tensors: object) -> dict[Tensor, str]:
         assert isinstance(tensors, tuple)

@@ -1,4 +1,4 @@
-"""Values travel whole, as data, and what is no message is refused in words."""
+"""Values travel whole, as data, and what is no message is rejected with a clear error."""
 
 import json
 import math
@@ -15,19 +15,20 @@ from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.results import MeasureResult
-from retune.compiler.measure.wire import from_bytes, to_bytes
+from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.wire import VERSION, from_bytes, to_bytes
+from retune.compiler.runtime.archive import archive_bytes
 from retune.compiler.runtime.artifact import DeviceCode, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.schedule.workload_registry import is_registered
 from retune.compiler.target import Target
-from tests.unit.search import workloads
+from tests.support import workloads
 
 
 def arg_max(n: int) -> ComputeDAG:
-    """A reduction of one's own, of two values."""
+    """A custom reduction, of two values."""
     x = te.placeholder((n, n), name="x")
     k = te.reduce_axis(n, "k")
 
@@ -104,7 +105,7 @@ def test_equal_messages_for_equal_tasks() -> None:
         (),
         (1, [2.5, ("x",)], {"a": 1, 2: None}),
         MeasureOptions(threads=2, rotate_bytes=7),
-        MeasureResult((1e-3, 2e-3), MeasureStatus.OK, "", 0.5, True, 0.01),
+        Measurement((1e-3, 2e-3), MeasureStatus.OK, "", 0.25, 0.5, True, 0.01),
         Target("llvm -mcpu=znver4"),
     ],
 )
@@ -142,21 +143,40 @@ def test_other_classes_do_not_travel() -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        ({"version": 1, "objects": [["Popen", "true"]], "root": {"o": 0}}, "Popen"),
-        ({"version": 1, "objects": [["Target", "moon -x=1"]], "root": {"o": 0}}, "moon"),
-        ({"version": 1, "objects": [], "root": {"o": 0}}, "cannot be read"),
-        ({"version": 1, "objects": [], "root": {"o": -1}}, "cannot be read"),
-        ({"version": 1, "objects": [], "root": {"b": [0, 5]}}, "cut off"),
-        ({"version": 1, "objects": [], "root": {"a": ["object", [1], 0, 0]}}, "cannot be read"),
-        ({"version": 1, "objects": [], "root": {"e": ["MeasureStatus", "FINE"]}}, "FINE"),
-        ({"version": 1, "objects": [], "root": {"x": 1}}, "cannot be read"),
-        ({"version": 2, "objects": [], "root": 1}, "same version of Retune everywhere"),
+        ({"objects": [["Popen", "true"]], "root": {"o": 0}}, "Popen"),
+        ({"objects": [["Target", "moon -x=1"]], "root": {"o": 0}}, "moon"),
+        ({"objects": [], "root": {"o": 0}}, "cannot be read"),
+        ({"objects": [], "root": {"o": -1}}, "cannot be read"),
+        ({"objects": [], "root": {"b": [0, 5]}}, "cut off"),
+        ({"objects": [], "root": {"a": ["object", [1], 0, 0]}}, "cannot be read"),
+        ({"objects": [], "root": {"e": ["MeasureStatus", "FINE"]}}, "FINE"),
+        ({"objects": [], "root": {"x": 1}}, "cannot be read"),
         ([], "cannot be read"),
     ],
 )
 def test_what_is_no_message_is_refused(head: object, said: str) -> None:
     with pytest.raises(MeasureError, match=said):
-        from_bytes(json.dumps(head).encode() + b"\n")
+        from_bytes(archive_bytes("message", VERSION, {"message.json": head, "blobs": b""}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        json.dumps({"version": 2, "objects": [], "root": 1}).encode() + b"\n",
+        archive_bytes("message", VERSION + 1, {"message.json": {"objects": [], "root": 1}, "blobs": b""}),
+        archive_bytes("network", VERSION, {"message.json": {"objects": [], "root": 1}, "blobs": b""}),
+    ],
+)
+def test_a_message_of_another_version_is_refused(data: bytes) -> None:
+    with pytest.raises(MeasureError, match="run the same version of Retune everywhere"):
+        from_bytes(data)
+
+
+def test_a_message_that_was_changed_on_the_way_is_refused() -> None:
+    message = bytearray(to_bytes({"data": b"12345678"}))
+    message[message.index(b"12345678")] ^= 1
+    with pytest.raises(MeasureError, match="the checksum of blobs differs"):
+        from_bytes(bytes(message))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 40, -1])

@@ -123,11 +123,11 @@ def test_calls_reach_one_and_the_same_other_process() -> None:
 
 def test_a_stream_arrives_item_by_item() -> None:
     with WorkerProcess() as worker:
-        stream = worker.stream(f"{HERE}:count_then_hang", 2, timeout_s=20)
+        stream = worker.stream(f"{HERE}:count_then_hang", 2, timeout_s=120)
         assert [next(stream), next(stream)] == [0, 1]  # although the function will not end
         stream.close()
         assert worker.pid is None
-        assert list(worker.stream(f"{HERE}:count_to", 3, timeout_s=20)) == [0, 1, 2]
+        assert list(worker.stream(f"{HERE}:count_to", 3, timeout_s=120)) == [0, 1, 2]
 
 
 def test_an_exception_comes_back_with_its_traceback_and_the_worker_stays() -> None:
@@ -175,7 +175,7 @@ def test_an_exit_is_reported_with_the_last_output_of_that_call_only() -> None:
         assert (str(copy), copy.code, copy.stderr) == (str(lost.value), 7, lost.value.stderr)
 
 
-def test_a_kill_from_outside_is_told_from_a_crash() -> None:
+def test_external_kill_is_distinguished_from_a_crash() -> None:
     with WorkerProcess() as worker:
         with pytest.raises(WorkerLostError, match="SIGKILL") as lost:
             worker.call("os:kill", worker.call("os:getpid"), signal.SIGKILL)
@@ -243,7 +243,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path, busy: bool) -> None:
     """)
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (pid_file.exists() and pid_file.read_text(encoding="ascii")) and time.monotonic() < deadline:
             time.sleep(0.02)
         worker = int(pid_file.read_text(encoding="ascii"))
@@ -254,7 +254,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path, busy: bool) -> None:
     assert _ends(worker)
 
 
-def test_a_forgotten_worker_ends() -> None:
+def test_unreferenced_worker_process_ends() -> None:
     worker = WorkerProcess()
     pid = worker.call("os:getpid")
     del worker
@@ -328,7 +328,7 @@ def test_a_lost_worker_is_noticed_where_sigchld_is_ignored() -> None:
     try:
         with WorkerProcess() as worker:
             with pytest.raises(WorkerLostError):
-                worker.call("os:_exit", 3, timeout_s=20.0)
-            assert worker.call("os:getpid", timeout_s=20.0)
+                worker.call("os:_exit", 3, timeout_s=120)
+            assert worker.call("os:getpid", timeout_s=120)
     finally:
         signal.signal(signal.SIGCHLD, before)

@@ -16,7 +16,7 @@ from retune.compiler.te.evaluate import evaluate
     [((9,), 3, 1, 1, 1), ((9,), 3, 2, 2, 2), ((9,), 1, 2, 1, 0), ((4, 5, 6), 3, 1, 1, 1), ((5, 5, 4), 2, 2, 1, 0)],
 )
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_sums_over_the_window(
+def test_convolution_sums_over_the_window(
     size: tuple[int, ...], kernel: int, stride: int, dilation: int, pad: int, channels_last: bool
 ) -> None:
     rank = len(size)

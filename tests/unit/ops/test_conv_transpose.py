@@ -25,7 +25,9 @@ from retune.compiler.te.tensor import ComputeOp
         (5, 2, 2, 2, 1),
     ],
 )
-def test_scattered(kernel: int, stride: int, before: int, after: int, extra: int) -> None:
+def test_transposed_convolution_is_the_scattered_sum(
+    kernel: int, stride: int, before: int, after: int, extra: int
+) -> None:
     rng = np.random.default_rng(kernel * 10 + stride)
     data = rng.standard_normal((1, 4, 5, 2), dtype=np.float32)
     weight = rng.standard_normal((kernel, kernel, 2, 3), dtype=np.float32)

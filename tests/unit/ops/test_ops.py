@@ -13,8 +13,8 @@ from retune.compiler.ops import OPS
 from retune.compiler.ops.op import TensorType
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp
-from tests.attributes import CONV
-from tests.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
+from tests.support.attributes import CONV
+from tests.support.operator_cases import CASES, MAX_POOL, TYPED_CASES, Attrs, Shapes, lowered, random_arrays
 
 
 def _check(op: str, arrays: list[NDArray[Any]], attrs: Attrs) -> None:
@@ -43,13 +43,13 @@ def test_operators_of_positive_numbers(op: str) -> None:
     _check(op, [np.random.default_rng(3).uniform(0.1, 4, (3, 5)).astype(np.float32)], {})
 
 
-def test_pow() -> None:
+def test_power_matches_numpy() -> None:
     base = np.array([0.5, 2, 3], np.float32)
     _check("pow", [base, np.array([2, -1, 0.5], np.float32)], {})
 
 
 @pytest.mark.parametrize("op", ["add", "mul", "div", "maximum"])
-def test_integers(op: str) -> None:
+def test_integer_operators_match_numpy(op: str) -> None:
     _check(op, [np.array([-7, 7, 5]), np.array([2, -2, 5])], {})
 
 

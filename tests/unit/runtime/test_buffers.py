@@ -69,7 +69,7 @@ def test_aligned_copy_keeps_values_and_order() -> None:
     assert copy.ctypes.data % ALIGNMENT == 0
 
 
-def test_a_constant_is_copied_unless_nobody_can_write_to_it() -> None:
+def test_writable_constant_is_copied() -> None:
     array = aligned_array((4, 4), "float32")
     array[...] = 1
     shown = array.view()
@@ -111,13 +111,13 @@ def test_a_stray_read_gives_a_huge_number() -> None:
 @pytest.mark.parametrize("access", ["write_at", "read_at"])
 def test_a_full_page_is_fenced_on_both_sides(access: str, position: int) -> None:
     with WorkerProcess() as worker, pytest.raises(WorkerLostError) as lost:
-        worker.call(f"{__name__}:{access}", FLOATS_PER_PAGE, position, timeout_s=30)
+        worker.call(f"{__name__}:{access}", FLOATS_PER_PAGE, position, timeout_s=120)
     assert lost.value.signal_name == "SIGSEGV"
 
 
 def test_forbidden_writes_stop_the_process() -> None:
     with WorkerProcess() as worker, pytest.raises(WorkerLostError) as lost:
-        worker.call(f"{__name__}:write_protected", timeout_s=30)
+        worker.call(f"{__name__}:write_protected", timeout_s=120)
     assert lost.value.signal_name == "SIGSEGV"
 
 

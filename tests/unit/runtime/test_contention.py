@@ -1,4 +1,4 @@
-"""The meter beside a process that is bound to the same processor and never pauses."""
+"""The meter beside a process that is bound to the same CPU and never pauses."""
 
 import os
 import subprocess
@@ -18,9 +18,9 @@ from retune.compiler.runtime.contention import ContentionMeter
 _SPIN = "import os; os.sched_setaffinity(0, {%d}); print('spins', flush=True)\nwhile True: pass"
 
 
-def spin(processor: int, threads: int) -> float | None:
-    """Compute for a fifth of a second on one processor; with two threads, both of them there."""
-    bind_process((processor,))
+def spin(cpu: int, threads: int) -> float | None:
+    """Compute for a fifth of a second on one CPU; with two threads, both of them there."""
+    bind_process((cpu,))
     other = threading.Thread(target=_until, args=(time.perf_counter_ns() + 300_000_000,))
     if threads > 1:
         other.start()
@@ -37,24 +37,24 @@ def _until(moment: int) -> None:
 
 
 @pytest.fixture
-def busy_processor() -> Iterator[int]:
-    processor = min(os.sched_getaffinity(0))
-    with subprocess.Popen([sys.executable, "-c", _SPIN % processor], stdout=subprocess.PIPE, text=True) as process:
+def busy_cpu() -> Iterator[int]:
+    cpu = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", _SPIN % cpu], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "spins\n"
-        yield processor
+        yield cpu
         process.kill()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_another_process_takes_is_seen(busy_processor: int, threads: int) -> None:
+def test_what_another_process_takes_is_seen(busy_cpu: int, threads: int) -> None:
     with WorkerProcess() as worker:
-        share = worker.call(f"{__name__}:spin", busy_processor, threads, timeout_s=60)
+        share = worker.call(f"{__name__}:spin", busy_cpu, threads, timeout_s=60)
     assert 0.2 < share <= 1.0
 
 
 @pytest.mark.parametrize(("waited", "share"), [((0, 0), 0.0), ((10, 20), 0.3), ((90, 20), 1.0)])
-def test_of_several_threads_only_waiting_for_a_processor_counts(
+def test_of_several_threads_only_waiting_for_a_cpu_counts(
     waited: tuple[int, int], share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not what they ran, nor what they slept: they wait for each other."""

@@ -20,14 +20,14 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.target import Target
-from tests.cuda_double import DEVICE, DriverDouble
-from tests.unit.search.workloads import matmul, softmax
+from tests.support.fake_cuda import DEVICE, FakeDriver
+from tests.support.workloads import matmul, softmax
 
 
-def function_of(dag: ComputeDAG, monkeypatch: pytest.MonkeyPatch) -> tuple[CudaFunction, DriverDouble]:
-    """The untuned program as a function, and the GPU that runs it."""
+def function_of(dag: ComputeDAG, monkeypatch: pytest.MonkeyPatch) -> tuple[CudaFunction, FakeDriver]:
+    """The default schedule as a function, and the GPU that runs it."""
     known = lower_for_gpu(replay(dag, default_gpu_steps(dag)), "kernel", hardware_of_gpu(DEVICE))
-    driver = DriverDouble([known])
+    driver = FakeDriver([known])
     monkeypatch.setattr(build_module, "driver", lambda: driver)
     made = build(dag, target=Target("cuda"))
     assert isinstance(made, CudaFunction)

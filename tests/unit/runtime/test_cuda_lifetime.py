@@ -105,7 +105,7 @@ def test_devices_are_those_that_cuda_shows(machine: Machine) -> None:
     assert [(one.number, one.arch) for one in found] == [(0, "sm_90"), (1, "sm_90")]
 
 
-def test_a_driver_without_devices_says_so_in_words(machine: Machine) -> None:
+def test_driver_without_devices_raises_a_clear_error(machine: Machine) -> None:
     class Code(IntEnum):
         CUDA_ERROR_NO_DEVICE = 100
 
@@ -157,7 +157,7 @@ def test_a_graph_keeps_what_it_runs(machine: Machine) -> None:
     assert lives() is None
 
 
-def test_a_graph_is_given_back_when_nobody_has_it(machine: Machine) -> None:
+def test_unreferenced_cuda_graph_is_released(machine: Machine) -> None:
     cuda = _CoreDriver(machine.core, machine.bindings)
     stream = SimpleNamespace(handle=7)
     run = cuda.captured(stream, lambda: machine.asked.append("work"))

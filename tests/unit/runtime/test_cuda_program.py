@@ -21,16 +21,16 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Split
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
-from tests.cuda_double import DriverDouble
-from tests.unit.lower.small import doubled
-from tests.unit.search.workloads import GPU
+from tests.support.fake_cuda import FakeDriver
+from tests.support.small_computations import doubled
+from tests.support.workloads import GPU
 
 
-def doubling() -> tuple[DeviceProgram, DriverDouble]:
+def doubling() -> tuple[DeviceProgram, FakeDriver]:
     """y = 2 x, of 16 numbers."""
     task = SearchTask("t", doubled(16), Target("cuda"), GPU)
     steps = (Annotate(1, 0, Annotation.THREAD_X),)
-    driver = DriverDouble([lower_for_gpu(replay(task.dag, steps), "k", GPU)])
+    driver = FakeDriver([lower_for_gpu(replay(task.dag, steps), "k", GPU)])
     return DeviceProgram(driver, "stream", build_kernel(task, steps, "k")), driver
 
 
@@ -49,7 +49,7 @@ def test_what_a_kernel_writes_must_be_nothing_else() -> None:
 def test_a_driver_that_takes_no_machine_code_assembles_what_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     task = SearchTask("t", doubled(16), Target("cuda"), GPU)
     steps = (Annotate(1, 0, Annotation.THREAD_X),)
-    driver = DriverDouble([lower_for_gpu(replay(task.dag, steps), "k", GPU)])
+    driver = FakeDriver([lower_for_gpu(replay(task.dag, steps), "k", GPU)])
     built = build_kernel(task, steps, "k")
     assert built.device is not None
     loaded: list[tuple[bytes, str]] = []
@@ -106,7 +106,7 @@ def test_a_kernel_with_much_shared_memory_is_launched_with_it() -> None:
     artifact = build_kernel(task, steps, "k")
     assert artifact.device is not None
     assert [launch.shared for launch in artifact.device.launches] == [4 * n]
-    driver = DriverDouble([lower_for_gpu(replay(dag, steps), "k", task.hardware)])
+    driver = FakeDriver([lower_for_gpu(replay(dag, steps), "k", task.hardware)])
     arrays = [DeviceArray.made(driver, "stream", 0, (n,), "float32") for _ in range(2)]
     values = np.arange(n, dtype="float32")
     arrays[0].write(values)

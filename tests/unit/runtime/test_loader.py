@@ -17,7 +17,7 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import aligned_array, aligned_copy
 from retune.compiler.runtime.loader import Buffer, load_kernels
 from retune.compiler.runtime.openmp import openmp_runtime
-from tests.ir_kernels import ELEMENTS, artifact
+from tests.support.ir_kernels import ELEMENTS, artifact
 
 
 def _buffers() -> tuple[Array, Array]:
@@ -153,7 +153,7 @@ def only_bundled_runtime() -> str:
 
 def test_without_a_system_runtime_the_one_inside_xgboost_is_found() -> None:
     with WorkerProcess() as worker:
-        path = worker.call(f"{__name__}:only_bundled_runtime", timeout_s=30)
+        path = worker.call(f"{__name__}:only_bundled_runtime", timeout_s=120)
     assert "xgboost" in path
     assert "libgomp" in path
 
@@ -163,7 +163,7 @@ import gc, sys
 import psutil
 from retune.compiler.executor.library import Library
 from retune.compiler.graph_executor import GraphModule, cpu
-from tests.doubling_network import doubling_network
+from tests.support.doubling_network import doubling_network
 
 def load():
     module = GraphModule(Library(network)["default"](cpu()))

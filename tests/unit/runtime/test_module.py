@@ -1,4 +1,4 @@
-"""Modules: functions by name, imports, files, other processes and hosts, timing (rows T1 to T3, S15)."""
+"""Modules: functions by name, imports, files, other processes and hosts, timing."""
 
 import gc
 import pickle
@@ -19,11 +19,12 @@ from retune import compiler
 from retune.compiler import nd, te
 from retune.compiler.driver.modules import build
 from retune.compiler.errors import ArtifactError, DefinitionError, LoweringError, OptionError
+from retune.compiler.executor.library import Library
 from retune.compiler.runtime import BenchmarkResult, Module, PackedFunc, load_module, object_use_count
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Annotate, Split
-from tests.doubling_network import doubling_network
+from tests.support.doubling_network import doubling_network
 
 needs_linker = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
 
@@ -174,7 +175,7 @@ def test_imported_functions_are_found() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".retune", pytest.param(".so", marks=needs_linker)])
-def test_p2_imported_modules_are_merged_into_one_file(tmp_path: Path, suffix: str) -> None:
+def test_imported_modules_are_merged_into_one_file(tmp_path: Path, suffix: str) -> None:
     first, second = build({"twice": scaled(5, 2)}), build({"thrice": scaled(7, 3)})
     first.import_module(second)
     assert first.imported_modules == (second,)
@@ -188,7 +189,7 @@ def test_p2_imported_modules_are_merged_into_one_file(tmp_path: Path, suffix: st
 
 
 @needs_linker
-def test_p4_what_can_be_done_with_a_module(both: Module, tmp_path: Path) -> None:
+def test_a_module_knows_whether_it_runs_serialises_and_exports(both: Module, tmp_path: Path) -> None:
     def facts(module: Module) -> tuple[bool, bool, bool]:
         return module.is_binary_serializable, module.is_runnable, module.is_dso_exportable
 
@@ -245,10 +246,9 @@ def test_the_ending_of_earlier_versions_is_deprecated(both: Module, tmp_path: Pa
     check(load_module(path))
 
 
-def test_a_network_is_no_module(tmp_path: Path) -> None:
+def test_a_network_is_loaded_as_its_library(tmp_path: Path) -> None:
     path = doubling_network().save(tmp_path / "net.retune")
-    with pytest.raises(ArtifactError, match="it holds a network, not a module"):
-        load_module(path)
+    assert isinstance(load_module(path), Library)
 
 
 def test_damaged_archives_are_refused(both: Module, tmp_path: Path) -> None:
@@ -332,13 +332,13 @@ def run_host(body: str, path: Path, python: str = sys.executable) -> str:
     """What a process without our packages says; `body` has a `module`, which it loaded from `path`."""
     script = HOST.format(body=textwrap.dedent(body))
     done = subprocess.run(
-        [python, "-c", script, str(path)], capture_output=True, text=True, timeout=120, check=False, cwd=path.parent
+        [python, "-c", script, str(path)], capture_output=True, text=True, timeout=300, check=False, cwd=path.parent
     )
     return done.stdout + done.stderr
 
 
 @needs_linker
-def test_s15_a_host_without_our_package_runs_a_library(both: Module, tmp_path: Path) -> None:
+def test_a_host_without_our_package_runs_a_library(both: Module, tmp_path: Path) -> None:
     path = both.export_library(tmp_path / "module.so")
     body = """
         import numpy as np
@@ -361,7 +361,7 @@ def test_s15_a_host_without_our_package_runs_a_library(both: Module, tmp_path: P
 
 
 @needs_linker
-def test_s15_pytorch_runs_a_library(both: Module, tmp_path: Path) -> None:
+def test_pytorch_runs_a_library(both: Module, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = both.export_library(tmp_path / "module.so")
     body = """
@@ -422,7 +422,7 @@ def slow_function() -> tuple[Module, list[int]]:
     return build([te.extern((1,), [], lambda _, outs: te.call_packed("tests.sleep", *outs), dtype="float32")]), calls
 
 
-def test_t1_the_first_call_is_not_timed() -> None:
+def test_the_first_call_is_not_timed() -> None:
     module, calls = slow_function()
     y = nd.empty((1,))
     result = module.time_evaluator(module.entry_name, compiler.cpu(), number=1, repeat=1)(y)
@@ -433,12 +433,12 @@ def test_t1_the_first_call_is_not_timed() -> None:
     compiler.remove_global_func("tests.sleep")
 
 
-def test_t2_results_are_summed_up() -> None:
+def test_a_benchmark_result_has_mean_median_min_max_and_std() -> None:
     result = BenchmarkResult((1, 2, 2, 5))
     assert (result.mean, result.median, result.min, result.max, result.std) == (2.5, 2, 1, 5, 1.5)
 
 
-def test_t3_something_is_done_before_every_repeat(both: Module) -> None:
+def test_the_preprocessing_function_runs_before_every_repeat(both: Module) -> None:
     prepared = []
     compiler.register_func("tests.prepare", lambda: prepared.append(1))
     x, y = arrays(5)
@@ -449,7 +449,7 @@ def test_t3_something_is_done_before_every_repeat(both: Module) -> None:
     for options in ({"f_preproc": "cache_flush"}, {"cache_flush_bytes": 1 << 16}, {"cooldown_interval_ms": 1}):
         done = both.time_evaluator("twice", number=1, repeat=2, repeats_to_cooldown=1, **options)(x, y)
         assert min(done.results) > 0
-    with pytest.raises(OptionError, match="must be whole numbers from 1 on"):
+    with pytest.raises(OptionError, match="must be integers from 1 on"):
         both.time_evaluator("twice", number=0)
     with pytest.raises(OptionError, match="cuda"):
         both.time_evaluator("twice", compiler.cuda())
@@ -457,7 +457,7 @@ def test_t3_something_is_done_before_every_repeat(both: Module) -> None:
         both.time_evaluator("other")
 
 
-def test_a_module_is_for_processors() -> None:
+def test_a_module_is_for_cpus() -> None:
     x = te.placeholder((16,), name="x")
-    with pytest.raises(LoweringError, match=r"f: a module holds functions for processors, not for cuda; .*build.build"):
-        build([x, te.compute((16,), lambda i: x[i] + 1.0, "y")], "cuda", "f")
+    with pytest.raises(LoweringError, match=r"f: a module holds functions for CPUs, not for cuda; .*build.build"):
+        build([x, te.compute((16,), lambda i: x[i] + 1.0, "y")], "cuda", name="f")

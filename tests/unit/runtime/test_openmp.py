@@ -23,7 +23,7 @@ import multiprocessing, os, signal
 import numpy as np
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
-from tests.ir_kernels import ELEMENTS, artifact
+from tests.support.ir_kernels import ELEMENTS, artifact
 
 a, b = aligned_array((ELEMENTS,), "float32"), aligned_array((ELEMENTS,), "float32")
 a.fill(1)
@@ -50,7 +50,9 @@ for _ in range(3):
 def _python(text: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     command = [sys.executable, "-c", text]
-    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=inherited | environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Functions, values and arrays of the FFI: the examples of TVM's page about PackedFunc, section by section (its rows
-S1 to S18), under our names.
-"""
+"""Functions, values and arrays of the FFI: the examples of TVM's page about PackedFunc, under our names."""
 
 import gc
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ def echo(value: Any) -> Any:
     return convert(lambda given: given)(value)
 
 
-def test_s1_global_functions() -> None:
+def test_a_global_function_is_registered_found_and_listed() -> None:
     targs = (10, 10.0, "hello")
 
     @compiler.register_func
@@ -56,7 +54,7 @@ def test_s1_global_functions() -> None:
     assert "my_packed_func" in compiler.list_global_func_names()
 
 
-def test_s1_the_registry_is_the_one_of_the_ffi() -> None:
+def test_the_registry_is_the_one_of_the_ffi() -> None:
     tvm_ffi.register_global_func("tests.from_outside", lambda x: x + 1)
     assert compiler.get_global_func("tests.from_outside")(1) == 2
     with pytest.raises(RegistryError, match=r"tests\.from_outside is registered already"):
@@ -67,12 +65,12 @@ def test_s1_the_registry_is_the_one_of_the_ffi() -> None:
     assert tvm_ffi.get_global_func("tests.from_outside", allow_missing=True) is None
 
 
-def test_s1_functions_of_the_library_itself_are_called() -> None:
+def test_functions_of_the_library_itself_are_called() -> None:
     """A function that C++ registered: the FFI's own array constructor."""
     assert list(compiler.get_global_func("ffi.Array")(4, 5)) == [4, 5]
 
 
-def test_s1_a_function_is_an_argument() -> None:
+def test_a_function_is_an_argument() -> None:
     said: list[str] = []
     callhello = convert(lambda f: f("hello world"))
     callhello(convert(said.append))
@@ -80,7 +78,7 @@ def test_s1_a_function_is_an_argument() -> None:
     assert said == ["hello world"] * 2
 
 
-def test_s2_callbacks_with_objects() -> None:
+def test_callbacks_take_objects() -> None:
     x = convert([10])
     handles = []
 
@@ -101,7 +99,7 @@ def test_s2_callbacks_with_objects() -> None:
     assert handles
 
 
-def test_s2_functions_that_return_functions() -> None:
+def test_functions_that_return_functions() -> None:
     def addy(y: int) -> Any:
         def add(x: int) -> Any:
             return convert(x + y)
@@ -113,7 +111,7 @@ def test_s2_functions_that_return_functions() -> None:
     assert f(11) == 21
 
 
-def test_s3_bytes_and_empty_tuples() -> None:
+def test_bytes_and_empty_tuples_are_arguments() -> None:
     a = bytearray("hello", encoding="ascii")
 
     def myfunc(ss: Any) -> None:
@@ -131,11 +129,11 @@ SCALARS = [np.int64((1 << 63) - 1), np.int32(-7), np.float32(0.5), np.float64(0.
 
 
 @pytest.mark.parametrize("value", SCALARS)
-def test_s3_numpy_scalars(value: Any) -> None:
+def test_numpy_scalars_come_back_as_numbers(value: Any) -> None:
     assert echo(value) == value.item()
 
 
-def test_s4_devices_pass_by_value() -> None:
+def test_devices_pass_by_value() -> None:
     def test_device_func(dev: Any) -> Any:
         assert compiler.cuda(7) == dev
         assert dev == compiler.cuda(7)
@@ -182,7 +180,7 @@ class TestS5Moves:
         assert y.same_as(z)
 
 
-def test_s6_arrays_in_callbacks() -> None:
+def test_an_array_in_a_callback_is_owned_not_viewed() -> None:
     def check(arr: Any) -> None:
         assert isinstance(arr, NDArray)
         assert not arr.is_view
@@ -195,7 +193,7 @@ def test_s6_arrays_in_callbacks() -> None:
     assert object_use_count(x) == 1
 
 
-def test_s7_dicts_of_functions_of_expressions() -> None:
+def test_dicts_of_functions_take_expressions() -> None:
     functions = convert({"add": lambda a, b: a + b})
     a, b = Var("a", "float32"), Var("b", "float32")
     assert_structural_equal(functions["add"](a, b), Binary(BinaryOp.ADD, a, b))
@@ -203,7 +201,7 @@ def test_s7_dicts_of_functions_of_expressions() -> None:
         assert_structural_equal(functions["add"](a, b), Binary(BinaryOp.SUB, a, b))
 
 
-def test_s8_lists() -> None:
+def test_lists_are_indexed_sliced_and_saved_as_json() -> None:
     a = convert([1, 2, 3])
     assert isinstance(a, Array)
     assert len(a) == 3
@@ -214,7 +212,7 @@ def test_s8_lists() -> None:
     assert_structural_equal(loaded, a, map_free_vars=True)
 
 
-def test_s8_dicts() -> None:
+def test_dicts_are_read_by_key() -> None:
     amap = convert({"a": 2, "b": 3})
     assert isinstance(amap, Map)
     assert amap["a"] == 2
@@ -224,14 +222,14 @@ def test_s8_dicts() -> None:
         amap["c"]
 
 
-def test_s8_arrays_in_a_list_are_the_same_objects() -> None:
+def test_arrays_in_a_list_are_the_same_objects() -> None:
     x = nd.array([1, 2, 3])
     arr = convert([x, x])
     assert arr[0].same_as(x)
     assert isinstance(arr[1], NDArray)
 
 
-def test_s10_texts() -> None:
+def test_strings_come_back_unchanged() -> None:
     text = convert("hello")
     assert isinstance(text, str)
     assert echo(text) == "hello"
@@ -239,7 +237,7 @@ def test_s10_texts() -> None:
     assert echo("non-printable \x00 \x07 ü") == "non-printable \x00 \x07 ü"
 
 
-def test_s11_json_keeps_sharing_and_extremes() -> None:
+def test_json_keeps_sharing_and_extremes() -> None:
     inner = convert([1, 2.5, "x\x01", None, True])
     loaded = load_json(save_json({"z": [inner], "y": inner}))
     assert loaded["z"][0].same_as(loaded["y"])
@@ -265,14 +263,14 @@ def test_s11_json_keeps_sharing_and_extremes() -> None:
     ],
     ids=["itself", "in turn", "twice", "deep", "brackets"],
 )
-def test_s11_texts_that_would_be_followed_without_end_are_refused(nodes: str) -> None:
+def test_json_that_refers_to_itself_is_refused(nodes: str) -> None:
     with pytest.raises(ArtifactError, match="no text that save_json makes"):
         load_json(f'{{"root_index": 0, "nodes": {nodes}}}')
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=strategies.data())
-def test_s11_changed_texts_load_or_are_refused(data: strategies.DataObject) -> None:
+def test_changed_json_loads_or_is_refused(data: strategies.DataObject) -> None:
     text = save_json({"a": [1, 2.5, {"b": b"xx"}], "c": [compiler.cuda(1), None, True, "y" * 20]})
     pieces = ("-1", "1e999", "null", "[", "]", '"data"', "ffi.Map", "ffi.Shape", "int", "Device", "DataType", "9" * 20)
     for _ in range(data.draw(strategies.integers(1, 4))):
@@ -283,7 +281,7 @@ def test_s11_changed_texts_load_or_are_refused(data: strategies.DataObject) -> N
         load_json(text)
 
 
-def test_s13_the_first_difference_is_named() -> None:
+def test_the_first_difference_is_named() -> None:
     for lhs, rhs, place in (
         ([1, 2, 3], [1, 4, 3], r"\[1\]"),
         ([1, 2, 3], [1, 2, 3, 4], r"\[3"),
@@ -305,7 +303,7 @@ class Name(tvm_ffi.Object):
     name: str = tvm_ffi.dataclasses.field(structural_eq="ignore")
 
 
-def test_s13_free_variables_are_mapped() -> None:
+def test_free_variables_are_mapped() -> None:
     a, b = Name("a"), Name("b")
     with pytest.raises(MismatchError):
         assert_structural_equal([a, a], [b, b])
@@ -318,7 +316,7 @@ DTYPES = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64", "b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_s14_arrays_of_every_type(dtype: str) -> None:
+def test_arrays_of_every_type(dtype: str) -> None:
     values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
     x = nd.array(values, compiler.cpu(0))
     assert (x.shape, str(x.dtype)) == ((2, 3, 4), dtype)
@@ -333,7 +331,7 @@ def test_s14_arrays_of_every_type(dtype: str) -> None:
     np.testing.assert_array_equal(x[1], values[1])
 
 
-def test_s14_arrays_that_do_not_fit_are_refused() -> None:
+def test_arrays_that_do_not_fit_are_refused() -> None:
     x = nd.array(np.zeros((2, 3)))
     with pytest.raises(ArtifactError, match=r"shape \[3, 2\] does not fit into \[2, 3\]"):
         x.copyfrom(np.zeros((3, 2)))
@@ -348,12 +346,12 @@ def test_s14_arrays_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((-1, 2), "float32"), ((2,), "foo"), ((2,), "U4")])
-def test_s14_arrays_of_no_numbers_or_of_no_size_are_refused(shape: tuple[int, ...], dtype: str) -> None:
+def test_arrays_of_no_numbers_or_of_no_size_are_refused(shape: tuple[int, ...], dtype: str) -> None:
     with pytest.raises(OptionError, match=r"element type|shape"):
         nd.empty(shape, dtype)
 
 
-def test_s15_dlpack_round_trips() -> None:
+def test_dlpack_round_trips() -> None:
     a = np.random.default_rng(0).standard_normal(1337)
     tvm_a = nd.array(a)
     np.testing.assert_equal(nd.from_dlpack(tvm_a.to_dlpack()).numpy(), a)
@@ -367,7 +365,7 @@ def test_s15_dlpack_round_trips() -> None:
 
 
 @pytest.mark.parametrize("kind", [NotImplementedError, ValueError, RegistryError, ZeroDivisionError, KeyboardInterrupt])
-def test_s16_errors_keep_their_class_and_frames(kind: type[BaseException]) -> None:
+def test_errors_keep_their_class_and_frames(kind: type[BaseException]) -> None:
     def error_callback() -> None:
         raise kind("what was wrong")
 
@@ -387,7 +385,7 @@ def test_s16_errors_keep_their_class_and_frames(kind: type[BaseException]) -> No
     ]
 
 
-def test_s18_whoever_speaks_dlpack_is_an_argument() -> None:
+def test_any_class_with_dlpack_is_an_argument() -> None:
     class Mine:
         """An array class of somebody else."""
 
@@ -432,7 +430,7 @@ def test_hook_a_python_function_as_an_extern(capsys: pytest.CaptureFixture[str])
     assert kinds == [(NDArray, False)]
 
 
-def test_s17_scalars_and_tensors_mixed_reach_the_function_and_its_errors_the_caller() -> None:
+def test_scalars_and_tensors_mixed_reach_the_function_and_its_errors_the_caller() -> None:
     seen: list[tuple[Any, ...]] = []
 
     @compiler.register_func("tests.mixed")

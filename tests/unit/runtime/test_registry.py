@@ -58,7 +58,7 @@ def test_of_many_threads_one_gets_a_name() -> None:
     start = threading.Barrier(8)
 
     def claim(number: int) -> None:
-        start.wait(timeout=20)
+        start.wait(timeout=120)
         try:
             register_func("tests.raced", lambda: number)
         except RegistryError:

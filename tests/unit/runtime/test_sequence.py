@@ -9,7 +9,7 @@ from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.sequence import KernelSequence
-from tests.ir_kernels import ELEMENTS, artifact
+from tests.support.ir_kernels import ELEMENTS, artifact
 
 
 def test_kernels_run_in_order_on_what_they_are_bound_to() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from retune.compiler.errors import OptionError
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
-from tests.clock import Clock
+from tests.support.clock import Clock
 
 
 def test_statistics_are_those_of_the_population() -> None:
@@ -46,6 +46,6 @@ def test_cooling_down_and_flushing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", [{"number": 0}, {"repeat": 0}, {"min_repeat_ms": -1.0}])
-def test_senseless_options_are_refused(options: dict[str, int]) -> None:
+def test_invalid_timing_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(OptionError):
         TimeEvaluator(**options)

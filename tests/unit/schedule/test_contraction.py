@@ -15,9 +15,9 @@ from retune.compiler.schedule.contraction import (
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp
-from tests.property.programs import inputs_of
-from tests.unit.search.workloads import conv_bn_relu, matmul, softmax
-from tests.unit.simt.products import PRODUCTS, conv, product
+from tests.support.property.programs import inputs_of
+from tests.support.tensor_core_products import PRODUCTS, conv, product
+from tests.support.workloads import conv_bn_relu, matmul, softmax
 
 
 def result_of(dag: ComputeDAG) -> int:
@@ -33,7 +33,7 @@ def groups(dag: ComputeDAG) -> list[list[str]]:
     return [[axis.name for axis in axes] for axes in (found.batch, found.rows, found.columns, found.sums)]
 
 
-def test_axes_are_told_apart_by_what_they_read() -> None:
+def test_axes_of_a_contraction_are_classified_by_their_reads() -> None:
     assert groups(product(32, 16, 24)) == [[], ["i"], ["j"], ["k"]]
     assert groups(PRODUCTS["batched"]()) == [["n"], ["i"], ["j"], ["k"]]
     assert groups(PRODUCTS["conv2d"]()) == [[], ["n", "y", "x"], ["c"], ["ry", "rx", "rc"]]
@@ -69,7 +69,7 @@ def test_matrices_keep_the_neighbours_of_the_tensor() -> None:
         assert [depth_is_inner(op) for op in factors if isinstance(op, ComputeOp)] == inner
 
 
-def test_what_is_no_product_of_matrices_is_none() -> None:
+def test_non_matmul_is_no_contraction() -> None:
     x, y = te.placeholder((32, 32), "float16", "x"), te.placeholder((32, 32), "float16", "y")
     k = te.reduce_axis(32, "k")
     bodies = (

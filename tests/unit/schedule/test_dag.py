@@ -107,7 +107,7 @@ def test_malformed_definitions_say_what_is_wrong() -> None:
         te.compute((8,), lambda j: te.sum(a[j, k], k) + 1.0, "C")
     with pytest.raises(DefinitionError, match="no truth value"):
         te.compute((8,), lambda j: 1.0 if a[j, 0] > 0.0 else 2.0, "C")
-    with pytest.raises(DefinitionError, match="positive whole numbers"):
+    with pytest.raises(DefinitionError, match="positive integers"):
         te.placeholder((8, 0), name="empty")
     with pytest.raises(DefinitionError, match="at least one computed output"):
         ComputeDAG([a])

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from retune.compiler import te
+from retune.compiler.ir.expr import Expr
 from retune.compiler.runtime.registry import register_func, remove_global_func
 from retune.compiler.schedule.dag import HASH_FUNCTION, ComputeDAG
 from retune.compiler.schedule.dag_text import shortened
@@ -56,7 +57,7 @@ def test_several_results_and_a_choice_as_combiner() -> None:
     ]
 
 
-def test_operations_of_one_name_are_told_apart() -> None:
+def test_operations_of_one_name_get_numbers() -> None:
     x = te.placeholder((4,), name="x")
     y = te.compute((4,), lambda i: x[i] + 1.0, "y")
     again = te.compute((4,), lambda i: y[i] + 1.0, "y")
@@ -65,7 +66,7 @@ def test_operations_of_one_name_are_told_apart() -> None:
 
 def test_long_lines_keep_their_ends() -> None:
     x = te.placeholder((4,), name="x")
-    body = x[0]
+    body: Expr = x[0]
     for place in range(60):
         body = body + x[place % 4]
     dag = ComputeDAG([x, te.compute((4,), lambda i: body + x[i], "y")])
@@ -91,7 +92,7 @@ def test_keys_differ_where_texts_do_not() -> None:
     assert json.loads(graph().workload_key) == [graph().hash_key(), [8, 4], [8], [8]]
 
 
-def test_m4_hashes_of_a_function_of_ones_own() -> None:
+def test_a_custom_hash_function_makes_the_keys() -> None:
     texts: list[str] = []
 
     def counted(text: str) -> int:
@@ -114,7 +115,7 @@ def test_m4_hashes_of_a_function_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("simple", [False, True])
-def test_functions_of_ones_own_are_named(simple: bool) -> None:
+def test_custom_functions_are_named(simple: bool) -> None:
     x = te.placeholder((4,), name="x")
     y = te.extern((4,), [x], lambda ins, outs: te.call_packed("tests.copy", ins[0], outs[0]), "y")
     assert "tests.copy(x, v0)" in ComputeDAG([x, y]).text(simple)

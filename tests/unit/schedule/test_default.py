@@ -1,4 +1,4 @@
-"""The untuned schedule: what is inlined, vectorised, blocked, left naive."""
+"""The default schedule: what is inlined, vectorised, blocked, left naive."""
 
 import numpy as np
 import pytest
@@ -131,5 +131,5 @@ def test_the_reference_of_a_large_product_copies_strips_of_one_factor() -> None:
 
 
 @pytest.mark.parametrize("case", [GpuCase("matmul", (512, 512, 512)), GpuCase("softmax", (64, 64))])
-def test_the_reference_of_what_is_not_large_is_the_untuned_program(case: GpuCase) -> None:
+def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> None:
     assert reference_steps(case.graph("fp32")) == default_steps(case.graph("fp32"))

@@ -17,16 +17,16 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
-from tests.property.computations import random_computation
-from tests.property.programs import inputs_of, random_program
-from tests.ptx.machine import run_ptx
-from tests.unit.lower.small import sum_and_peak
-from tests.unit.search.workloads import GPU, conv_bn_relu, matmul, softmax
-from tests.unit.simt.operators import conv
+from tests.support.property.computations import random_computation
+from tests.support.property.programs import inputs_of, random_program
+from tests.support.ptx.machine import run_ptx
+from tests.support.simt_operators import conv
+from tests.support.small_computations import sum_and_peak
+from tests.support.workloads import GPU, conv_bn_relu, matmul, softmax
 
 
 def untuned(dag: ComputeDAG) -> DeviceFunction:
-    """The kernels of the untuned program."""
+    """The kernels of the default schedule."""
     return lower_for_gpu(replay(dag, default_gpu_steps(dag)), "k", GPU, check=True)
 
 

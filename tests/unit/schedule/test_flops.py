@@ -29,7 +29,7 @@ BOOLS = te.placeholder((10,), "bool", "BOOLS")
         (lambda i: te.cast("int32", F[i] + 1.0), 0),
         (lambda i: S[i] + 1, 1),
         (lambda i: te.cast("int64", S[i]) * 3, 1),  # the width does not matter
-        (lambda i: te.cast("int32", U[i] + U[9 - i]), 0),  # unsigned is a class of its own
+        (lambda i: te.cast("int32", U[i] + U[9 - i]), 0),  # unsigned is its own class
         (lambda i: U[i] + U[9 - i], 1),
         (lambda i: F[i] > 0.0, 0),  # a bool is unsigned, its operands are floats
         (lambda i: te.logical_and(BOOLS[i], BOOLS[9 - i]), 1),

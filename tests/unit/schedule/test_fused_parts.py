@@ -9,8 +9,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import ComputeAt, Fuse, Split, Step
-from tests.property.checks import checked
-from tests.property.programs import inputs_of
+from tests.support.property.checks import checked
+from tests.support.property.programs import inputs_of
 
 
 def chain(height: int, width: int) -> ComputeDAG:

@@ -3,9 +3,10 @@
 import pytest
 
 from retune.compiler import te
+from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import Tensor
-from tests.unit.search.workloads import (
+from tests.support.workloads import (
     conv_bn_relu,
     double_matmul,
     max_pool,
@@ -50,11 +51,11 @@ def product(a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def plus(name: str, *tensors: Tensor) -> Tensor:
-    def body(i: te.Axis, j: te.Axis) -> te.TensorRead:
-        total = tensors[0][i, j]
+    def body(i: te.Axis, j: te.Axis) -> Expr:
+        total: Expr = tensors[0][i, j]
         for tensor in tensors[1:]:
             total = total + tensor[i, j]
-        return total + 1.0  # type: ignore[return-value]
+        return total + 1.0
 
     return te.compute((8, 8), body, name)
 
@@ -63,7 +64,7 @@ def inputs(letters: str) -> list[Tensor]:
     return [te.placeholder((8, 8), name=name) for name in letters]
 
 
-def test_known_computations() -> None:
+def test_operations_are_in_the_order_of_tvm() -> None:
     a, b, c = inputs("ABC")
     assert names(a, b, product(a, b, "C")) == ["A", "B", "C"]
     d = product(a, b, "D")

@@ -102,7 +102,7 @@ def test_skipping_a_region_takes_the_stage_out_of_its_loop() -> None:
         s.pragma(state, "C", 0, "skip")
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_missing_stage_or_loop_is_named() -> None:
     state = State.initial(matmul()[0])
     with pytest.raises(ScheduleError, match="there is no stage E; stages: A, B, C, D"):
         s.compute_root(state, "E")

@@ -12,8 +12,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.python_text import print_python_code_from_state
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import Annotate, Split
-from tests.property.computations import random_computation
-from tests.property.wild import wild_steps
+from tests.support.property.computations import random_computation
+from tests.support.property.wild import wild_steps
 
 
 def run(text: str, dag: ComputeDAG) -> State:
@@ -30,7 +30,7 @@ def chain() -> ComputeDAG:
     return ComputeDAG([x, te.compute((8, 8), lambda i, j: y[i, j] * 2.0, "y")])
 
 
-def test_the_text() -> None:
+def test_steps_print_as_calls_of_primitives() -> None:
     x = te.placeholder((8, 8), name="x")
     k = te.reduce_axis(8, "k")
     dag = ComputeDAG([x, te.compute((8,), lambda i: te.sum(x[i, k], k), "total")])

@@ -40,7 +40,7 @@ def total() -> ComputeDAG:
     return ComputeDAG([x, te.compute((), lambda: te.max(x[i, j], [i, j]), "top")])
 
 
-def test_the_log_forms() -> None:
+def test_stage_steps_have_the_log_form_of_tvm() -> None:
     text = '[["SP",2,2,14,[4],1],["RF",2,2,1],["CHR",0,"shared",[2]],["FFSP",4,0,[0],0,0],["SA",3,0,8,4]]'
     steps = load_steps(text)
     assert steps == (
@@ -58,8 +58,7 @@ def test_the_log_forms() -> None:
 def test_the_factored_graph_reads_what_the_reduction_read() -> None:
     dag = replay(matmul(), [Split(2, 2, 14, (4,)), Rfactor(2, 2, 1)]).dag
     assert str(dag).splitlines()[2:4] == [
-        "C.rf(i, k_0, j) += select((((k_0 * 4) + k_1) < 14), "
-        "(A[i, ((k_0 * 4) + k_1)] * B[((k_0 * 4) + k_1), j]), 0.0)",
+        "C.rf(i, k_0, j) += select((((k_0 * 4) + k_1) < 14), (A[i, ((k_0 * 4) + k_1)] * B[((k_0 * 4) + k_1), j]), 0.0)",
         "C.repl(ax0, ax1) += C.rf[ax0, k_0_v, ax1]",
     ]
 
@@ -70,6 +69,13 @@ def test_a_fused_and_split_reduction_is_factored() -> None:
     assert [iterator.extent for iterator in state.stages[1].iters] == [4, 6]
     point = "((i_j__0 * 4) + i_j__1)"
     assert f"select(({point} < 21), x[({point} // 7), ({point} % 7)], -inf)" in str(state.dag)
+
+
+def test_a_reduction_fused_with_part_of_another_is_factored() -> None:
+    state = replay(total(), [Split(1, 0, 3, (2,)), Fuse(1, (1, 2)), Rfactor(1, 0, 0)])
+    assert [iterator.extent for iterator in state.stages[1].iters] == [2, 14]
+    row = "((i_0 * 2) + (i_1_j_ // 7))"
+    assert f"select(({row} < 3), x[{row}, (i_1_j_ % 7)], -inf)" in str(state.dag)
 
 
 def test_a_factored_stage_stays_where_it_is_computed() -> None:

@@ -113,7 +113,7 @@ def test_an_attachment_moves_with_its_loop() -> None:
     assert state.stages[1].location == Attached(3, 0)
 
 
-def test_printing_leaves_out_loops_of_one_turn() -> None:
+def test_printing_leaves_out_loops_of_one_iteration() -> None:
     state = replay(
         matmul(4),
         [Split(2, 0, 4, (1, 2)), Pragma(2, 0, "auto_unroll_max_step$16")],

@@ -7,8 +7,8 @@ from retune.compiler.schedule.primitives import as_matmul, compute_at, pipeline,
 from retune.compiler.schedule.python_text import print_python_code_from_state
 from retune.compiler.schedule.state import State, replay
 from retune.compiler.schedule.steps import AsMatmul, Pipeline, Split, dump_steps, load_steps
-from tests.unit.search.workloads import matmul
-from tests.unit.simt.products import product, tensor_space, with_lengths
+from tests.support.tensor_core_products import product, tensor_space, with_lengths
+from tests.support.workloads import matmul
 
 
 def test_they_are_logged_and_read_back() -> None:
@@ -40,7 +40,7 @@ def test_a_program_is_replayed_from_its_log_and_from_its_python_text() -> None:
 
 def test_a_state_shows_its_pipeline() -> None:
     dag = product(64, 48, 64)
-    assert "C.mma pipeline: 2 turns of k.0.0" in str(replay(dag, with_lengths(tensor_space(dag))))
+    assert "C.mma pipeline: 2 iterations of k.0.0" in str(replay(dag, with_lengths(tensor_space(dag))))
 
 
 def test_a_product_may_be_scheduled_by_hand() -> None:

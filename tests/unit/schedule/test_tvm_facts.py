@@ -1,4 +1,4 @@
-"""Facts about compute graphs, states and logs that TVM's own tests check; a test's name starts with the row's id."""
+"""Facts about compute graphs, states and logs that TVM's own tests check (tests/facts/tvm.md)."""
 
 import json
 import pickle
@@ -79,7 +79,7 @@ def extents(state: State, stage: s.StageRef) -> list[object]:
     return [iterator.extent for iterator in state.stages[s.stage_number(state, stage)].iters]
 
 
-def test_b1_a_tiled_state_prints_as_python_and_computes_the_product() -> None:
+def test_a_tiled_state_prints_as_python_and_computes_the_product() -> None:
     dag, state = tiled_matmul(64)
     text = print_python_code_from_state(dag, state)
     assert "state, _ = split(state, 'C', 'i', [4, 8, 8])" in text
@@ -92,12 +92,12 @@ def test_b1_a_tiled_state_prints_as_python_and_computes_the_product() -> None:
     np.testing.assert_allclose(c, a @ b, rtol=1e-5)
 
 
-def test_b2_bounds_of_a_tiled_state() -> None:
+def test_bounds_of_a_tiled_state_are_inferred() -> None:
     _, state = tiled_matmul()
     assert extents(infer_bounds(state), "C") == [2, 4, 4, 8, 8, 4, 8, 4, 512]
 
 
-def test_b3_to_b7_flop_counts() -> None:
+def test_flop_counts_are_those_of_tvm() -> None:
     n = 64
     a, b = te.placeholder((n, n), name="A"), te.placeholder((n, n), name="B")
     k = te.reduce_axis(n, "k")
@@ -117,7 +117,7 @@ def test_b3_to_b7_flop_counts() -> None:
     assert ComputeDAG([a, g]).flop_count == n * n
 
 
-def test_b8_caches_of_two_products_that_share_an_input() -> None:
+def test_caches_of_two_products_keep_the_order_of_stages() -> None:
     state = State.initial(parallel_matmul())
     state, d_cache = s.cache_write(state, "D", "global")
     state, e_cache = s.cache_write(state, "E", "global")
@@ -135,7 +135,7 @@ def test_b8_caches_of_two_products_that_share_an_input() -> None:
     assert [stage.op for stage in state.stages] == list(state.dag.ops)
 
 
-def test_b9_a_graph_survives_pickling() -> None:
+def test_a_graph_survives_pickling() -> None:
     dag = conv_bn_relu(1, 8, 3, 4, 3, 1, 1)
     again = pickle.loads(pickle.dumps(dag))
     assert str(State.initial(again)) == str(State.initial(dag))
@@ -143,7 +143,7 @@ def test_b9_a_graph_survives_pickling() -> None:
     assert str(again) == str(dag)
 
 
-def test_b10_a_task_survives_pickling_and_registers_its_key() -> None:
+def test_a_task_survives_pickling_and_registers_its_key() -> None:
     dag = matmul(8, 8, 8)
     task = SearchTask("t", dag, Target("llvm -mcpu=znver4"), HardwareParams(3, 32, 7), '["test-key"]')
     data = pickle.dumps(task)
@@ -156,14 +156,14 @@ def test_b10_a_task_survives_pickling_and_registers_its_key() -> None:
     assert str(ComputeDAG(workload_key_to_tensors('["test-key"]'))) == str(dag)
 
 
-def test_b11_two_reduce_axes_of_one_name_are_refused() -> None:
+def test_two_reduce_axes_with_one_name_are_refused() -> None:
     a = te.placeholder((8, 8), name="A")
     k, q = te.reduce_axis(8, "k"), te.reduce_axis(8, "k")
     with pytest.raises(DefinitionError, match="names must differ"):
         te.compute((), lambda: te.sum(a[k, q], [k, q]), "S")
 
 
-def test_c1_split_reorder_fuse() -> None:
+def test_split_reorder_and_fuse_give_the_extents() -> None:
     state = State.initial(matmul())
     state, (i0, i1) = s.split(state, 2, 0, [16])
     state, (j0, j1) = s.split(state, 2, "j", [8])
@@ -174,7 +174,7 @@ def test_c1_split_reorder_fuse() -> None:
     assert fused.extent == 2048
 
 
-def test_c2_split_from_either_side() -> None:
+def test_split_counts_lengths_from_either_side() -> None:
     state = State.initial(matmul())
     state, inner = s.split(state, "C", "i", [8, 2])
     state, outer = s.split(state, "C", "j", [32, 8], inner_to_outer=False)
@@ -182,7 +182,7 @@ def test_c2_split_from_either_side() -> None:
     assert [it.extent for it in outer] == [32, 8, 2]
 
 
-def test_c3_annotations_return_the_new_loop() -> None:
+def test_annotations_return_the_new_loop_of_a_state() -> None:
     state = State.initial(matmul())
     state, (i0, i1, i2) = s.split(state, "C", "i", [4, 2])
     state, (j0, j1, j2) = s.split(state, "C", "j", [4, 2])
@@ -200,7 +200,7 @@ def test_c3_annotations_return_the_new_loop() -> None:
     assert [int(iterator.annotation) for iterator, _ in wanted] == [5, 4, 8, 3, 1, 2]
 
 
-def test_c3_annotation_numbers_are_those_of_the_logs() -> None:
+def test_annotation_numbers_are_those_of_the_logs() -> None:
     assert [(kind.name, int(kind)) for kind in Annotation] == [
         ("NONE", 0),
         ("UNROLL", 1),
@@ -217,7 +217,7 @@ def test_c3_annotation_numbers_are_those_of_the_logs() -> None:
     ]
 
 
-def test_c4_compute_at_inline_and_root() -> None:
+def test_compute_at_inline_and_root_change_bounds() -> None:
     state = State.initial(conv_bn_relu(1, 224, 3, 64, 7, 2, 3))
     naive = [1, 64, 112, 112, 3, 7, 7]
     assert extents(state, "conv") == naive
@@ -240,7 +240,7 @@ def _cached_conv() -> tuple[State, Tensor, Tensor]:
     return s.compute_at(state, kernel, cache, 4), cache, kernel
 
 
-def test_c5_cache_write_and_cache_read_attached() -> None:
+def test_attached_caches_have_the_bounds_of_their_loop() -> None:
     state, cache, kernel = _cached_conv()
     bounds = infer_bounds(state)
     assert extents(bounds, "conv") == [4, 512, 7, 7]
@@ -248,7 +248,7 @@ def test_c5_cache_write_and_cache_read_attached() -> None:
     assert extents(bounds, cache) == [1, 1, 1, 1, 512, 3, 3]
 
 
-def test_c6_a_cache_of_a_cache() -> None:
+def test_a_cache_of_a_cache_has_bounds() -> None:
     state, cache, kernel = _cached_conv()
     state, outer = s.cache_read(state, "pad", "global", [cache])
     state = s.compute_at(state, outer, cache, 2)
@@ -262,14 +262,14 @@ def test_c6_a_cache_of_a_cache() -> None:
     assert extents(bounds, cache) == [1, 1, 1, 1, 512, 3, 3]
 
 
-def test_c6_one_cache_for_several_readers() -> None:
+def test_a_cache_may_have_several_readers() -> None:
     state, cache = s.cache_read(State.initial(parallel_matmul()), "A", "shared", ["D", "E"])
     assert state.dag.readers[s.stage_number(state, "A")] == (s.stage_number(state, cache),)
     assert [state.dag.ops[i].name for i in state.dag.readers[s.stage_number(state, cache)]] == ["D", "E"]
 
 
 @pytest.mark.parametrize("levels", range(1, 6))
-def test_c8_follow_split_agrees_with_its_leader(levels: int) -> None:
+def test_follow_split_agrees_with_its_leader(levels: int) -> None:
     state = State.initial(chain(512))
     state, leader = s.split(state, "B", "i", [4, 2, 8, 4])
     state, follower = s.follow_split(state, "C", "i", 0, levels)
@@ -285,7 +285,7 @@ def chain(n: int) -> ComputeDAG:
 
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("by_factor", [False, True])
-def test_c9_follow_fused_split(level: int, by_factor: bool) -> None:
+def test_follow_fused_split_agrees_with_the_fused_loop(level: int, by_factor: bool) -> None:
     state = State.initial(chain(1024))
     state, i = s.split(state, "B", "i", [4, 2, 8, 4])
     state, j = s.split(state, "B", "j", [2, 2, 4, 8])
@@ -301,7 +301,7 @@ def test_c9_follow_fused_split(level: int, by_factor: bool) -> None:
 @pytest.mark.parametrize(
     ("part", "first", "second"), [(0, [8, 8, 32, 16], [8, 8, 32]), (1, [8, 8, 16, 32], [8, 8, 16])]
 )
-def test_c10_rfactor(part: int, first: list[int], second: list[int]) -> None:
+def test_rfactor_gives_both_stages_their_extents(part: int, first: list[int], second: list[int]) -> None:
     state = State.initial(matmul(8, 8, 512))
     state, parts = s.split(state, "C", "k", [16])
     state, rf = s.rfactor(state, "C", parts[part], 2)
@@ -361,7 +361,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
-def test_h1_steps_survive_memory_and_file(family: str, tmp_path: Path) -> None:
+def test_steps_survive_memory_and_file(family: str, tmp_path: Path) -> None:
     dag, state = PROGRAMS[family]()
     steps = steps_of(state)
     path = tmp_path / "records.json"
@@ -376,7 +376,7 @@ def test_h1_steps_survive_memory_and_file(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", PROGRAMS)
-def test_h2_a_record_recovers_graph_and_state(family: str) -> None:
+def test_a_record_recovers_graph_and_state(family: str) -> None:
     dag, state = PROGRAMS[family]()
     key = register_workload_tensors(dag.workload_key, (*dag.inputs, *dag.outputs))
     record = json.dumps([key, dump_steps(steps_of(state))])
@@ -386,33 +386,33 @@ def test_h2_a_record_recovers_graph_and_state(family: str) -> None:
     assert str(replay(recovered, load_steps(steps))) == str(state)
 
 
-def _derived(text: str, dag: ComputeDAG | None = None) -> State:
+def _memoized(text: str, dag: ComputeDAG | None = None) -> State:
     return replay(dag or matmul(), load_steps(text))
 
 
-def test_appendix_a_cpu_tile_below_a_cache_write() -> None:
+def test_published_steps_of_a_cpu_tile_below_a_cache_write() -> None:
     text = (
         '[["CHW",2,"local"],["SP",2,0,512,[4,8,2],1],["SP",2,4,512,[2,4,8],1],["SP",2,8,512,[16],1],'
         '["RE",2,[0,4,1,5,8,2,6,9,3,7]],["FSP",3,0,1,%d],["FSP",3,%d,2,%d],["RE",3,%s],["CA",2,3,%d]]'
     )
-    one = infer_bounds(_derived(text % (1, 2, 1, "[0,2,1,3]", 1)))
+    one = infer_bounds(_memoized(text % (1, 2, 1, "[0,2,1,3]", 1)))
     assert [op.name for op in one.dag.ops] == ["A", "B", "C.local", "C"]
     assert extents(one, "C") == [8, 8, 64, 64]
     assert extents(one, "C.local") == [1, 1, 4, 2, 32, 8, 4, 16, 2, 8]
-    two = infer_bounds(_derived(text % (2, 3, 2, "[0,3,1,4,2,5]", 3)))
+    two = infer_bounds(_memoized(text % (2, 3, 2, "[0,3,1,4,2,5]", 3)))
     assert extents(two, "C") == [8, 8, 4, 2, 16, 32]
     assert extents(two, "C.local") == [1, 1, 1, 1, 32, 8, 4, 16, 2, 8]
 
 
-def test_appendix_a_factored_reductions() -> None:
+def test_published_steps_of_factored_reductions() -> None:
     for iterator in (2, 3):
-        state = _derived(f'[["SP",2,2,512,[16],1],["RF",2,{iterator},2],["RE",2,[0,1,3,2]]]', matmul(8, 8, 512))
+        state = _memoized(f'[["SP",2,2,512,[16],1],["RF",2,{iterator},2],["RE",2,[0,1,3,2]]]', matmul(8, 8, 512))
         factored, rest = (32, 16) if iterator == 2 else (16, 32)
         assert extents(state, "C.rf") == [8, 8, rest, factored]
 
 
-def test_appendix_a_gpu_program_of_thirteen_steps() -> None:
-    state = _derived(
+def test_published_gpu_program_of_thirteen_steps() -> None:
+    state = _memoized(
         '[["CHW",2,"local"],["SP",2,0,512,[1,16,2,1],1],["SP",2,5,512,[2,8,1,2],1],["SP",2,10,512,[4,2],1],'
         '["RE",2,[0,5,1,6,2,7,10,11,3,8,12,4,9]],["FSP",3,0,1,3],["FSP",3,4,2,3],["RE",3,[0,4,1,5,2,6,3,7]],'
         '["CA",2,3,5],["CHR",1,"shared",[2]],["CA",2,3,6],["CHR",0,"shared",[3]],["CA",1,4,6]]'

@@ -70,7 +70,7 @@ def test_tensors_and_lists_in_keys() -> None:
     assert (x.shape, x.dtype) == ((6,), "int32")
 
 
-def test_what_is_not_registered() -> None:
+def test_unregistered_workload_is_refused() -> None:
     with pytest.raises(ValueError, match="doubled is not registered"):
         registry.make_workload_key(doubled, [4])
     with pytest.raises(ValueError, match="nothing is not registered"):

@@ -15,11 +15,11 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.search.space import SketchSpace
 from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
-from tests.indices import value_of
-from tests.property.programs import inputs_of
-from tests.ptx.machine import run_ptx
-from tests.unit.search.workloads import GPU
-from tests.unit.simt.products import PRODUCTS, TF32, lowered, product, sampled, tensor_space, with_lengths
+from tests.support.indices import value_of
+from tests.support.property.programs import inputs_of
+from tests.support.ptx.machine import run_ptx
+from tests.support.tensor_core_products import PRODUCTS, TF32, lowered, product, sampled, tensor_space, with_lengths
+from tests.support.workloads import GPU
 
 WITHOUT_CACHE = replace(GPU, facts=replace(facts_of("sm_80"), cache=0))
 
@@ -45,7 +45,10 @@ def test_some_rows_of_blocks_are_gone_through_column_by_column(group: int) -> No
     at_once = min(group, 4)
     outer = -(-4 // at_once)
     wanted = [
-        (turn * at_once + row, column) for turn in range(outer) for column in range(2) for row in range(at_once)
+        (iteration * at_once + row, column)
+        for iteration in range(outer)
+        for column in range(2)
+        for row in range(at_once)
     ]
     assert [place_of(kernel, number) for number in range(kernel.grid[0])] == wanted
 

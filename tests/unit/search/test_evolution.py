@@ -19,7 +19,7 @@ from retune.compiler.search.evolution import (
 from retune.compiler.search.genome import Layout, Rows, Scores, keys_of
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace, build_spaces
-from tests.unit.search.workloads import matmul, task_of
+from tests.support.workloads import matmul, task_of
 
 OPTIONS = SearchOptions(population=200, generations=6)
 
@@ -30,7 +30,7 @@ def tiled_matmul() -> SketchSpace:
 
 
 def run(space: SketchSpace, rows: Rows, seed: int) -> tuple[Generation, ...]:
-    """Evolve under a score of 1 for an inner reduction of exactly 2 turns, else 0."""
+    """Evolve under a score of 1 for an inner reduction of exactly 2 iterations, else 0."""
     column = space.layout.splits[2].start + 1
 
     def score(_: int, given: Rows) -> tuple[Rows, Scores, Scores]:

@@ -1,4 +1,4 @@
-"""The steps of a round called alone, programs known beforehand, rules and models of one's own, and how candidates are
+"""The steps of a round called alone, programs known beforehand, rules and custom models, and how candidates are
 shared out.
 """
 
@@ -31,7 +31,7 @@ from retune.compiler.search.policy import (
     SketchPolicy,
 )
 from retune.compiler.search.space import build_spaces
-from tests.unit.search.workloads import conv_residual_nhwc, matmul, softmax, task_of
+from tests.support.workloads import conv_residual_nhwc, matmul, softmax, task_of
 
 OPTIONS = SearchOptions(population=128, generations=2)
 TINY = task_of("tiny", matmul(10, 10, 4))
@@ -57,7 +57,7 @@ class Wants(RandomModel):
         return any(all(word in line for word in self.words) for line in str(state).splitlines())
 
 
-def test_g1_a_good_program_is_found_from_bad_ones_under_a_model_that_reads_programs() -> None:
+def test_evolution_finds_a_good_program_from_bad_ones() -> None:
     model = Wants("k", ".1 ", "(0,2)")
     policy = SketchPolicy(TINY, model, SearchOptions(population=60, generations=3), seed=3)
     bad = [state for state in policy.sample_initial_population(60) if not model.has(state)]
@@ -69,7 +69,7 @@ def test_g1_a_good_program_is_found_from_bad_ones_under_a_model_that_reads_progr
     assert good == sorted(good, reverse=True), "the best come first"
 
 
-def test_g2_the_granularity_of_parallel_loops_changes() -> None:
+def test_a_mutation_changes_the_granularity_of_parallel_loops() -> None:
     task = task_of("square", matmul(1024, 1024, 1024))
     only = SearchOptions(
         population=40,
@@ -149,7 +149,7 @@ def rule_with_a_split(lengths: list[int | None]) -> PreloadCustomSketchRule:
     return PreloadCustomSketchRule(condition, apply)
 
 
-def test_programs_of_ones_own_rule_compute_the_definition() -> None:
+def test_programs_of_a_custom_rule_compute_the_definition() -> None:
     policy = SketchPolicy(TINY, RandomModel(0), OPTIONS, init_search_callbacks=[rule_with_a_split([8])])
     shapes = [[iterator.extent for iterator in state.stages[2].iters] for state in policy.generate_sketches()]
     assert shapes == [[10, 10, 4], [2, 8, 10, 4]]
@@ -172,7 +172,7 @@ def test_lengths_that_a_rule_leaves_open_are_searched() -> None:
     assert lengths == {(1,), (2,), (5,), (10,)}
 
 
-def test_a_policy_of_ones_own_is_any_class_that_asks_and_tells() -> None:
+def test_custom_policy_needs_ask_and_tell_only() -> None:
     class Fixed:
         def __init__(self) -> None:
             self.results: list[Observation] = []
@@ -227,7 +227,7 @@ def test_mutations_are_drawn_as_often_as_their_weights_say() -> None:
         assert abs(counts.get(code, 0) - expected) <= 5 * np.sqrt(expected) + 1e-9
 
 
-def test_all_scores_zero_still_breed_from_everyone() -> None:
+def test_equal_scores_select_parents_uniformly() -> None:
     space = build_spaces(TINY, OPTIONS)[0]
 
     def score(_: int, rows: Rows) -> tuple[Rows, Scores, Scores]:

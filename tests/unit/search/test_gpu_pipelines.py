@@ -1,4 +1,4 @@
-"""Products on CUDA cores fetch their tiles asynchronously, some turns ahead, on GPUs that can."""
+"""Products on CUDA cores fetch their tiles asynchronously, some iterations ahead, on GPUs that can."""
 
 from collections.abc import Iterator
 
@@ -22,10 +22,11 @@ from retune.compiler.search.space import SketchSpace, build_spaces
 from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
-from tests.property.programs import inputs_of
-from tests.ptx.machine import run_ptx
-from tests.unit.search.workloads import GPU, matmul
-from tests.unit.simt.operators import OPERATORS
+from tests.support.property.programs import inputs_of
+from tests.support.ptx.machine import run_ptx
+from tests.support.simt_operators import OPERATORS
+from tests.support.tiers import long_except
+from tests.support.workloads import GPU, matmul
 
 TARGET = Target("cuda -arch=sm_80")
 NAMES = [name for name in OPERATORS if any(word in name for word in ("matmul", "conv2d"))]
@@ -53,7 +54,7 @@ def copies(steps: tuple[Step, ...], dag: ComputeDAG) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", long_except([2], [1, 2, 3]))
 def test_pipelined_programs_compute_the_definition_without_a_fault(name: str, depth: int) -> None:
     dag = OPERATORS[name]()
     values = inputs_of(dag, np.random.default_rng(2))

@@ -17,7 +17,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import SketchContext
 from retune.compiler.search.sketch_rules.facts import has_cache_write, has_cross_thread_reduction
-from tests.unit.search.workloads import (
+from tests.support.workloads import (
     GPU,
     conv_bn_relu,
     double_matmul,
@@ -62,7 +62,7 @@ def across_threads(state: State) -> set[int]:
     }
 
 
-def test_d12_matmul_has_the_published_derivation() -> None:
+def test_matmul_has_the_published_derivation() -> None:
     (state,) = sketches(matmul(512, 512, 512))
     unknown = (None, None, None, None)
     assert state.steps == (
@@ -88,14 +88,14 @@ def test_d12_matmul_has_the_published_derivation() -> None:
     assert state.stages[5].is_tiled
 
 
-def test_d13_few_points_may_be_reduced_across_threads() -> None:
+def test_few_points_may_be_reduced_across_threads() -> None:
     spread, tiled = sketches(matmul(8, 8, 1024))
     assert spread.steps == (Split(2, 2, 1024, (32,)), Annotate(2, 3, THREAD))
     assert has_cross_thread_reduction(spread, 2)
     assert (attached(tiled), shared(tiled)) == ({1, 3, 4}, {1, 3})
 
 
-def test_d14_the_first_of_two_matmuls_keeps_a_nest_of_its_own() -> None:
+def test_the_first_of_two_matmuls_keeps_a_nest_of_its_own() -> None:
     (state,) = sketches(double_matmul(512))
     assert state.stages[5].op.name == "D"
     assert isinstance(state.stages[5].location, Root)
@@ -110,7 +110,7 @@ def test_two_readers_have_a_shared_cache_each() -> None:
     assert shared(state) < attached(state)
 
 
-def test_d15_convolution_fetches_padded_data() -> None:
+def test_convolution_fetches_padded_data() -> None:
     (state,) = sketches(conv_bn_relu(1, 56, 512, 512, 3, 1, 1))
     assert inlined(state) == {1, 7, 9, 11}
     assert (attached(state), shared(state)) == ({2, 4, 5}, {2, 4})
@@ -118,11 +118,11 @@ def test_d15_convolution_fetches_padded_data() -> None:
     assert state.stages[12].is_tiled
 
 
-def test_d16_a_short_reduction_is_left_alone() -> None:
+def test_a_short_reduction_is_left_alone() -> None:
     assert [state.steps for state in sketches(max_pool_nchw(1, 56, 56, 512, 0))] == [()]
 
 
-def test_d17_d20_a_long_reduction_is_spread_or_left() -> None:
+def test_a_long_reduction_runs_across_threads_or_not() -> None:
     spread, plain = sketches(min_nm(10, 1024))
     assert across_threads(spread) == {1}
     assert plain.steps == ()
@@ -132,7 +132,7 @@ def test_d17_d20_a_long_reduction_is_spread_or_left() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 1024), (1, 12, 128, 128)])
-def test_d18_softmax_spreads_each_of_its_reductions_or_not(shape: tuple[int, ...]) -> None:
+def test_each_reduction_of_softmax_runs_across_threads_or_not(shape: tuple[int, ...]) -> None:
     found = sketches(softmax(*shape))
     assert [across_threads(state) for state in found] == [{1, 3}, {3}, {1}, set()]
     assert all(inlined(state) == {2} for state in found)
@@ -144,7 +144,7 @@ def test_d18_softmax_spreads_each_of_its_reductions_or_not(shape: tuple[int, ...
     assert followers == [FollowSplit(3, last, leader, 1), FollowSplit(1, last, leader, 1)]
 
 
-def test_d19_winograd_gathers_in_front_of_the_unrolled_transform() -> None:
+def test_winograd_gathers_before_the_unrolled_transform() -> None:
     (state,) = sketches(winograd_nhwc(1, 28, 128, 128, 1))
     assert inlined(state) == {1, 3, 10}
     assert (attached(state), shared(state)) == ({2, 5, 7, 8}, {5, 7})

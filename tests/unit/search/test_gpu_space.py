@@ -7,7 +7,6 @@ import pytest
 
 from retune.compiler.cost_model import RandomModel
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
-from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Attached, Root, State, replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Split, dump_steps, load_steps
@@ -15,39 +14,16 @@ from retune.compiler.search import mutation
 from retune.compiler.search.gpu_legality import gpu_legal
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.space import SketchSpace, build_spaces
-from tests.unit.search.workloads import (
+from retune.compiler.search.space import build_spaces
+from tests.support.gpu_spaces import DAGS, spaces_of
+from tests.support.workloads import (
     GPU,
-    conv_bn_relu,
     gpu_task_of,
     matmul,
-    max_pool_nchw,
-    min_nm,
-    softmax,
-    winograd_nhwc,
-    zero_rank_compute,
-    zero_rank_reduce,
 )
 
-DAGS = {
-    "matmul": matmul(128, 128, 64),
-    "few points": matmul(8, 8, 1024),
-    "conv": conv_bn_relu(1, 14, 32, 32, 3, 1, 1),
-    "pool": max_pool_nchw(1, 14, 14, 32, 0),
-    "min": min_nm(10, 1000),
-    "softmax": softmax(2, 1024),
-    "winograd": winograd_nhwc(1, 12, 16, 16, 1),
-    "scalar sum": zero_rank_reduce(128),
-    "scalar": zero_rank_compute(128),
-}
 
-
-def spaces_of(dag: ComputeDAG) -> tuple[SketchSpace, ...]:
-    """The spaces of a graph on a GPU."""
-    return build_spaces(gpu_task_of("t", dag), SearchOptions())
-
-
-def turns(state: State, stage: int, annotation: Annotation) -> int:
+def iterations(state: State, stage: int, annotation: Annotation) -> int:
     """How many turns the loops of a stage with an annotation make."""
     found = 1
     for iterator in state.stages[stage].iters:
@@ -75,8 +51,8 @@ def test_legal_programs_replay_read_back_and_keep_the_limits(name: str) -> None:
                 assert (again == row).all()
                 for number, stage in enumerate(state.stages):
                     if stage.is_compute and isinstance(stage.location, Root):
-                        assert turns(state, number, Annotation.THREAD_X) <= GPU.max_threads_per_block
-                        assert turns(state, number, Annotation.VTHREAD) <= GPU.max_vthread_extent
+                        assert iterations(state, number, Annotation.THREAD_X) <= GPU.max_threads_per_block
+                        assert iterations(state, number, Annotation.VTHREAD) <= GPU.max_vthread_extent
             for row in group.rows[~legal][:4]:
                 assert not gpu_legal(statement_nests(replay(dag, space.steps(row))), GPU, 1).all()
         assert found

@@ -14,7 +14,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, straight_line, tile_registers
 from retune.compiler.search.space import build_spaces
 from retune.compiler.target import HardwareParams
-from tests.unit.search.workloads import matmul, task_of, winograd_nhwc
+from tests.support.workloads import matmul, task_of, winograd_nhwc
 
 HARDWARE = HardwareParams(num_cores=1)
 OPTIONS = SearchOptions()
@@ -52,7 +52,7 @@ def test_short_floats_are_joined_in_float32() -> None:
     assert register_tile(nest_of(tiled(4, 64, "bfloat16")), 1, HARDWARE, 1).tolist() == [16]
 
 
-def test_tiles_that_spill_are_left_out_and_hopeless_ones_are_not_even_legal() -> None:
+def test_spilling_tiles_are_not_sampled_and_extreme_ones_are_illegal() -> None:
     for rows, columns, good, possible in ((14, 32, True, True), (7, 64, False, True), (20, 64, False, False)):
         state = tiled(rows, columns)
         nests, choices = statement_nests(state), choices_of(state)

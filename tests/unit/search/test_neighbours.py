@@ -8,7 +8,7 @@ from retune.compiler.search.genome import Layout
 from retune.compiler.search.neighbours import neighbours
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Observation, SketchPolicy, program_id
-from tests.unit.search.workloads import matmul, task_of
+from tests.support.workloads import matmul, task_of
 
 LAYOUT = Layout.of(((0, 12, 3), (1, 7, 2)), (4,), (4,))
 ROW = np.array([3, 2, 2, 7, 1, 1, 2, 1, 16], dtype=np.int64)

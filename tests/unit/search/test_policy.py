@@ -26,7 +26,7 @@ from retune.compiler.search.policy import (
     SketchPolicy,
     program_id,
 )
-from tests.unit.search.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
+from tests.support.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
 CONV = task_of("conv", conv_residual_nhwc(14, 32))
@@ -91,7 +91,7 @@ def test_equal_seeds_ask_alike_and_other_seeds_or_rounds_do_not() -> None:
     assert asked(0, 0) != asked(0, 1)
 
 
-def test_nothing_told_is_asked_again() -> None:
+def test_observed_programs_are_not_proposed_again() -> None:
     policy = SketchPolicy(CONV, RandomModel(0), OPTIONS)
     told: set[str] = set()
     for round_index in range(3):
@@ -114,7 +114,7 @@ def test_a_resumed_policy_goes_on_as_the_uninterrupted_one() -> None:
     assert resumed.ask(16, 3) == whole.ask(16, 3)
 
 
-def test_programs_that_were_looked_at_before_teach_the_same() -> None:
+def test_features_extracted_ahead_train_the_same_model() -> None:
     def told(ahead: bool) -> tuple[list[TrainingBatch], tuple[Candidate, ...]]:
         spy = Spy()
         policy = SketchPolicy(CONV, spy, OPTIONS, seed=4)
@@ -145,7 +145,7 @@ def test_features_of_proposed_programs_are_extracted_once(monkeypatch: pytest.Mo
     np.testing.assert_array_equal(proposing.batches[0].features, loading.batches[0].features)
 
 
-def test_every_tell_is_one_update_in_the_order_told() -> None:
+def test_each_tell_is_one_model_update_in_order() -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, OPTIONS)
     results = timed(policy.ask(20, 0))
@@ -156,7 +156,7 @@ def test_every_tell_is_one_update_in_the_order_told() -> None:
     assert batch.seconds.tolist() == [np.inf if told.seconds is None else told.seconds for told in results]
 
 
-def test_features_of_told_programs_do_not_depend_on_their_company() -> None:
+def test_features_of_observed_programs_do_not_depend_on_the_batch() -> None:
     model = Spy()
     policy = SketchPolicy(CONV, model, OPTIONS)
     results = timed(policy.ask(12, 0))
@@ -176,7 +176,7 @@ def test_the_best_measured_programs_have_children() -> None:
     assert any(one.parent in told for one in policy.ask(32, 3))
 
 
-def test_foreign_programs_teach_the_model() -> None:
+def test_programs_of_other_searches_train_the_model() -> None:
     model = Spy()
     policy = SketchPolicy(MATMUL, model, OPTIONS)
     foreign = dump_steps((Annotate(2, 0, 3),))
@@ -243,7 +243,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_steps_teach_nothing_and_stop_nothing(text: str) -> None:
+def test_malformed_observed_steps_are_ignored(text: str) -> None:
     policy = SketchPolicy(MATMUL, Spy(), OPTIONS)
     whole = json.loads(policy.ask(1, 0)[0].steps_text)
     (wrong,) = json.loads(text)
@@ -271,12 +271,12 @@ def test_the_empty_policy_measures_the_naive_program_once() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"population": 0}, {"eps_greedy": 2.0}, {"tiling": "SXR"}, {"unroll_limits": ()}])
-def test_nonsense_options_are_refused(bad: dict[str, object]) -> None:
+def test_invalid_search_options_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         SearchOptions(**bad)  # type: ignore[arg-type]
 
 
-def test_odd_shapes_have_programs_too() -> None:
+def test_prime_extents_have_programs() -> None:
     vector = te.placeholder((128,), name="A")
     k = te.reduce_axis(128, "k")
     scalar = ComputeDAG([vector, te.compute((), lambda: te.sum(vector[k], k), "B")])
@@ -287,7 +287,7 @@ def test_odd_shapes_have_programs_too() -> None:
             replay(dag, one.steps)
 
 
-def test_more_told_than_asked_and_nothing_told_are_fine() -> None:
+def test_tell_takes_any_number_of_results() -> None:
     policy = SketchPolicy(MATMUL, XGBModel(0, threads=1), OPTIONS)
     policy.tell([])
     results = timed(policy.ask(8, 0))

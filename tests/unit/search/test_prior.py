@@ -8,7 +8,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.prior import blended, prior_scores, rank_correlation
 from retune.compiler.search.space import SketchSpace, build_spaces
 from retune.compiler.target import HardwareParams
-from tests.unit.search.workloads import matmul, task_of
+from tests.support.workloads import matmul, task_of
 
 DAG = matmul(512, 512, 512)
 
@@ -48,7 +48,7 @@ def test_one_long_piece_for_two_cores_is_half_as_fast() -> None:
     assert two > 1.8 * one
 
 
-def test_merit_is_the_share_of_pairs_in_order() -> None:
+def test_rank_correlation_is_the_share_of_pairs_in_order() -> None:
     seconds: Scores = np.linspace(1e-5, 12e-5, 12)
     assert rank_correlation(1 / seconds, seconds) == 1.0
     assert rank_correlation(seconds, seconds) == 0.0  # worse than chance is no better than chance

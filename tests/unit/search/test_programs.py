@@ -20,7 +20,8 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, SketchPolicy
-from tests.unit.search.workloads import (
+from tests.support.tiers import long_except
+from tests.support.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,
     joined_convolution,
@@ -120,6 +121,8 @@ CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "batch": (transformed_convolution(7, (24, 20), 2, ((1, 1), (1, 1)), batch=2), expect_transformed, 12),
 }
 
+QUICK = ("matmul", "residual", "joined", "bn_relu", "pool", "few points", "min", "scalar sum")
+
 
 def run(task: SearchTask, steps: tuple[Step, ...], inputs: list[Array]) -> Array:
     """Compile one program and run it on two threads."""
@@ -133,7 +136,7 @@ def run(task: SearchTask, steps: tuple[Step, ...], inputs: list[Array]) -> Array
     return result
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_except(QUICK, CASES))
 def test_proposed_programs_compute_the_definition(name: str) -> None:
     dag, expect, count = CASES[name]
     task = task_of(name, dag)

@@ -1,4 +1,4 @@
-"""Sketches for processors: how many, in which order, with exactly which steps. Ids are those of facts that TVM's own
+"""Sketches for CPUs: how many, in which order, with exactly which steps. Ids are those of facts that TVM's own
 tests check.
 """
 
@@ -17,7 +17,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
-from tests.unit.search.workloads import (
+from tests.support.workloads import (
     CORES,
     conv_bn_relu,
     conv_residual_nhwc,
@@ -48,7 +48,7 @@ def factored(state: State) -> set[int]:
     return {number for number, stage in enumerate(state.stages) if stage.op.name.endswith(".rf")}
 
 
-def test_d1_matmul_has_the_three_published_derivations() -> None:
+def test_matmul_has_the_three_published_derivations() -> None:
     tiled, level1, level2 = sketches(matmul(512, 512, 512))
     tiling = (Split(2, 0, 512, OPEN), Split(2, 4, 512, OPEN), Split(2, 8, 512, (None,)), Reorder(2, ORDER))
     assert tiled.steps == tiling
@@ -70,7 +70,7 @@ def test_d1_matmul_has_the_three_published_derivations() -> None:
     )
 
 
-def test_d2_a_long_reduction_over_few_points_may_be_factored() -> None:
+def test_a_long_reduction_over_few_points_may_be_factored() -> None:
     outer, inner, *rest = sketches(matmul(8, 8, 512))
     assert outer.steps == (Split(2, 2, 512, (None,)), Rfactor(2, 2, 2))
     assert inner.steps == (Split(2, 2, 512, (None,)), Rfactor(2, 3, 2), Reorder(2, (0, 1, 3, 2)))
@@ -86,13 +86,13 @@ def test_d2_a_long_reduction_over_few_points_may_be_factored() -> None:
     assert rest[1].steps != rest[2].steps
 
 
-def test_d3_two_matmuls_multiply_their_sketches() -> None:
+def test_two_matmuls_multiply_their_sketches() -> None:
     found = sketches(double_matmul(512))
     assert len({state.steps for state in found}) == len(found) == 9
     assert found[8].stages[5].is_tiled
 
 
-def test_d4_convolution_fuses_with_the_end_of_its_elementwise_chain() -> None:
+def test_convolution_fuses_with_the_end_of_its_elementwise_chain() -> None:
     found = sketches(conv_bn_relu(1, 56, 512, 512, 3, 1, 1))
     assert len(found) == 3
     for state in found:
@@ -113,13 +113,13 @@ def test_a_residual_addition_does_not_stop_the_fusion() -> None:
     assert sum(isinstance(stage.location, Inlined) for stage in found[0].stages) == 2
 
 
-def test_d5_a_short_reduction_without_reuse_is_left_alone() -> None:
+def test_a_short_reduction_without_reuse_is_left_alone() -> None:
     found = sketches(max_pool_nchw(1, 56, 56, 512, 1))
     assert [state.steps for state in found] == [()]
     assert [state.steps for state in sketches(zero_rank_compute(128))] == [()]
 
 
-def test_d6_d10_a_long_reduction_without_reuse_is_factored_or_left() -> None:
+def test_a_long_reduction_without_reuse_is_factored_or_left() -> None:
     outer, inner, plain = sketches(min_nm(10, 1024))
     assert factored(outer) == factored(inner) == {1}
     assert outer.steps != inner.steps
@@ -141,7 +141,7 @@ def test_reductions_are_fused_before_they_are_factored() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1024), (1, 12, 128, 128)])
-def test_d7_d8_softmax_has_three_ways_for_each_of_its_reductions(shape: tuple[int, ...]) -> None:
+def test_softmax_has_three_ways_for_each_of_its_reductions(shape: tuple[int, ...]) -> None:
     found = sketches(softmax(*shape))
     assert len({state.steps for state in found}) == len(found) == 9
     for first in range(3):
@@ -153,7 +153,7 @@ def test_d7_d8_softmax_has_three_ways_for_each_of_its_reductions(shape: tuple[in
     assert found[8].steps == ()
 
 
-def test_d9_winograd_unrolls_its_constant_matrices() -> None:
+def test_winograd_unrolls_its_constant_matrices() -> None:
     plain, *cached = sketches(winograd_nhwc(1, 28, 128, 128, 1))
     assert len(cached) == 2
     for state, shift in ((plain, 0), (cached[0], 1), (cached[1], 1)):
@@ -204,7 +204,7 @@ def test_a_transformed_convolution_whose_result_is_reduced_takes_the_usual_rules
     assert len(sketches(ComputeDAG([data, weight, total]))) > 3
 
 
-def test_d11_a_rule_of_ones_own_comes_first_and_may_end_the_derivation() -> None:
+def test_a_custom_rule_comes_first_and_may_end_the_derivation() -> None:
     def condition(policy: object, state: State, stage: int) -> int:  # noqa: ARG001
         return PreloadCustomSketchRule.APPLY_AND_SKIP_REST if stage == 2 else PreloadCustomSketchRule.PASS
 
@@ -220,7 +220,7 @@ def test_d11_a_rule_of_ones_own_comes_first_and_may_end_the_derivation() -> None
     ]
 
 
-def test_a_condition_that_answers_nonsense_is_taken_for_the_last_word() -> None:
+def test_invalid_rule_verdict_ends_the_rules() -> None:
     rule = PreloadCustomSketchRule(lambda *_: None, lambda _, state, __: [(state, -1)])  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="none of 0, 1, 2"):
         (only,) = derive_sketches(matmul(64, 64, 64), CONTEXT, (rule, *CPU_RULES))

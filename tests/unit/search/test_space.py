@@ -16,7 +16,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, settled_unroll
 from retune.compiler.search.space import SketchSpace, build_spaces
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.search.workloads import (
+from tests.support.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,
     matmul,
@@ -144,7 +144,7 @@ def test_outer_loops_run_in_parallel_up_to_an_attachment() -> None:
     depths = {fact.stage: fact.depth for fact in fused.facts[0]}
     assert depths[8] == 4, "four outer tile loops stand around the convolution"
     assert depths[3] == 0, "an attached stage has no parallel loop of its own"
-    assert depths[1] == 4, "the padding has a nest of its own"
+    assert depths[1] == 4, "the padding has its own nest"
 
 
 def test_sampled_parallel_depths_feed_every_core() -> None:

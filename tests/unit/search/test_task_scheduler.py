@@ -1,4 +1,4 @@
-"""Which task gets the next round: the published formula, its warm-up, its ties and its end."""
+"""Which task gets the next round: the atomic_write formula, its warm-up, its ties and its end."""
 
 from dataclasses import replace
 from math import inf
@@ -11,6 +11,7 @@ from retune.compiler.options import SchedulerOptions
 from retune.compiler.search.task_scheduler import (
     TaskState,
     choose_task,
+    geometric_mean,
     gradients,
     has_lost,
     is_stalled,
@@ -106,7 +107,7 @@ def test_latency_and_stall() -> None:
 @pytest.mark.parametrize(
     "bad", [{"strategy": "best"}, {"alpha": 2.0}, {"beta": 0.5}, {"backward_window": 0}, {"explore": -1.0}]
 )
-def test_nonsense_is_refused(bad: dict[str, object]) -> None:
+def test_invalid_task_scheduler_options_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         SchedulerOptions(**bad)  # type: ignore[arg-type]
 
@@ -205,7 +206,7 @@ def test_earlier_runs_may_decide_before_the_first_round() -> None:
 
 @pytest.mark.parametrize(("speeds", "winner"), [((1.0, 0.4), 1), ((0.4, 1.0), 0), ((0.5, 0.45), 1)])
 def test_most_rounds_go_to_the_way_that_wins(speeds: tuple[float, float], winner: int) -> None:
-    """Both ways come down towards a limit of their own, half of the rest a round; two more tasks have no rivals."""
+    """Both ways come down towards their own limit, half of the rest a round; two more tasks have no rivals."""
     limits = [*speeds, 0.3, 0.2]
     states = [TaskState(flops=1.0, layer="conv"), TaskState(flops=1.0, layer="conv"), TaskState(), TaskState()]
     for _ in range(24):
@@ -232,3 +233,24 @@ def test_the_warm_up_of_a_second_way_waits_for_every_layer() -> None:
         order.append(index)
         states[index] = states[index].after_round(1.0)
     assert order == [0, 2, 3, 1]
+
+
+def test_to_the_geometric_mean_every_task_counts_alike() -> None:
+    options = SchedulerOptions(objective="geomean")
+    heavy = TaskState(rounds=4, best_seconds=1.0, history=(1.0,) * 4, weight=100.0)
+    light = TaskState(rounds=2, best_seconds=1e-3, history=(1e-3,) * 2, weight=1.0)
+    assert choose_task([heavy, light], GRADIENT) == 0
+    assert choose_task([heavy, light], options) == 1
+    shares = gradients([heavy, light], options)
+    assert shares == pytest.approx((-0.8 / 4, -0.8 / 2))
+
+
+def test_the_geometric_mean_takes_the_fastest_way_of_a_layer_and_no_weightless_task() -> None:
+    ways = [TaskState(best_seconds=seconds, layer="layer 0") for seconds in (4.0, 2.0)]
+    alone, ignored = TaskState(best_seconds=8.0, weight=7.0), TaskState(weight=0.0)
+    assert geometric_mean([*ways, alone, ignored]) == pytest.approx(4.0)
+    assert geometric_mean([*ways, alone, replace(ignored, weight=1.0)]) == inf
+    behind = replace(ways[0], rounds=1, history=(4.0,))
+    assert gradients([behind, *ways[1:]], SchedulerOptions(objective="geomean"))[0] == pytest.approx(
+        min(0.0, 4.0 - 0.8 * 2.0 - 2.0) / 2.0
+    )

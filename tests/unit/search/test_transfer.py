@@ -12,7 +12,7 @@ from retune.compiler.search import mutation
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Observation, SketchPolicy
 from retune.compiler.search.transfer import distance, fit, k_nearest, refitted
-from tests.unit.search.workloads import conv_residual_nhwc, matmul, task_of
+from tests.support.workloads import conv_residual_nhwc, matmul, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
 LARGE = task_of("large", matmul(128, 192, 64))

@@ -29,8 +29,8 @@ from retune.compiler.lower.gpu.barriers import insert_barriers
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.simt import vectors
 from retune.compiler.simt.execute import execute
-from tests.unit.lower.small import fetched_product
-from tests.unit.search.workloads import GPU
+from tests.support.small_computations import fetched_product
+from tests.support.workloads import GPU
 
 X = Buffer("x", (64,), "float32")
 Y = Buffer("y", (64,), "float32")
@@ -136,7 +136,7 @@ def test_a_shuffle_that_some_threads_of_a_warp_do_not_come_to() -> None:
         run(Allocate(L, block(If(T < 16, heard), result(Load(L, (const(0),))))))
 
 
-def test_what_a_thread_hears_from_one_that_the_block_lacks_is_undefined() -> None:
+def test_shuffle_from_a_missing_thread_is_undefined() -> None:
     """20 threads: what the last 4 hear from 4 further on is nobody's."""
     heard = Allocate(L, block(Shuffle(L, (const(0),), Load(X, (T,)), 4, 32), If(T < 17, result(Load(L, (const(0),))))))
     body = LoopFunction("k", (X, Y), (), heard, 1)
@@ -202,7 +202,7 @@ def test_what_a_thread_does_not_choose_it_does_not_read() -> None:
     np.testing.assert_array_equal(found, [*range(1, 64), 0])
 
 
-def test_shared_memory_that_nobody_wrote_is_not_read() -> None:
+def test_reading_unwritten_shared_memory_is_a_fault() -> None:
     message = (
         "k: s[31] is read by thread 0 of block 0 before anything is written to it, in "
         "`y[((blockIdx.x * 32) + threadIdx.x)] = s[(31 - threadIdx.x)]`"
@@ -214,9 +214,9 @@ def test_shared_memory_that_nobody_wrote_is_not_read() -> None:
 def test_memory_of_a_turn_before_counts_as_never_written() -> None:
     k = Var("k")
     once = If(Binary(BinaryOp.LT, k, const(1)), Store(L, (const(0),), const(1.0)))
-    turns = For(k, 2, LoopKind.SERIAL, Allocate(L, block(once, result(Load(L, (const(0),))))))
+    iterations = For(k, 2, LoopKind.SERIAL, Allocate(L, block(once, result(Load(L, (const(0),))))))
     with pytest.raises(KernelFaultError, match=r"l\[0\] is read by thread 0 of block 0 before anything is written to"):
-        run(turns)
+        run(iterations)
 
 
 def test_a_barrier_that_not_all_threads_come_to_is_found() -> None:
@@ -238,7 +238,7 @@ def test_an_output_that_is_not_written_whole_is_found() -> None:
         run(If(B < 1, result(const(0.0))))
 
 
-def test_the_largest_leaves_out_what_is_no_number() -> None:
+def test_maximum_ignores_nan() -> None:
     start, last = Store(L, (const(0),), const(-1.0)), Load(L, (const(0),))
     join = Store(L, (const(0),), Binary(BinaryOp.MAX, last, Load(X, (PLACE,))))
     function = kernel_of(Allocate(L, block(start, join, result(last))))

@@ -9,16 +9,17 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
-from tests.property.programs import inputs_of
-from tests.unit.search.workloads import GPU, gpu_task_of
-from tests.unit.simt.operators import OPERATORS
+from tests.support.property.programs import inputs_of
+from tests.support.simt_operators import OPERATORS
+from tests.support.tiers import long_except
+from tests.support.workloads import GPU, gpu_task_of
 
 PROGRAMS = 3
 """Of each sketch and placement."""
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_every_sketch_computes_the_definition_without_a_fault(name: str) -> None:
+@pytest.mark.parametrize("name", long_except(["matmul", "depthwise", "softmax", "minimum"], OPERATORS))
+def test_every_sketch_computes_the_definition_without_races(name: str) -> None:
     dag = OPERATORS[name]()
     rng = np.random.default_rng(2)
     values = inputs_of(dag, rng)

@@ -1,4 +1,4 @@
-"""In: files under a key. Out: proof that a folder is whole or absent. Always: unsafe names are refused."""
+"""Tests of the artifact store: folders are complete or absent, and unsafe names are rejected."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""In: arbitrary records. Out: proof that the codec loses nothing. Always: infinity is never stored."""
+"""Tests of the record codec: round trips lose nothing, and infinity is never stored."""
 
 import math
 
@@ -12,7 +12,7 @@ from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.codec import canonical, from_table, to_table
 from retune.storage.schema import COLUMNS, SCHEMA
-from tests.unit.storage.samples import timed
+from tests.support.record_samples import timed
 
 durations = st.floats(0, 1e9)
 texts = st.text(st.characters())  # all of Unicode, lone surrogates included

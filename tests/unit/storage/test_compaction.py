@@ -8,13 +8,13 @@ import pytest
 
 from retune.compiler.errors import StoreError
 from retune.storage import compaction, parts
+from retune.storage.blob_store import LocalBlobStore
 from retune.storage.compaction import Compaction, compact
-from retune.storage.medium import LocalMedium
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect
 from retune.storage.schema import SCHEMA
-from tests.unit.storage.samples import failed, part_paths, timed
-from tests.unit.storage.test_parquet import start_writer
+from tests.support.record_samples import failed, part_paths, timed
+from tests.support.store_writers import start_writer
 
 
 def fill(root: Path, rounds: int = 10, tasks: tuple[str, ...] = ("w0", "w1")) -> ParquetRecordStore:
@@ -61,7 +61,7 @@ def test_only_the_fastest_rows_are_read_for_the_best(tmp_path: Path, monkeypatch
     compact(tmp_path)
     cold = ParquetRecordStore(tmp_path)
     (path,) = part_paths(tmp_path)
-    outline = parts.read_outline(LocalMedium(tmp_path), path.relative_to(tmp_path).as_posix())
+    outline = parts.read_outline(LocalBlobStore(tmp_path), path.relative_to(tmp_path).as_posix())
     assert outline is not None
     assert (outline.rows, outline.groups, outline.fastest) == (100, 7, (0, 1))
     monkeypatch.setattr(parts, "read_part", lambda *_: pytest.fail("every row was read"))
@@ -124,6 +124,7 @@ def test_a_reader_that_listed_before_finds_everything(tmp_path: Path, monkeypatc
         assert kept == wanted
 
 
+@pytest.mark.long
 def test_writers_readers_and_compaction_at_once(tmp_path: Path) -> None:
     writers: list[subprocess.Popen[str]] = [start_writer(tmp_path, f"writer{number}", 15) for number in range(2)]
     seen = 0
@@ -163,6 +164,6 @@ def test_a_damaged_page_is_noticed_and_the_rest_serves(tmp_path: Path, monkeypat
 def test_what_was_set_aside_stays_there(tmp_path: Path) -> None:
     fill(tmp_path, tasks=("w0",))
     bad = part_paths(tmp_path)[0].relative_to(tmp_path).as_posix()
-    LocalMedium(tmp_path).quarantine(bad, ValueError("bad"))
+    LocalBlobStore(tmp_path).quarantine(bad, ValueError("bad"))
     assert compact(tmp_path) == Compaction(9, 1, 45)
     assert len(ParquetRecordStore(tmp_path).records()) == 45

@@ -1,4 +1,4 @@
-"""In: every store. Out: proof of the promises of `RecordStore`. Always: a new store is one more fixture."""
+"""Contract tests of `RecordStore`, run on every store; a new store is one more fixture."""
 
 import pickle
 from dataclasses import replace
@@ -10,9 +10,9 @@ from retune.compiler.errors import SchemaError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION
 from retune.storage.base import HistoryPoint, RecordStore
 from retune.storage.files import new_id
-from retune.storage.memory import MemoryRecordStore
+from retune.storage.memory_store import MemoryRecordStore
 from retune.storage.parquet import ParquetRecordStore
-from tests.unit.storage.samples import CPU, failed, timed
+from tests.support.record_samples import CPU, failed, timed
 
 
 @pytest.fixture(params=["memory", "parquet", "parquet reopened", "parquet by url", "objects", "objects on s3"])
@@ -34,11 +34,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> RecordStore:
 
 
 class ForgetfulStore(ParquetRecordStore):
-    """A Parquet store that reads everything anew, as another process would."""
+    """A Parquet store that reads everything again, as another process would."""
 
     def append(self, records: object) -> None:
         super().append(records)  # type: ignore[arg-type]
-        self.__init__(self.medium.url)  # type: ignore[misc]
+        self.__init__(self.blobs.url)  # type: ignore[misc]
 
 
 class TestRecordStoreContract:

@@ -13,7 +13,7 @@ from retune.compiler.errors import StoreError
 from retune.compiler.runtime import temporaries
 from retune.storage import leases
 from retune.storage.leases import Lease, acquire
-from retune.storage.place import open_medium
+from retune.storage.store_url import open_blob_store
 
 BEAT, PATIENCE = 0.02, 0.3
 LONG_PATIENCE = 120.0
@@ -38,7 +38,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def objects(request: pytest.FixtureRequest) -> Any:
-    return open_medium(f"memory://leases/{request.node.name}")
+    return open_blob_store(f"memory://leases/{request.node.name}")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_released_lease_is_acquired_without_waiting(objects: Any) -> None:
 
 
 @pytest.mark.usefixtures("unseen")
-def test_an_owner_elsewhere_that_shows_life_is_left_alone(objects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_remote_owner_keeps_its_lease(objects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "PATIENCE_SECONDS", LONG_PATIENCE)
     owner = acquire(objects, "lock")
     with pytest.raises(StoreError, match="is working on this run already"):
@@ -73,9 +73,9 @@ def test_an_owner_elsewhere_that_shows_life_is_left_alone(objects: Any, monkeypa
 
 
 @pytest.mark.usefixtures("unseen")
-def test_an_owner_elsewhere_that_shows_no_life_is_succeeded(objects: Any) -> None:
+def test_dead_remote_owner_loses_its_lease(objects: Any) -> None:
     dead = {"owner": "x", "beat": 7, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
-    objects.publish({"lock/00000004": json.dumps(dead).encode()})
+    objects.put({"lock/00000004": json.dumps(dead).encode()})
     began = time.monotonic()
     acquire(objects, "lock").close()
     assert time.monotonic() - began >= PATIENCE
@@ -85,7 +85,7 @@ def test_an_owner_elsewhere_that_shows_no_life_is_succeeded(objects: Any) -> Non
 @pytest.mark.usefixtures("unseen")
 def test_one_of_many_successors_wins(objects: Any) -> None:
     dead = {"owner": "x", "beat": 7, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
-    objects.publish({"lock/00000001": json.dumps(dead).encode()})
+    objects.put({"lock/00000001": json.dumps(dead).encode()})
     won: list[Lease] = []
     lost: list[StoreError] = []
 
@@ -110,7 +110,7 @@ def test_an_owner_that_was_succeeded_ends_itself(objects: Any, monkeypatch: pyte
     monkeypatch.setattr("retune.storage.leases.os.kill", lambda pid, number: ended.append((pid, number)))
     sleeper = acquire(objects, "lock")
     successor = {"owner": "y", "beat": 0, "is_free": False, "host": "there", "space": "there", "pid": 1, "born": 5}
-    objects.publish({"lock/00000002": json.dumps(successor).encode()})
+    objects.put({"lock/00000002": json.dumps(successor).encode()})
     while not ended:  # the suite's time limit ends this if the owner does not end itself
         time.sleep(BEAT)
     assert len(ended) == 1
@@ -123,7 +123,7 @@ def test_the_lease_of_a_process_that_is_gone_is_acquired_without_waiting(objects
     lease = acquire(objects, "lock")
     claim = claim_of(objects)
     lease.close()
-    objects.publish({"lock/00000001": json.dumps({**claim, "is_free": False, "born": claim["born"] - 1}).encode()})
+    objects.put({"lock/00000001": json.dumps({**claim, "is_free": False, "born": claim["born"] - 1}).encode()})
     acquire(objects, "lock").close()
 
 
@@ -152,7 +152,7 @@ class Failing:
 @pytest.mark.usefixtures("unseen", "no_waiting")
 @pytest.mark.parametrize("method", ["create", "remove"])
 @pytest.mark.parametrize("error", [StoreError("the network is down"), KeyboardInterrupt()])
-def test_a_failed_claim_makes_nobody_wait(objects: Any, method: str, error: BaseException) -> None:
+def test_failed_claim_does_not_block_others(objects: Any, method: str, error: BaseException) -> None:
     with pytest.raises(type(error)):
         acquire(Failing(objects, method, error), "lock")
     acquire(objects, "lock").close()
@@ -166,7 +166,7 @@ def test_a_put_that_was_repeated_for_want_of_an_answer_is_known_again(objects: A
 
 @pytest.mark.parametrize("claim", [b"[]", b"null", b'{"is_free": 1}', b"[" * 200_000, b'{"pid": 1e400}', b""])
 def test_stray_files_and_damaged_claims_hold_no_lease(claim: bytes, objects: Any) -> None:
-    objects.publish({"lock/00000007": claim, "lock/notes.txt": b"mine", "lock/00000009/deep": b"", "lock/x9": b""})
+    objects.put({"lock/00000007": claim, "lock/notes.txt": b"mine", "lock/00000009/deep": b"", "lock/x9": b""})
     acquire(objects, "lock").close()
     assert "lock/00000008" in objects.files("lock")
     assert {"lock/notes.txt", "lock/00000009/deep", "lock/x9"} <= set(objects.files("lock"))

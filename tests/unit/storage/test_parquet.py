@@ -1,11 +1,9 @@
-"""In: files in every bad state. Out: proof that readers see whole records. Always: real files, processes."""
+"""Tests of Parquet stores with files in every bad state: readers see complete records. Real files and processes."""
 
 import itertools
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,24 +17,15 @@ import pytest
 from retune.compiler.errors import CorruptRecordError, SchemaError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION
 from retune.storage import parquet
+from retune.storage.blob_store import BlobStore, LocalBlobStore
 from retune.storage.codec import canonical, to_table
 from retune.storage.compaction import compact
 from retune.storage.layout import part_folder
-from retune.storage.medium import LocalMedium, Medium
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.parts import read_part
 from retune.storage.schema import SCHEMA, VERSION_KEY, upgrade
-from tests.unit.storage import samples
-from tests.unit.storage.samples import CPU, failed, part_paths, timed
-
-WRITER = (sys.executable, "-m", samples.__name__)
-ROOT = Path(samples.__file__).parents[3]
-
-
-def start_writer(root: Path, name: str, rounds: int) -> "subprocess.Popen[str]":
-    """A process that appends rounds of eight records and prints their ids."""
-    command = (*WRITER, str(root), name, str(rounds))
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+from tests.support.record_samples import CPU, failed, part_paths, timed
+from tests.support.store_writers import start_writer
 
 
 def stamp(path: Path, version: int) -> None:
@@ -45,6 +34,7 @@ def stamp(path: Path, version: int) -> None:
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: str(version)}), path)
 
 
+@pytest.mark.long
 def test_kill_9_loses_nothing_acknowledged_and_shows_nothing_partial(tmp_path: Path) -> None:
     for attempt in range(3):
         writer = start_writer(tmp_path, f"writer{attempt}", 0)
@@ -63,6 +53,7 @@ def test_kill_9_loses_nothing_acknowledged_and_shows_nothing_partial(tmp_path: P
         assert store.check().rows % 8 == 0
 
 
+@pytest.mark.long
 def test_many_writers_and_a_reader_need_no_lock(tmp_path: Path) -> None:
     writers = [start_writer(tmp_path, f"writer{number}", 12) for number in range(3)]
     reader = ParquetRecordStore(tmp_path)
@@ -147,8 +138,10 @@ def test_a_corrupt_file_is_set_aside_with_one_warning(
     assert len(warnings) == 1
     assert bad.name in warnings[0]
     assert not bad.exists()
-    assert (tmp_path / "quarantine" / bad.relative_to(tmp_path)).exists()
-    assert reader.check().rows == 1
+    refuge = tmp_path / "quarantine" / bad.relative_to(tmp_path)
+    assert refuge.exists()
+    check = reader.check()
+    assert (check.rows, check.quarantined) == (1, (str(refuge),))
 
 
 def test_any_single_bit_of_damage_is_noticed(tmp_path: Path) -> None:
@@ -160,7 +153,7 @@ def test_any_single_bit_of_damage_is_noticed(tmp_path: Path) -> None:
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
         with pytest.raises(StoreError, match=path.name):  # corrupt, or of a newer version
-            read_part(LocalMedium(tmp_path), path.relative_to(tmp_path).as_posix())
+            read_part(LocalBlobStore(tmp_path), path.relative_to(tmp_path).as_posix())
 
 
 def test_a_file_put_there_by_another_tool_is_read(tmp_path: Path) -> None:
@@ -242,7 +235,7 @@ def test_repeated_reads_open_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     reader = ParquetRecordStore(tmp_path)
     first = reader.records(), reader.best_per_task()
 
-    def refuse(_: LocalMedium, name: str) -> Sequence[object]:
+    def refuse(_: LocalBlobStore, name: str) -> Sequence[object]:
         raise AssertionError(name)
 
     monkeypatch.setattr("retune.storage.parts.read_part", refuse)
@@ -257,9 +250,9 @@ def test_best_reads_only_the_winning_file(tmp_path: Path, monkeypatch: pytest.Mo
     reader = ParquetRecordStore(tmp_path)
     opened: list[Path] = []
 
-    def note(medium: LocalMedium, name: str) -> object:
-        opened.append(medium.root / name)
-        return read_part(medium, name)
+    def note(blobs: LocalBlobStore, name: str) -> object:
+        opened.append(blobs.root / name)
+        return read_part(blobs, name)
 
     monkeypatch.setattr("retune.storage.parts.read_part", note)
     best = reader.best("w0", target=CPU)
@@ -319,10 +312,10 @@ def test_check_finds_the_rows_of_files_that_a_compaction_joins_meanwhile(
         ParquetRecordStore(tmp_path).append([timed("w0", seconds)])
     store, read, calls = ParquetRecordStore(tmp_path), read_part, iter(range(99))
 
-    def read_late(medium: Medium, name: str) -> Any:
+    def read_late(blobs: BlobStore, name: str) -> Any:
         if next(calls) == 1:
             compact(tmp_path, 2)
-        return read(medium, name)
+        return read(blobs, name)
 
     monkeypatch.setattr(parquet, "read_part", read_late)
     found = store.check()
@@ -332,15 +325,15 @@ def test_check_finds_the_rows_of_files_that_a_compaction_joins_meanwhile(
 def test_check_lists_the_store_once_however_many_tasks_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ParquetRecordStore(tmp_path)
     store.append([timed(f"w{number}", 0.1) for number in range(5)])
-    listed, files = list[str](), LocalMedium.files
+    listed, files = list[str](), LocalBlobStore.files
 
-    def counted(self: LocalMedium, folder: str) -> list[str]:
+    def counted(self: LocalBlobStore, folder: str) -> list[str]:
         listed.append(folder)
         return files(self, folder)
 
-    monkeypatch.setattr(LocalMedium, "files", counted)
+    monkeypatch.setattr(LocalBlobStore, "files", counted)
     assert store.check().files == 5
-    assert listed == ["records"] * 2  # for record files, and for temporaries
+    assert listed == ["records", "records", "quarantine"]  # for record files, and for temporaries
 
 
 def test_check_ends_when_files_are_replaced_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-"""In: a store on disk. Out: proof that SQL sees what the store sees. Always: also without Retune's views."""
+"""Tests of SQL queries: views agree with the store, also without Retune."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect, run_query
 from retune.storage.runs import RunLedger
 from retune.storage.schema import SCHEMA
-from tests.unit.storage.samples import CPU, failed, timed
+from tests.support.record_samples import CPU, failed, timed
 
 
 def test_the_views_agree_with_the_store(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_an_empty_query_is_refused_with_a_sentence(tmp_path: Path) -> None:
         run_query(tmp_path, " -- nothing")
 
 
-def test_columns_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_columns_of_one_name_get_numbers(tmp_path: Path) -> None:
     names, rows = run_query(tmp_path, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a")
     assert (names, rows) == (["a", "a_1", "a_1_1", "a_2"], [(1, 2, 3, 4)])
 
@@ -130,3 +131,14 @@ def test_damaged_files_are_set_aside_and_the_query_goes_on(tmp_path: Path) -> No
     moved = {path.name for path in (tmp_path / "quarantine").rglob("*") if path.is_file()}
     assert moved == {part.name, f"{ids[0]}.json"}
     assert report.exists()  # a run may be writing it
+
+
+def test_numbers_beyond_the_types_of_columns_cost_that_run_alone(tmp_path: Path) -> None:
+    ledger, ids = RunLedger(tmp_path), []
+    for request in ({"network": "a", "threads": 1e300}, {"network": "b"}, {"network": "c", "threads": 2}):
+        with ledger.open_or_resume(str(request["network"]), request) as opened:
+            ids.append(opened.run_id)
+    path = tmp_path / "runs" / f"{ids[1]}.json"
+    path.write_text(re.sub(r'"started": [\d.]+', '"started": 1e300', path.read_text()))
+    found = run_query(tmp_path, "SELECT network, threads, started FROM runs ORDER BY network")[1]
+    assert [row[:2] for row in found] == [("a", None), ("c", 2)]

@@ -14,8 +14,8 @@ from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import run_query
 from retune.storage.runs import RunLedger
-from tests.unit.storage.samples import failed, part_paths, timed
-from tests.unit.storage.test_parquet import ROOT, start_writer
+from tests.support.record_samples import failed, part_paths, timed
+from tests.support.store_writers import ROOT, start_writer
 
 DAY = 86_400.0
 NOW = 1.75e9 + 100 * DAY
@@ -98,6 +98,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_readers_and_sql_never_miss_a_record_while_processes_write_and_compact(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     writers = [start_writer(tmp_path, f"writer{number}", 0) for number in range(2)]

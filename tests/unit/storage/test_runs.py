@@ -1,4 +1,4 @@
-"""In: runs that end, stop and die. Out: proof that each is resumed exactly when it should be. Always: one owner."""
+"""Tests of the run ledger: each run is resumed exactly when it should be, and has one owner."""
 
 import errno
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.storage.runs import RunLedger
-from tests.unit.storage.samples import another_owner
+from tests.support.record_samples import another_owner
 
 
 def test_a_fresh_fingerprint_starts_a_run(tmp_path: Path) -> None:

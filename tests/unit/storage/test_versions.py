@@ -1,7 +1,8 @@
 """Stores as every past version of the code has left them, which this one reads as it reads its own.
 
-`tests/golden/records/vN` was written by the code whose `SCHEMA_VERSION` was N, with its own `ParquetRecordStore.append`
-(and `compact`, where the name says so), from the records below, as far as it knew their fields.
+`tests/formats/records/vN` was written by the code whose `SCHEMA_VERSION` was N, with its own
+`ParquetRecordStore.append` (and `compact`, where the name says so), from the records below, as far as it knew their
+fields.
 """
 
 import shutil
@@ -13,9 +14,9 @@ from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, Measur
 from retune.storage.compaction import compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.query import connect
-from tests.unit.storage.samples import part_paths, timed
+from tests.support.record_samples import part_paths, timed
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "records"
+GOLDEN = Path(__file__).parents[2] / "formats" / "records"
 STORES = sorted(path.name for path in GOLDEN.iterdir())
 TASK = '["conv2d", [1, 56, 56, 64], [3, 3, 64, 64]]'
 

@@ -1,4 +1,4 @@
-"""The views that docs/analytics.md describes: what is in them."""
+"""The views that docs/how-to/analytics.md describes: what is in them."""
 
 import re
 from datetime import UTC, datetime
@@ -8,9 +8,9 @@ import pytest
 
 from retune.storage.query import connect, run_query
 from retune.storage.views import VIEWS
-from tests.unit.storage.samples import DAY, write_store
+from tests.support.record_samples import DAY, write_store
 
-DOCS = Path(__file__).parent.parent.parent.parent / "docs" / "analytics.md"
+DOCS = Path(__file__).parent.parent.parent.parent / "docs/how-to/analytics.md"
 
 
 @pytest.fixture

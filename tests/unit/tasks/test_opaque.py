@@ -15,11 +15,11 @@ pytestmark = pytest.mark.usefixtures("prefect_api")
 class Watched:
     """Knows who looks at it."""
 
-    looks: list[str] = field(default_factory=list)
+    probes: list[str] = field(default_factory=list)
 
     def __getattribute__(self, name: str) -> object:
         if name == "inside":
-            object.__getattribute__(self, "looks").append(name)
+            object.__getattribute__(self, "probes").append(name)
         return object.__getattribute__(self, name)
 
     inside: int = 7
@@ -35,7 +35,7 @@ def take(given: list[Watched]) -> int:
 def hand_over(given: int, *, plain: bool) -> list[str]:
     large = [Watched() for _ in range(given)]
     assert take(large if plain else opaque(large)) == given
-    return [look for one in large for look in one.looks]
+    return [probe for one in large for probe in one.probes]
 
 
 def test_a_task_gets_the_thing_itself_unseen() -> None:

@@ -6,7 +6,7 @@ from retune.compiler.measure.record import FIRST_GUESS
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
 from retune.tasks.store import recall
-from tests.unit.storage.samples import timed
+from tests.support.record_samples import timed
 
 
 def test_a_resumed_run_does_not_count_its_confirmed_guesses_as_trials(tmp_path: Path) -> None:

@@ -25,15 +25,15 @@ K = te.reduce_axis(10, "k")
     [(-1,), (0,), (3, 0), (1.5,), (float("nan"),), (float("inf"),), (True,), ("3",), ((1,),), (None,), 5, "33", None],
 )
 def test_a_shape_is_a_list_of_positive_whole_numbers(shape: Any) -> None:
-    with pytest.raises(DefinitionError, match="whole numbers"):
+    with pytest.raises(DefinitionError, match="integers"):
         te.placeholder(shape, name="a")
-    with pytest.raises(DefinitionError, match="whole numbers"):
+    with pytest.raises(DefinitionError, match="integers"):
         te.compute(shape, lambda *_: 1.0, "b")
 
 
 @pytest.mark.parametrize("extent", [-1, 0, 2.0, float("nan"), None, "7", True])
-def test_so_is_the_extent_of_a_reduction(extent: Any) -> None:
-    with pytest.raises(DefinitionError, match="positive whole numbers"):
+def test_extent_of_a_reduce_axis_is_a_positive_integer(extent: Any) -> None:
+    with pytest.raises(DefinitionError, match="positive integers"):
         te.reduce_axis(extent)
 
 
@@ -44,7 +44,7 @@ def test_a_tensor_larger_than_any_memory() -> None:
         te.compute((1 << 31, 1 << 31), lambda i, j: 1.0)
 
 
-def test_whole_numbers_of_numpy_are_welcome() -> None:
+def test_shapes_take_numpy_integers() -> None:
     assert te.placeholder((np.int64(3), 4), np.float64).shape == (3, 4)
     assert te.placeholder((3,), np.dtype("int8")).dtype == "int8"
 
@@ -101,7 +101,7 @@ Body = Callable[..., Any]
         (lambda i: X[K], "the body uses the axis k"),
     ],
 )
-def test_a_body_that_makes_no_sense(body: Body, words: str) -> None:
+def test_body_of_a_wrong_type_is_refused(body: Body, words: str) -> None:
     with pytest.raises(DefinitionError, match=words):
         te.compute((10,), body, "y")
 
@@ -139,7 +139,7 @@ def test_a_read_that_certainly_lies_outside(body: Body, words: str) -> None:
         lambda i: TABLE[i % 4, te.cast("int64", X[i]) % 6],
     ],
 )
-def test_other_reads_are_left_alone(body: Body) -> None:
+def test_reads_that_may_be_inside_are_accepted(body: Body) -> None:
     assert te.compute((10,), body, "y").shape == (10,)
 
 

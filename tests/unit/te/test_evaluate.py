@@ -35,7 +35,7 @@ def test_a_reduction_too_big_for_one_array_is_looped(monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(found[1], x.max(axis=(1, 2)))
 
 
-def test_the_side_not_taken_may_lie_outside() -> None:
+def test_untaken_side_of_select_may_read_out_of_bounds() -> None:
     a = te.placeholder((4,), name="a")
     padded = te.compute((8,), lambda i: te.if_then_else(te.logical_and(i >= 2, i < 6), a[i - 2], -1.0), name="padded")
     x = np.arange(4, dtype=np.float32)
@@ -61,7 +61,7 @@ def test_integer_division_truncates_and_floors() -> None:
     np.testing.assert_array_equal(found[2], x % 4)
 
 
-def test_rank_zero() -> None:
+def test_sum_without_axes_has_rank_zero() -> None:
     a = te.placeholder((3,), name="a")
     k = te.reduce_axis(3, "k")
     total = te.compute((), lambda: te.sum(a[k], k), name="total")

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retune.compiler import vm
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.device import cpu, cuda
-from retune.compiler.vm.bytecode import decode_contents, encode_contents
-from retune.compiler.vm.contents import Contents, LateBound, Primitive, VMFunction
+from retune.compiler.vm import bytecode
+from retune.compiler.vm.bytecode import decode_image, encode_image
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.instructions import (
     Goto,
@@ -26,11 +27,12 @@ from retune.compiler.vm.instructions import (
     RunPlan,
     RunRegion,
 )
+from retune.compiler.vm.program_image import LateBound, Primitive, ProgramImage, VMFunction
 
 _SPLIT = 32
 
 
-def small() -> Contents:
+def small() -> ProgramImage:
     """Two functions, constants of several types, a primitive."""
     constants = (
         np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -48,10 +50,10 @@ def small() -> Contents:
         (0, 0),
     )
     other = VMFunction("other", ("größe",), 2, (Move(0, 1), Ret(1)), (0,))
-    return Contents((main, other), constants, (Primitive("add", {"kind": "kernel"}),), (cpu(0),), (0,) * 6)
+    return ProgramImage((main, other), constants, (Primitive("add", {"kind": "kernel"}),), (cpu(0),), (0,) * 6)
 
 
-def same(one: Contents, two: Contents) -> bool:
+def same(one: ProgramImage, two: ProgramImage) -> bool:
     def constant(each: Any) -> Any:
         return each if isinstance(each, LateBound) else (each.dtype.name, each.shape, each.tobytes())
 
@@ -59,11 +61,11 @@ def same(one: Contents, two: Contents) -> bool:
     return rest[0] == rest[1] and list(map(constant, one.constants)) == list(map(constant, two.constants))
 
 
-SMALL = bytes(encode_contents(small()))
+SMALL = bytes(encode_image(small()))
 
 
-def test_contents_survive() -> None:
-    assert same(decode_contents(SMALL), small())
+def test_decoded_contents_equal_those_encoded() -> None:
+    assert same(decode_image(SMALL), small())
     assert SMALL[:8] == struct.pack("<Q", 0xD225DE2F4214151D)
 
 
@@ -85,7 +87,7 @@ def test_bytes_that_end_too_early_are_refused(length: int) -> None:
 @given(st.integers(8, len(SMALL) - _SPLIT - 1), st.binary(min_size=1, max_size=16))
 @settings(max_examples=500)
 def test_damage_behind_the_checksum_is_refused_or_read(place: int, junk: bytes) -> None:
-    """Whoever makes damage that has a right checksum still gets an error of ours, or contents that hold together."""
+    """Whoever makes damage that has a right checksum still gets an error of ours, or image that hold together."""
     damaged = bytearray(SMALL[:-_SPLIT])
     damaged[place : place + len(junk)] = junk
     damaged += hashlib.sha256(damaged).digest()
@@ -93,7 +95,7 @@ def test_damage_behind_the_checksum_is_refused_or_read(place: int, junk: bytes) 
         loaded = Executable.load_exec(damaged)
     except ArtifactError:
         return
-    loaded.contents.verify()
+    loaded.image.verify()
 
 
 def test_an_instruction_whose_checksum_differs_is_refused() -> None:
@@ -102,19 +104,19 @@ def test_an_instruction_whose_checksum_differs_is_refused() -> None:
     damaged = bytearray(SMALL[:-_SPLIT].replace(fields, struct.pack("<q", -8)))
     damaged += hashlib.sha256(damaged).digest()
     with pytest.raises(ArtifactError, match="checksum of an instruction"):
-        decode_contents(bytes(damaged))
+        decode_image(bytes(damaged))
 
 
 def test_another_version_is_named() -> None:
     damaged = bytearray(SMALL[:-_SPLIT].replace(b"retune-vm-3", b"retune-vm-9"))
     damaged += hashlib.sha256(damaged).digest()
     with pytest.raises(ArtifactError, match="'retune-vm-9'"):
-        decode_contents(bytes(damaged))
+        decode_image(bytes(damaged))
 
 
 def test_something_else_is_no_bytecode() -> None:
     with pytest.raises(ArtifactError, match="no bytecode"):
-        decode_contents(b"PK\x03\x04" * 40)
+        decode_image(b"PK\x03\x04" * 40)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_something_else_is_no_bytecode() -> None:
 def test_what_an_instruction_names_must_be_there(instructions: tuple[Instruction, ...], message: str) -> None:
     function = VMFunction("main", ("x",), 2, instructions)
     with pytest.raises(ArtifactError, match=message):
-        Executable(Contents((function,)))
+        Executable(ProgramImage((function,)))
 
 
 @pytest.mark.parametrize(
@@ -154,18 +156,18 @@ def test_what_an_instruction_names_must_be_there(instructions: tuple[Instruction
 def test_what_a_call_of_a_primitive_names_must_be_there(call: Instruction, message: str) -> None:
     function = VMFunction("main", ("x",), 2, (call, Ret(1)))
     with pytest.raises(ArtifactError, match=message):
-        Executable(Contents((function,), primitives=(Primitive("add"),)))
+        Executable(ProgramImage((function,), primitives=(Primitive("add"),)))
 
 
 def test_contents_must_hold_together() -> None:
     function = VMFunction("main", ("x",), 2, (Ret(0),))
     for wrong, message in [
-        (Contents((function, function)), "one name"),
-        (Contents((function,), devices=(cuda(0),)), "host"),
-        (Contents((function,), (np.zeros(1),), constant_devices=(0, 0)), "one device for every constant"),
-        (Contents((function,), (LateBound("a"), LateBound("a"))), "late-bound"),
-        (Contents((VMFunction("main", ("x", "x"), 2, (Ret(0),)),)), "parameters have one name"),
-        (Contents((VMFunction("main", ("x", "y"), 1, (Ret(0),)),)), "1 registers"),
+        (ProgramImage((function, function)), "one name"),
+        (ProgramImage((function,), devices=(cuda(0),)), "host"),
+        (ProgramImage((function,), (np.zeros(1),), constant_devices=(0, 0)), "one device for every constant"),
+        (ProgramImage((function,), (LateBound("a"), LateBound("a"))), "late-bound"),
+        (ProgramImage((VMFunction("main", ("x", "x"), 2, (Ret(0),)),)), "parameters have one name"),
+        (ProgramImage((VMFunction("main", ("x", "y"), 1, (Ret(0),)),)), "1 registers"),
     ]:
         with pytest.raises(ArtifactError, match=message):
             Executable(wrong)
@@ -174,4 +176,21 @@ def test_contents_must_hold_together() -> None:
 def test_a_constant_of_another_type_cannot_be_written() -> None:
     function = VMFunction("main", ("x",), 2, (LoadConst(0, 0, 1), Ret(1)))
     with pytest.raises(ArtifactError, match="complex64"):
-        Executable(Contents((function,), (np.zeros(2, np.complex64),))).save()
+        Executable(ProgramImage((function,), (np.zeros(2, np.complex64),))).save()
+
+
+def test_too_little_memory_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bytecode, "aligned_array", full)
+    with pytest.raises(ArtifactError, match="the bytecode does not fit into the free memory"):
+        decode_image(SMALL)
+
+
+def test_the_old_names_of_the_image_are_deprecated() -> None:
+    exe = Executable(small())
+    with pytest.warns(DeprecationWarning, match=r"use Executable\.image"):
+        assert exe.contents is exe.image
+    with pytest.warns(DeprecationWarning, match=r"use vm\.ProgramImage"):
+        assert vm.Contents is ProgramImage

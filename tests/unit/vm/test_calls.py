@@ -14,8 +14,8 @@ from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.device import cpu
 from retune.compiler.vm.instructions import AllocADT, Goto, If, KillRegister, Ret, RunPlan, RunRegion
 from retune.compiler.vm.library import StoredRegion
-from tests.dynamic_models import floats, model, reference, tensor
-from tests.vm_code import Code
+from tests.support.dynamic_models import floats, model, reference, tensor
+from tests.support.vm_code import Code
 
 WEIGHTS = {"w": floats(6, 5)}
 
@@ -30,7 +30,7 @@ def network() -> Any:
 @pytest.mark.parametrize("memory", ["pooled", "naive"])
 def test_a_region_of_unknown_shapes_is_one_instruction(memory: str) -> None:
     exe = vm.compile(network())
-    kinds = [type(each) for each in exe.contents.functions[0].instructions]
+    kinds = [type(each) for each in exe.image.functions[0].instructions]
     machine = vm.VirtualMachine(exe, cpu(), memory)
     assert kinds.count(RunRegion) == len(machine.regions) >= 2
     assert set(kinds) <= {RunRegion, KillRegister, AllocADT, Ret}
@@ -42,7 +42,7 @@ def test_a_region_of_unknown_shapes_is_one_instruction(memory: str) -> None:
 
 def test_a_region_of_known_shapes_is_one_instruction() -> None:
     exe = vm.compile(network(), params={"x": floats(3, 6)})
-    kinds = [type(each) for each in exe.contents.functions[0].instructions]
+    kinds = [type(each) for each in exe.image.functions[0].instructions]
     assert kinds.count(RunPlan) == 1
 
 
@@ -72,16 +72,16 @@ def test_a_call_of_the_wrong_kind_of_primitive_is_refused() -> None:
             code.machine().run(np.int32(1))
     code = Code()
     body = code.function("main", "x")
-    turn = code.tables.primitive("loop.next_turn", {"kind": "loop", "function": "next_turn"})
-    body.ret(body.writer.run(RunRegion, turn, [0], 2)[0])
+    iteration = code.tables.primitive("loop.next_turn", {"kind": "loop", "function": "next_turn"})
+    body.ret(body.writer.run(RunRegion, iteration, [0], 2)[0])
     with pytest.raises(MachineError, match="1 results, not 2"):
         code.machine().run(np.int64(1))
 
 
 def _changed(exe: vm.Executable, **attrs: str) -> vm.Executable:
-    (primitive,) = exe.contents.primitives
+    (primitive,) = exe.image.primitives
     changed = replace(primitive, attrs={**primitive.attrs, **attrs})
-    return vm.Executable(replace(exe.contents, primitives=(changed,)), exe.library)
+    return vm.Executable(replace(exe.image, primitives=(changed,)), exe.library)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_plan_whose_attributes_do_not_fit_is_refused(attrs: dict[str, str], me
     exe = vm.compile(source)
     with pytest.raises(ArtifactError, match=message):
         vm.VirtualMachine(_changed(exe, **attrs), cpu())
-    region = exe.contents.primitives[0].attrs["region"]
+    region = exe.image.primitives[0].attrs["region"]
     damaged = exe.library.regions[region].data.replace(b'"arena_bytes"', b'"arena"')
     library = replace(exe.library, regions={region: StoredRegion("plan", damaged)})
     for use in (lambda one: vm.VirtualMachine(one, cpu()), str):
         with pytest.raises(ArtifactError, match="plan cannot be read"):
-            use(vm.Executable(exe.contents, library))
+            use(vm.Executable(exe.image, library))
 
 
 def test_a_register_that_is_empty_now_is_not_taken_for_what_it_held() -> None:
@@ -133,4 +133,4 @@ def test_an_array_of_another_kind_is_refused_where_one_that_fits_was_before() ->
             machine.run(x, other)
     machine.set_input("main", x, x)
     x[...] = 5
-    assert machine.run() == 10, "an array is read anew in every call"
+    assert machine.run() == 10, "an array is read again in every call"

@@ -25,7 +25,7 @@ from retune.compiler.vm.instructions import (
 )
 from retune.compiler.vm.loop_code import CONS, NIL
 from retune.compiler.vm.values import ADT
-from tests.vm_code import Body, Code
+from tests.support.vm_code import Body, Code
 
 
 def _list(values: Sequence[int]) -> ADT:
@@ -43,7 +43,7 @@ def _items(value: Any) -> list[int]:
     return found
 
 
-def test_q1_nested_branches_over_tuples() -> None:
+def test_nested_branches_over_tuples() -> None:
     """main(x, t) = x == 1 ? (t.0 == 1 ? (1, 1) : (1, 0)) : (t.1 == 1 ? (0, 1) : (0, 0))"""
     code = Code()
     body = code.function("main", "x", "t")
@@ -79,7 +79,7 @@ def _loop(code: Code) -> None:
     body.if_equal(0, ten, lambda: body.ret(1), again)
 
 
-def test_q2_a_recursive_loop_adds_up_to_45() -> None:
+def test_a_recursive_loop_adds_up_to_45() -> None:
     code = Code()
     body = code.function("main")
     _loop(code)
@@ -88,17 +88,17 @@ def test_q2_a_recursive_loop_adds_up_to_45() -> None:
     assert code.machine().run() == 45
 
 
-def test_q2_a_loop_that_adds_a_captured_one_gives_10() -> None:
+def test_a_loop_that_adds_a_captured_one_gives_10() -> None:
     code = Code()
     body = code.function("main", "step")
-    turn = code.function("turn", "captured", "i", "total", "self")
-    ten = turn.writer.number(10)
+    iteration = code.function("turn", "captured", "i", "total", "self")
+    ten = iteration.writer.number(10)
 
     def again() -> None:
-        one = turn.writer.constant(np.array(1, np.int32))
-        turn.ret(turn.apply(3, turn.op("add", 1, one), turn.op("add", 2, 0), 3))
+        one = iteration.writer.constant(np.array(1, np.int32))
+        iteration.ret(iteration.apply(3, iteration.op("add", 1, one), iteration.op("add", 2, 0), 3))
 
-    turn.if_equal(1, ten, lambda: turn.ret(2), again)
+    iteration.if_equal(1, ten, lambda: iteration.ret(2), again)
     closure = body.writer.fresh()
     body.writer.emit(AllocClosure(code.declare("turn"), closure, (0,)))
     zero = body.writer.constant(np.array(0, np.int32))
@@ -106,7 +106,7 @@ def test_q2_a_loop_that_adds_a_captured_one_gives_10() -> None:
     assert code.machine().run(1) == 10
 
 
-def test_q2_recursion_is_deeper_than_pythons_own_stack() -> None:
+def test_recursion_is_deeper_than_pythons_own_stack() -> None:
     code = Code()
     body = code.function("main", "n")
     zero = body.writer.constant(np.array(0, np.int32))
@@ -127,7 +127,7 @@ def test_recursion_without_an_end_is_an_error() -> None:
         code.machine().run(1)
 
 
-def test_q3_tuples_go_in_and_out() -> None:
+def test_tuples_go_in_and_out() -> None:
     code = Code()
     body = code.function("main", "t")
     body.ret(body.structure(0, body.field(0, 1), body.field(0, 0)))
@@ -229,21 +229,21 @@ def lists() -> Any:
     return code.machine()
 
 
-def test_q3_a_list_is_nested_pairs(lists: Any) -> None:
+def test_a_list_is_nested_pairs(lists: Any) -> None:
     found = lists.invoke("copy", ADT(NIL, ()), _list([3, 2, 1]))
     assert found.tag == CONS
     assert len(found) == 2
     assert _items(found) == [3, 2, 1]
 
 
-def test_q3_head_and_tail(lists: Any) -> None:
+def test_head_and_tail_of_a_list(lists: Any) -> None:
     assert lists.invoke("hd", _list([3, 2, 1])) == 3
     assert _items(lists.invoke("tl", _list([3, 2, 1]))) == [2, 1]
     with pytest.raises(MachineError, match="no case of a match"):
         lists.invoke("tl", _list([]))
 
 
-def test_q3_nth_update_length(lists: Any) -> None:
+def test_nth_update_and_length_of_a_list(lists: Any) -> None:
     ten = _list(range(10))
     assert [int(lists.invoke("nth", ten, number)) for number in range(10)] == list(range(10))
     filled = _list([0] * 10)
@@ -253,7 +253,7 @@ def test_q3_nth_update_length(lists: Any) -> None:
     assert lists.invoke("length", ten) == 10
 
 
-def test_q3_map_fold_filter(lists: Any) -> None:
+def test_map_fold_and_filter_of_a_list(lists: Any) -> None:
     assert _items(lists.invoke("increment", _list([2, 1]))) == [3, 2]
     assert _items(lists.invoke("reverse_twice", ADT(NIL, ()), _list([1, 2, 3]))) == [3, 3, 2, 2, 1, 1]
     assert _items(lists.invoke("copy", ADT(NIL, ()), _list([1, 2, 3]))) == [1, 2, 3]
@@ -261,7 +261,7 @@ def test_q3_map_fold_filter(lists: Any) -> None:
     assert _items(lists.invoke("above_one", _list([1, 3, 1, 5, 1]))) == [3, 5]
 
 
-def test_q4_closures_and_composition() -> None:
+def test_closures_capture_and_compose() -> None:
     code = Code()
     add_one = code.function("add_one", "x")
     add_one.ret(add_one.op("add", 0, _one(add_one)))

@@ -13,7 +13,7 @@ from retune.compiler import vm
 from retune.compiler.errors import MachineError, RetuneError, ShapeMismatchError
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu
-from tests.dynamic_models import Dims, branching, floats, model, reference, staying, tensor
+from tests.support.dynamic_models import Dims, branching, floats, model, reference, staying, tensor
 
 Array = NDArray[Any]
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -21,7 +21,7 @@ node = helper.make_node
 
 
 def machine_of(source: onnx.ModelProto) -> vm.VirtualMachine:
-    """A machine for it, after it went through bytes and back (row Q15)."""
+    """A machine for it, after it went through bytes and back."""
     code, library = vm.compile(source).save()
     return vm.VirtualMachine(vm.Executable.load_exec(code, library), cpu())
 
@@ -67,7 +67,7 @@ def one_node(
         ((3, None), (None,), [((3, 5), (5,)), ((3, 1), (7,))]),
     ],
 )
-def test_r1_additions_of_unknown_dimensions_broadcast(one: Dims, two: Dims, shapes: Any) -> None:
+def test_additions_of_unknown_dimensions_broadcast(one: Dims, two: Dims, shapes: Any) -> None:
     source = one_node("Add", [("x", one, FLOAT), ("y", two, FLOAT)], 2)
     check(source, *({"x": floats(*first), "y": floats(*second, seed=1)} for first, second in shapes))
 
@@ -75,7 +75,7 @@ def test_r1_additions_of_unknown_dimensions_broadcast(one: Dims, two: Dims, shap
 @pytest.mark.parametrize(
     ("one", "two"), [((3,), (3, 2)), ((4, 2), (3, 2)), ((2, 3), (2, 2)), ((5, 2), (4, 1, 3)), ((2, 2, 2), (3, 2))]
 )
-def test_r1_dimensions_that_do_not_fit_are_an_error(one: tuple[int, ...], two: tuple[int, ...]) -> None:
+def test_dimensions_that_do_not_fit_are_an_error(one: tuple[int, ...], two: tuple[int, ...]) -> None:
     fed: list[tuple[str, Dims, int]] = [("x", [None] * len(one), FLOAT), ("y", [None] * len(two), FLOAT)]
     machine = machine_of(one_node("Add", fed, max(len(one), len(two))))
     with pytest.raises(RetuneError):
@@ -85,21 +85,21 @@ def test_r1_dimensions_that_do_not_fit_are_an_error(one: tuple[int, ...], two: t
 
 
 @pytest.mark.parametrize("op", ["Sqrt", "Neg", "Exp", "Round"])
-def test_r2_elementwise(op: str) -> None:
+def test_elementwise_operators_take_dynamic_shapes(op: str) -> None:
     source = one_node(op, [("x", [None, "n"], FLOAT)], 2)
     check(source, {"x": floats(3, 4, low=0.1)}, {"x": floats(5, 1, low=0.1)})
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_r2_arrays_of_the_shape_of_another(rank: int, value: float) -> None:
+def test_arrays_take_the_dynamic_shape_of_another(rank: int, value: float) -> None:
     filled = helper.make_tensor("value", FLOAT, [1], [value])
     nodes = [node("Shape", ["x"], ["shape"]), node("ConstantOfShape", ["shape"], ["out"], value=filled)]
     source = model(nodes, [tensor("x", [None] * rank)], [tensor("out", [None] * rank)])
     check(source, {"x": floats(*range(2, 2 + rank))})
 
 
-def test_r2_full_with_a_shape_that_is_fed() -> None:
+def test_full_takes_its_shape_from_an_input() -> None:
     source = one_node(
         "Expand", [("shape", [3], INT64)], 3, {"one": np.ones((1,), np.float32)}, operands=["one", "shape"]
     )
@@ -196,7 +196,7 @@ SHAPE_CHANGING: dict[str, tuple[onnx.ModelProto, list[dict[str, Array]]]] = {
 
 
 @pytest.mark.parametrize("name", SHAPE_CHANGING)
-def test_r3_operators_that_change_shapes(name: str) -> None:
+def test_operators_that_change_shapes_take_dynamic_shapes(name: str) -> None:
     source, given = SHAPE_CHANGING[name]
     check(source, *given)
 
@@ -206,11 +206,11 @@ def _split() -> onnx.ModelProto:
     return model([node("Split", ["x"], ["a", "b"], axis=0, num_outputs=2)], [tensor("x", [None, 3])], outs)
 
 
-def test_r3_split() -> None:
+def test_split_takes_dynamic_shapes() -> None:
     check(_split(), {"x": floats(4, 3)}, {"x": floats(5, 3)})
 
 
-def test_r3_an_unknown_rank() -> None:
+def test_the_rank_of_an_array_may_be_unknown() -> None:
     """A loop whose array has a dimension more after every turn."""
     body = helper.make_graph(
         [
@@ -230,7 +230,7 @@ def test_r3_an_unknown_rank() -> None:
     fed = [tensor("count", [], INT64), tensor("x", ["n"])]
     weights = {"first": np.array([0]), "one": np.ones((), np.float32), "flat": np.array([-1])}
     source = model(nodes, fed, [tensor("shape", [None], INT64), tensor("out", [None])], weights)
-    check(source, *({"count": np.array(turns), "x": floats(3)} for turns in (0, 1, 3)))
+    check(source, *({"count": np.array(iterations), "x": floats(3)} for iterations in (0, 1, 3)))
 
 
 HEAVY: dict[str, tuple[onnx.ModelProto, list[dict[str, Array]]]] = {
@@ -285,12 +285,12 @@ HEAVY: dict[str, tuple[onnx.ModelProto, list[dict[str, Array]]]] = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_r4_operators_with_much_to_do(name: str) -> None:
+def test_heavy_operators_take_dynamic_shapes(name: str) -> None:
     source, given = HEAVY[name]
     check(source, *given)
 
 
-def test_r4_topk() -> None:
+def test_topk_takes_a_dynamic_k() -> None:
     outs = [tensor("v", [None, None]), tensor("i", [None, None], INT64)]
     fed = [tensor("x", [None, None]), tensor("k", [1], INT64)]
     source = model([node("TopK", ["x", "k"], ["v", "i"], axis=1)], fed, outs)
@@ -316,7 +316,7 @@ def _growing() -> onnx.ModelProto:
     return model([loop], fed, [tensor("out", [None, 1])], weights)
 
 
-def test_r5_a_loop_may_make_its_array_longer() -> None:
+def test_a_loop_may_make_its_array_longer() -> None:
     machine = machine_of(_growing())
     found = machine.run(count=np.array(10), start=np.zeros((1, 1), np.float32))
     assert found.shape == (11, 1)
@@ -324,7 +324,7 @@ def test_r5_a_loop_may_make_its_array_longer() -> None:
     check(_growing(), {"count": np.array(0), "start": floats(2, 1)}, machine=machine)
 
 
-def test_r5_a_dimension_that_differs_is_named() -> None:
+def test_a_dimension_that_differs_is_named() -> None:
     machine = machine_of(one_node("Relu", [("x", [1, None], FLOAT)], 2))
     with pytest.raises(ShapeMismatchError, match="x"):
         machine.run(x=floats(2, 3))
@@ -336,7 +336,7 @@ def test_a_symbol_that_two_inputs_share_must_be_one_number() -> None:
         machine.run(x=floats(3), y=floats(4))
 
 
-def test_q1_a_branch_on_data() -> None:
+def test_a_branch_depends_on_data() -> None:
     check(branching(), {"x": floats(4, low=0.5)}, {"x": -floats(4, low=0.5)}, {"x": -floats(3, low=0.5)})
 
 
@@ -360,7 +360,7 @@ def _collecting(counted: bool) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_q2_loops_with_conditions_captures_and_rows(counted: bool) -> None:
+def test_loops_have_conditions_captures_and_scan_outputs(counted: bool) -> None:
     source = _collecting(counted)
     counts = [{"count": np.array(number)} for number in (0, 1, 3, 100)] if counted else [{}]
     given = [{"x": floats(3, low=1.0), "on0": np.array(on), **count} for on in (True, False) for count in counts]
@@ -368,7 +368,7 @@ def test_q2_loops_with_conditions_captures_and_rows(counted: bool) -> None:
     check(source, *({**each, "x": floats(2, low=1.0)} for each in given[:2]))
 
 
-def test_arrays_that_change_in_place_are_read_anew() -> None:
+def test_arrays_changed_in_place_are_read_again() -> None:
     """The result without elements is not fetched, and must not stay behind for the next call."""
     machine = machine_of(one_node("NonZero", [("x", [None], FLOAT)], 2, kind=INT64))
     x = aligned_array((64,), "float32")  # else a copy would be read
@@ -436,11 +436,14 @@ def test_inputs_that_are_set_one_by_one_must_fit_each_other() -> None:
 
 
 def test_what_control_flow_does_not_reshape_is_compiled_with_the_network() -> None:
-    known, unknown = (vm.compile(staying(rows)).contents.primitives for rows in (3, "n"))
+    known, unknown = (vm.compile(staying(rows)).image.primitives for rows in (3, "n"))
     assert {each.attrs["kind"] for each in known} == {"plan", "loop"}
     assert "region" in {each.attrs["kind"] for each in unknown}
     for rows in (3, "n"):
-        check(staying(rows), *({"count": np.array(turns), "x": floats(3, 4, seed=turns)} for turns in (0, 1, 6)))
+        check(
+            staying(rows),
+            *({"count": np.array(iterations), "x": floats(3, 4, seed=iterations)} for iterations in (0, 1, 6)),
+        )
 
 
 def test_a_way_whose_shapes_do_not_fit_is_refused_when_it_is_taken() -> None:
@@ -456,7 +459,7 @@ def test_a_way_whose_shapes_do_not_fit_is_refused_when_it_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("count", "on"), [([2, 3], [True]), ([], [True]), ([3], [True, True]), ([3], [])])
-def test_a_loop_is_told_by_single_numbers(count: list[int], on: list[bool]) -> None:
+def test_loop_state_may_be_scalars(count: list[int], on: list[bool]) -> None:
     body = helper.make_graph(
         [node("Identity", ["going"], ["still"]), node("Add", ["v", "v"], ["w"])],
         "body",
@@ -467,17 +470,17 @@ def test_a_loop_is_told_by_single_numbers(count: list[int], on: list[bool]) -> N
     fed = [tensor("count", ["a"], INT64), tensor("on", ["b"], BOOL), tensor("x", [3])]
     machine = machine_of(model([loop], fed, [tensor("out", [3])]))
     np.testing.assert_array_equal(machine.run(np.array([2]), np.array([True]), floats(3)), floats(3) * 4)
-    with pytest.raises(MachineError, match="must be one whole number"):
+    with pytest.raises(MachineError, match="must be one integer"):
         machine.run(np.array(count, np.int64), np.array(on, np.bool_), floats(3))
 
 
 def test_a_loop_without_a_turn_inside_of_what_is_unrolled() -> None:
     """It was refused there, though one by itself runs."""
-    turn, on = tensor("turn", [], INT64), tensor("going", [], BOOL)
+    iteration, on = tensor("turn", [], INT64), tensor("going", [], BOOL)
     body = helper.make_graph(
         [node("Identity", ["going"], ["still"]), node("Add", ["v", "x"], ["w"]), node("Sin", ["w"], ["row"])],
         "inner",
-        [turn, on, tensor("v", [None, 3])],
+        [iteration, on, tensor("v", [None, 3])],
         [tensor("still", [], BOOL), tensor("w", [None, 3]), tensor("row", [4, 3])],
     )
     loop = node("Loop", ["none", "", "x"], ["last", "rows"], body=body)

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from retune.compiler import vm
-from retune.compiler.driver.compile_network import BuildRequest, build_in_process
+from retune.compiler.driver.compile_network import ChosenProgram, build_in_process
 from retune.compiler.errors import DeviceError, OptionError
 from retune.compiler.executor import executors
 from retune.compiler.ir.kernel import DeviceFunction
@@ -19,25 +19,25 @@ from retune.compiler.runtime.cuda import why_not
 from retune.compiler.runtime.device import cpu, cuda, opencl
 from retune.compiler.schedule.state import replay
 from retune.compiler.vm import kernel_store, specialise, subgraph
-from tests.cuda_double import DriverDouble
-from tests.dynamic_models import branching, floats, model, reference, staying, tensor
+from tests.support.dynamic_models import branching, floats, model, reference, staying, tensor
+from tests.support.fake_cuda import FakeDriver
 
 GPU = "cuda -arch=sm_90"
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> DriverDouble:
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """Two GPUs that know every kernel that is built from now on."""
     functions: list[DeviceFunction] = []
 
-    def build(requests: Sequence[BuildRequest]) -> list[KernelArtifact]:
+    def build(requests: Sequence[ChosenProgram]) -> list[KernelArtifact]:
         for request in requests:
             if request.task.target.is_gpu:
                 state = replay(request.task.dag, request.steps)
-                functions.append(lower_for_gpu(state, request.name, request.task.hardware))
+                functions.append(lower_for_gpu(state, request.task.name, request.task.hardware))
         return build_in_process(requests)
 
-    made, store = DriverDouble(functions, count=2), kernel_store.KernelStore()
+    made, store = FakeDriver(functions, count=2), kernel_store.KernelStore()
     monkeypatch.setattr(kernel_store, "build_in_process", build)
     monkeypatch.setattr(subgraph, "STORE", store)
     monkeypatch.setattr(specialise, "STORE", store)
@@ -52,7 +52,7 @@ def dense(rows: int | str = "n") -> onnx.ModelProto:
     return model(nodes, [tensor("x", [rows, 4])], [tensor("out", [rows, 3])], weights)
 
 
-def test_any_number_of_rows(driver: DriverDouble, tmp_path: Path) -> None:
+def test_any_number_of_rows(driver: FakeDriver, tmp_path: Path) -> None:
     vm.compile(dense(), GPU).export_library(tmp_path / "dense.vm")
     machine = vm.VirtualMachine(vm.Executable.load(tmp_path / "dense.vm"), cuda(1))
     for rows in (2, 5, 2):
@@ -66,12 +66,12 @@ def test_any_number_of_rows(driver: DriverDouble, tmp_path: Path) -> None:
         machine.benchmark(cuda(0), floats(2, 4))
 
 
-def test_branches_and_loops(driver: DriverDouble) -> None:
+def test_branches_and_loops(driver: FakeDriver) -> None:
     for rows in (3, "n"):
         source = staying(rows)
         machine = vm.VirtualMachine(vm.compile(source, GPU), cuda())
-        for turns in (0, 3):
-            given = {"count": np.array(turns), "x": floats(3, 4, seed=turns)}
+        for iterations in (0, 3):
+            given = {"count": np.array(iterations), "x": floats(3, 4, seed=iterations)}
             np.testing.assert_allclose(machine.run(**given), reference(source, given)[0], rtol=2e-5, atol=1e-5)
     machine = vm.VirtualMachine(vm.compile(branching(), GPU), [cpu(), cuda()])
     for sign in (1, -1):
@@ -80,7 +80,7 @@ def test_branches_and_loops(driver: DriverDouble) -> None:
     assert driver.launches()
 
 
-def test_known_shapes_are_compiled_when_they_run(driver: DriverDouble) -> None:
+def test_known_shapes_are_compiled_when_they_run(driver: FakeDriver) -> None:
     executable = vm.compile(dense(2), GPU)
     assert executable.library.kernels == ()
     machine = vm.VirtualMachine(executable)
@@ -91,12 +91,14 @@ def test_known_shapes_are_compiled_when_they_run(driver: DriverDouble) -> None:
     assert len([line for line in driver.asked if line.startswith("load ")]) == 1
 
 
-def test_devices_that_an_executable_is_not_for(driver: DriverDouble) -> None:
+def test_devices_that_an_executable_is_not_for(driver: FakeDriver) -> None:
     on_gpu, on_host = vm.compile(dense(), GPU), vm.compile(dense())
-    for given in (cpu(), [cuda(0), cuda(1)], opencl()):
-        with pytest.raises(OptionError, match=r"compiled for cuda runs on one GPU, such as cuda\(0\), not on"):
+    for given in (cpu(), [cuda(0), cuda(1)]):
+        with pytest.raises(OptionError, match=r"compiled for cuda runs on a GPU alone, such as cuda\(0\), not on"):
             vm.VirtualMachine(on_gpu, given)
-    with pytest.raises(OptionError, match=r"compiled for llvm runs on cpu\(0\), not on cuda\(0\)"):
+    with pytest.raises(OptionError, match=r"programs run on cpu\(0\) and on GPUs such as cuda\(0\), not on opencl"):
+        vm.VirtualMachine(on_gpu, opencl())
+    with pytest.raises(OptionError, match=r"compiled for llvm runs on .*such as cpu\(0\), not on cuda\(0\)"):
         vm.VirtualMachine(on_host, cuda())
     with pytest.raises(DeviceError, match="there is no GPU number 7; this machine has 2"):
         vm.VirtualMachine(on_gpu, cuda(7))

@@ -20,7 +20,7 @@ from retune.compiler.measure.log import append_log
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.compiler.vm.compiler import VMCompiler
-from tests.trials import split_by_one
+from tests.support.trials import split_by_one
 
 TARGET = Target.host()
 

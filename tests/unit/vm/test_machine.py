@@ -30,11 +30,11 @@ from retune.compiler.graph.program import of_graph
 from retune.compiler.runtime.device import cpu, cuda
 from retune.compiler.runtime.timing import BenchmarkResult
 from retune.compiler.target import Target
+from retune.compiler.vm.allocator import NaiveAllocator, PooledAllocator, allocator
 from retune.compiler.vm.instructions import Ret, RunPlan
-from retune.compiler.vm.memory import NaiveAllocator, PooledAllocator, allocator
 from retune.compiler.vm.values import argument
-from tests.dynamic_models import floats
-from tests.unit.vm.fresh import run_afresh
+from tests.support.dynamic_models import floats
+from tests.support.fresh_process import run_afresh
 
 
 def sums(shape: tuple[int, ...] = (3, 4), dtype: str = "float32") -> Graph:
@@ -83,7 +83,7 @@ def test_results_stay_when_the_machine_runs_again() -> None:
     np.testing.assert_array_equal(one, kept)
 
 
-def test_q16_memory_and_single_steps_change_nothing() -> None:
+def test_memory_planning_and_single_steps_keep_the_results() -> None:
     x = floats(5, 24)
     pooled, naive = machine_of(layers()), machine_of(layers(), memory_cfg="naive")
     np.testing.assert_array_equal(pooled.run(x), naive.run(x))
@@ -108,7 +108,7 @@ def test_another_configuration_or_device_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_q5_scalars(dtype: str) -> None:
+def test_vm_scalars_are_arrays_numpy_scalars_or_numbers(dtype: str) -> None:
     builder = GraphBuilder("scalars", [Value("x", (), dtype), Value("y", (), dtype)])
     machine = machine_of(builder.finish({"out": builder.emit("add", ("x", "y"))}))
     given: list[Any] = [np.array(3, dtype), np.dtype(dtype).type(3)]
@@ -154,7 +154,7 @@ def test_running_before_inputs_are_set_is_an_error() -> None:
         machine.run()
 
 
-def test_q9_stateful_calls_keep_their_outputs() -> None:
+def test_stateful_calls_keep_their_outputs() -> None:
     machine = machine_of(sums())
     machine.invoke_stateful("main", X, Y)
     total, difference = machine.get_outputs()
@@ -166,7 +166,7 @@ def test_q9_stateful_calls_keep_their_outputs() -> None:
     assert [machine.get_input_index(name) for name in ("y1", "x1", "z")] == [1, 0, -1]
 
 
-def test_q10_inputs_are_set_by_place_or_name_all_or_one() -> None:
+def test_inputs_are_set_by_index_or_name_all_or_one() -> None:
     machine = machine_of(sums())
     machine.set_input("main", X, Y)
     np.testing.assert_array_equal(machine.run()[1], X - Y)
@@ -193,7 +193,7 @@ def test_arrays_of_the_ffi_and_of_any_layout_go_in() -> None:
     np.testing.assert_array_equal(machine.run(wide[:, :3].T, Y)[0], wide[:, :3].T + Y)
 
 
-def test_q8_outputs_may_be_given() -> None:
+def test_outputs_may_be_allocated_by_the_caller() -> None:
     machine = machine_of(sums())
     outputs: list[Any] = [np.empty((3, 4), np.float32), nd.empty((3, 4))]
     for x in (X, Y):
@@ -207,7 +207,7 @@ def test_q8_outputs_may_be_given() -> None:
 
 
 @pytest.mark.parametrize("end_to_end", [False, True])
-def test_q11_benchmark(end_to_end: bool) -> None:
+def test_vm_benchmark_returns_a_result_per_repeat(end_to_end: bool) -> None:
     machine = machine_of(sums())
     found = machine.benchmark(cpu(), X, Y, func_name="main", repeat=2, number=1, end_to_end=end_to_end)
     assert isinstance(found, BenchmarkResult)
@@ -226,7 +226,7 @@ def test_q11_benchmark(end_to_end: bool) -> None:
     }
 
 
-def test_o6_a_report_of_a_call_survives_json() -> None:
+def test_a_profiler_report_of_a_vm_call_survives_json() -> None:
     machine = machine_of(layers())
     report = machine.profile(floats(5, 24))
     names = [call["Name"] for call in report.calls]
@@ -238,7 +238,7 @@ def test_o6_a_report_of_a_call_survives_json() -> None:
     assert "Duration (us)" in json.loads(report.json())["calls"][0]
 
 
-def test_q15_executables_print_and_survive_files(tmp_path: Path) -> None:
+def test_executables_print_and_survive_files(tmp_path: Path) -> None:
     exe = vm.compile(sums())
     code, library = exe.save()
     assert isinstance(code, bytearray)
@@ -262,7 +262,7 @@ def test_q15_executables_print_and_survive_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(difference, X - Y)
 
 
-def test_q15_a_fresh_process_loads_no_compiler(tmp_path: Path) -> None:
+def test_a_fresh_process_loads_no_compiler(tmp_path: Path) -> None:
     x = floats(5, 24)
     path = vm.compile(layers()).export_library(tmp_path / "layers.retune")
     found, modules = run_afresh(path, x)
@@ -286,7 +286,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         vm.Executable.load(tmp_path / "nothing.retune")
 
 
-def test_q14_large_constants_are_bound_late(tmp_path: Path) -> None:
+def test_large_constants_are_bound_late(tmp_path: Path) -> None:
     x = floats(5, 24)
     (expected,) = by_executor(layers(), x=x)
     exe = vm.compile(layers())
@@ -308,7 +308,7 @@ def test_q14_large_constants_are_bound_late(tmp_path: Path) -> None:
     np.testing.assert_array_equal(late.run(x), expected)
 
 
-def test_q14_constants_are_bound_by_name() -> None:
+def test_constants_are_bound_by_name() -> None:
     exe = vm.compile(layers())
     consts = exe.get_late_bound_consts(256)
     assert sorted(name.partition("_")[0] for name in consts) == ["const"] * len(consts)
@@ -342,7 +342,7 @@ def test_late_bound_constants_are_arrays_that_stay() -> None:
     )
 
 
-def test_q14_without_large_constants_nothing_is_bound_late(tmp_path: Path) -> None:
+def test_without_large_constants_nothing_is_bound_late(tmp_path: Path) -> None:
     exe = vm.compile(sums())
     exe.move_late_bound_consts(tmp_path / "consts.params", 256)
     assert exe.get_late_bound_consts(1 << 30) == {}
@@ -367,14 +367,14 @@ def _reshapes(*shapes: tuple[int, ...]) -> str:
     return exe.bytecode
 
 
-def test_q7_reshapes_are_views_and_two_become_one() -> None:
+def test_reshapes_are_views_and_two_become_one() -> None:
     assert _reshapes((4, 6)).count("reshape_tensor") == 1
     assert _reshapes((4, 6), (3, 8)).count("reshape_tensor") == 1
 
 
-def test_q7_known_shapes_are_allocated_without_asking() -> None:
+def test_known_shapes_are_allocated_without_asking() -> None:
     exe = vm.compile(layers())
-    kinds = [type(each) for each in exe.contents.functions[0].instructions]
+    kinds = [type(each) for each in exe.image.functions[0].instructions]
     assert kinds == [RunPlan, Ret]
     text = exe.bytecode
     assert text.count("alloc_storage") == 2  # what lies between kernels, and the result
@@ -383,7 +383,7 @@ def test_q7_known_shapes_are_allocated_without_asking() -> None:
     assert "alloc_tensor %" in text
 
 
-def test_q6_parameters_become_constants() -> None:
+def test_parameters_become_constants() -> None:
     compiler = vm.VMCompiler()
     optimized, params = compiler.optimize(sums(), "llvm", params={"y1": Y})
     assert [param.name for param in optimized.inputs] == ["x1"]
@@ -444,7 +444,7 @@ def test_pooled_memory_is_used_again_and_never_twice() -> None:
 def test_facts_that_make_no_sense_are_refused(tmp_path: Path, about: dict[str, Any]) -> None:
     exe = vm.compile(sums())
     library = vm.VMLibrary(exe.library.kernels, about={**exe.library.about, **about})
-    path = vm.Executable(exe.contents, library).export_library(tmp_path / "sums.retune")
+    path = vm.Executable(exe.image, library).export_library(tmp_path / "sums.retune")
     with pytest.raises(ArtifactError):
         vm.Executable.load(path)
 

@@ -10,10 +10,10 @@ from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import BufferKind, BufferSpec
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.loader import load_kernels
+from retune.compiler.vm.allocator import allocator
 from retune.compiler.vm.kernel_run import Workspace
-from retune.compiler.vm.memory import allocator
 from retune.compiler.vm.plan_run import PlanRun
-from tests.doubling_network import SHAPE, doubling_network
+from tests.support.doubling_network import SHAPE, doubling_network
 
 
 def _run_of(network: CompiledNetwork) -> PlanRun:

@@ -1,6 +1,7 @@
 """Regions that are compiled for the shapes that turn up: what is kept, shared, tuned, and done meanwhile."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.runtime.device import cpu
@@ -30,9 +32,10 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.compiler.vm import specialise
 from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.subgraph import compile_subgraph
-from tests.dynamic_models import floats, model, reference, tensor
-from tests.unit.vm.fresh import run_afresh
+from tests.support.dynamic_models import attention, branching, floats, model, reference, tensor
+from tests.support.fresh_process import run_afresh
 
 TARGET = Target.host()
 WEIGHTS = {"w": floats(32, 48), "v": floats(48, 16)}
@@ -210,7 +213,7 @@ def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
         assert transfer_program(wanted, [BestProgram(task.workload_key, "[]", 1.0)]) is None
 
 
-def test_q14_weights_of_what_is_compiled_later_are_bound_late_too(tmp_path: Path) -> None:
+def test_constants_of_later_compilations_are_bound_late_too(tmp_path: Path) -> None:
     exe = vm.compile(two_products())
     exe.move_late_bound_consts(tmp_path / "weights.params", 256)
     path = exe.export_library(tmp_path / "net.retune")
@@ -233,10 +236,43 @@ def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_afresh(path, x)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_q6_what_is_dynamic_finds_its_shapes_when_it_runs() -> None:
+@pytest.mark.parametrize(
+    ("source", "x"), [(attention(), floats(2, 5, 8)), (branching(), floats(3)), (two_products(), floats(1, 32))]
+)
+def test_new_shapes_need_nothing_of_the_front_end(source: onnx.ModelProto, x: Any, tmp_path: Path) -> None:
+    path = vm.compile(source).export_library(tmp_path / "net.retune")
+    found, modules = run_afresh(path, x)
+    np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    assert [name for name in modules if name.startswith(("retune.compiler.frontend", "onnx"))] == []
+    assert "retune.compiler.graph.symbolic" in modules
+
+
+def test_a_region_without_a_graph_for_the_shapes_loads_the_front_end(tmp_path: Path) -> None:
+    """A recurrence is unrolled over its steps, of which symbolic graphs have a fixed number."""
+    weights = {"w": floats(1, 12, 2), "r": floats(1, 12, 3)}
+    fed, out = [tensor("x", ["steps", "b", 2])], [tensor("out", ["steps", 1, "b", 3])]
+    source = model([node("LSTM", ["x", "w", "r"], ["out"], hidden_size=3)], fed, out, weights)
+    x = floats(4, 2, 2)
+    found, modules = run_afresh(vm.compile(source).export_library(tmp_path / "net.retune"), x)
+    np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    assert "retune.compiler.frontend.regions" in modules
+
+
+def test_regions_of_earlier_versions_are_read() -> None:
+    """They are ONNX nodes alone."""
+    exe = vm.compile(two_products())
+    ((name, stored),) = exe.library.regions.items()
+    assert stored.kind == "symbolic"
+    origin = SymbolicRegion.from_bytes(stored.data, lambda *_: pytest.fail("the original is not needed")).origin
+    library = replace(exe.library, regions={name: StoredRegion(origin.kind, origin.data)})
+    machine = vm.VirtualMachine(vm.Executable(exe.image, library), cpu())
+    expect(machine, two_products(), 5)
+
+
+def test_dynamic_shapes_are_computed_at_run_time() -> None:
     exe = vm.compile(two_products())
     assert "run_region" in exe.bytecode
-    assert [each.attrs["kind"] for each in exe.contents.primitives] == ["region"]
+    assert [each.attrs["kind"] for each in exe.image.primitives] == ["region"]
 
 
 def test_parameters_that_are_fixed_are_constants_of_the_kernels() -> None:

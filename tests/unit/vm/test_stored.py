@@ -10,9 +10,9 @@ from onnx import helper
 
 from retune.compiler import vm
 from retune.compiler.runtime.device import cpu
-from tests.dynamic_models import BOOL, INT64, Array, floats, model, node, reference, tensor
+from tests.support.dynamic_models import BOOL, INT64, Array, floats, model, node, reference, tensor
 
-STORED = Path(__file__).parent.parent.parent / "golden" / "vm"
+STORED = Path(__file__).parent.parent.parent / "formats" / "vm"
 
 
 def known_shapes() -> onnx.ModelProto:
@@ -42,7 +42,7 @@ def unknown_shapes() -> onnx.ModelProto:
 def control_flow() -> onnx.ModelProto:
     """A loop that collects rows, with a branch in its body, and one whose array gets a dimension more in every turn."""
     ways = [helper.make_graph([node(op, ["carried"], [op])], op, [], [tensor(op, None)]) for op in ("Tanh", "Neg")]
-    turn = [tensor("i", [], INT64), tensor("on", [], BOOL), tensor("carried", None)]
+    iteration = [tensor("i", [], INT64), tensor("on", [], BOOL), tensor("carried", None)]
     collecting = helper.make_graph(
         [
             node("ReduceSum", ["carried"], ["sum"], keepdims=0),
@@ -53,7 +53,7 @@ def control_flow() -> onnx.ModelProto:
             node("Identity", ["on"], ["again"]),
         ],
         "collecting",
-        turn,
+        iteration,
         [tensor("again", [], BOOL), tensor("more", None), tensor("row", None)],
     )
     growing = helper.make_graph(
@@ -63,7 +63,7 @@ def control_flow() -> onnx.ModelProto:
             node("Identity", ["on"], ["again"]),
         ],
         "growing",
-        turn,
+        iteration,
         [tensor("again", [], BOOL), tensor("grown", None)],
     )
     nodes = [

@@ -13,7 +13,7 @@ from retune.compiler import nd, runtime, te, vm
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.runtime.device import cpu
-from tests.wrong_arguments import refusals
+from tests.support.wrong_arguments import refusals
 
 X = np.ones((2, 3), np.float32)
 
@@ -31,7 +31,7 @@ def _tensors() -> list[te.Tensor]:
 EXE = vm.compile(_network())
 GOOD: dict[str, Any] = {
     "mod": _network(), "target": None, "target_host": None, "params": None, "threads": 1, "best": None,
-    "contents": EXE.contents, "library": EXE.library, "lib": EXE.library, "bytecode": EXE.save()[0], "exe": EXE,
+    "image": EXE.image, "library": EXE.library, "lib": EXE.library, "bytecode": EXE.save()[0], "exe": EXE,
     "device": cpu(), "memory_cfg": None, "options": None, "path": "nowhere", "name": "main", "func_name": "main",
     "byte_limit": 1, "constants": {}, "input_name": "x", "input_args": {"x": X, "y": X}, "output_args": [X.copy()],
     "args": X, "kwargs": X, "repeat": 1, "number": 1, "min_repeat_ms": 0, "limit_zero_time_iterations": 1,
@@ -68,7 +68,9 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         "load_module",
     ):  # fmt: skip
         yield f"runtime.{name}", getattr(runtime, name)
-    for name in ("build", "device", "get_global_func", "register_func", "remove_global_func"):
+    yield "build", lambda what, target, name, steps: compiler.build(what, None, target, name, steps)
+    yield "build(schedule)", lambda expr, what, target, name: compiler.build(expr, what, target, name)
+    for name in ("device", "get_global_func", "register_func", "remove_global_func"):
         yield name, getattr(compiler, name)
     yield "create_prim_func", lambda what, name: te.create_prim_func(what, name)
 

@@ -135,7 +135,7 @@ def test_the_model_as_it_is_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS)
-def test_edited_models(mutate: Mutation, property_seed: int) -> None:
+def test_randomly_edited_models_load_or_are_refused(mutate: Mutation, property_seed: int) -> None:
     draw = Random(property_seed)
     refused = 0
     for _ in range(40):
@@ -156,7 +156,7 @@ def test_models_of_random_nodes(property_seed: int) -> None:
         _loads(model)
 
 
-def test_turned_bytes(property_seed: int) -> None:
+def test_models_with_flipped_bytes_load_or_are_refused(property_seed: int) -> None:
     draw = Random(property_seed)
     whole = _model().SerializeToString()
     refused = 0
@@ -169,7 +169,7 @@ def test_turned_bytes(property_seed: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_cut_files(share: float) -> None:
+def test_truncated_models_are_refused(share: float) -> None:
     whole = _model().SerializeToString()
     assert not _loads(whole[: int(len(whole) * share)])
 

@@ -38,9 +38,7 @@ def test_one_branch_of_a_known_condition_remains(
     assert [node.op for node in graph.nodes] == ["relu" if holds else "neg"]
 
 
-def test_a_computed_condition_chooses_between_both_branches(
-    model_of: ModelOf, agrees_with_onnxruntime: Agrees
-) -> None:
+def test_a_computed_condition_chooses_between_both_branches(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     total = helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0)
     above = helper.make_node("Greater", ["s", "zero"], ["c"])
     weights = {"zero": np.array(0, np.float32)}
@@ -85,14 +83,14 @@ def test_a_loop_without_a_turn_collects_no_rows(model_of: ModelOf, agrees_with_o
 def test_a_loop_of_unknown_length_names_its_input(model_of: ModelOf) -> None:
     model = _shaped(model_of([_doubling_loop()], {"x": (2, 3), "m": ()}, ("last", "rows")), (2, 3), (2, 2, 3))
     model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
-    with pytest.raises(UnknownValueError, match="the number of turns") as raised:
+    with pytest.raises(UnknownValueError, match="the number of iterations") as raised:
         load_model(model)
     assert raised.value.inputs == ("m",)
     fixed = load_model(model, constants={"m": np.array(2)})
     assert fixed.values["rows"].shape == (2, 2, 3)
 
 
-def test_a_loop_stops_when_its_condition_says_so(model_of: ModelOf) -> None:
+def test_loop_stops_when_its_condition_is_false(model_of: ModelOf) -> None:
     body = helper.make_graph(
         [helper.make_node("Less", ["i", "three"], ["still"]), helper.make_node("Add", ["v", "x"], ["w"])],
         "body",
@@ -107,7 +105,7 @@ def test_a_loop_stops_when_its_condition_says_so(model_of: ModelOf) -> None:
 
 
 def test_a_loop_that_does_not_end_is_refused(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retune.compiler.frontend.onnx.attributes.MOST_TURNS", 10)
+    monkeypatch.setattr("retune.compiler.frontend.onnx.attributes.MOST_ITERATIONS", 10)
     body = helper.make_graph(
         [helper.make_node("Identity", ["on"], ["still"]), helper.make_node("Add", ["v", "x"], ["w"])],
         "body",

@@ -16,7 +16,7 @@ ANY += ["Reciprocal", "Round", "Selu", "Sigmoid", "Softplus", "Tanh", "Identity"
 
 
 @pytest.mark.parametrize("op_type", ANY)
-def test_unary(op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_unary_operators_match_onnxruntime(op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     agrees_with_onnxruntime(model_of([helper.make_node(op_type, ["x"], ["y"])], {"x": (2, 3, 5)}, opset=18))
 
 
@@ -27,19 +27,21 @@ def test_unary_of_positive_numbers(op_type: str, model_of: ModelOf, agrees_with_
 
 
 @pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "PRelu"])
-def test_binary_broadcasts(op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_binary_operators_broadcast_as_onnxruntime(
+    op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
     node = helper.make_node(op_type, ["x", "z"], ["y"])
     agrees_with_onnxruntime(model_of([node], {"x": (2, 3, 4), "z": (3, 1)}))
 
 
 @pytest.mark.parametrize("op_type", ["Max", "Min", "Sum", "Mean"])
-def test_variadic(op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_variadic_operators_match_onnxruntime(op_type: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     node = helper.make_node(op_type, ["a", "b", "c"], ["y"])
     agrees_with_onnxruntime(model_of([node], {"a": (4,), "b": (3, 1), "c": (1,)}))
 
 
 @pytest.mark.parametrize("exponent", [1.0, 2.0, 0.5, 3.0])
-def test_pow(exponent: float, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_pow_matches_onnxruntime(exponent: float, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node("Pow", ["a", "e"], ["y"])]
     agrees_with_onnxruntime(model_of(nodes, {"x": (4, 5)}, weights={"e": np.float32(exponent)}))
 
@@ -57,13 +59,15 @@ def test_the_root_of_an_integer(model_of: ModelOf, agrees_with_onnxruntime: Agre
 
 
 @pytest.mark.parametrize("bounds", [["low", "high"], ["low"], ["", "high"], [], ["zero"]])
-def test_clip(bounds: list[str], model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_clip_with_missing_bounds_matches_onnxruntime(
+    bounds: list[str], model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
     weights = {"low": np.float32(-0.5), "high": np.float32(0.75), "zero": np.float32(0)}
     agrees_with_onnxruntime(model_of([helper.make_node("Clip", ["x", *bounds], ["y"])], {"x": (3, 7)}, weights=weights))
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu(approximate: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_gelu_matches_onnxruntime(approximate: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"], approximate=approximate)
     agrees_with_onnxruntime(model_of([node], {"x": (3, 7)}, opset=20))
 
@@ -77,7 +81,7 @@ def test_numbers_lose_digits_as_halves(kind: int, model_of: ModelOf, agrees_with
     agrees_with_onnxruntime(model_of(nodes, {"x": (3, 7)}))
 
 
-def test_cast(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_cast_and_cast_like_match_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32),
         helper.make_node("CastLike", ["i", "x"], ["y"]),

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from retune.compiler.errors import ModelError, ModelFormatError, UnsupportedOperatorError
+from retune.compiler.frontend.onnx import importer
 from retune.compiler.frontend.onnx.importer import load_model
 
 ModelOf = Callable[..., onnx.ModelProto]
@@ -166,3 +167,19 @@ def test_external_data_with_an_endless_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(tmp_path / "model.onnx")
     assert len(str(caught.value)) < 1000
+
+
+def test_too_little_memory_is_not_the_fault_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(importer.CONVERTERS, "Relu", full)
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+    )
+    with pytest.raises(ModelError, match=r"'y' \(Relu\) does not fit into the free memory") as raised:
+        load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    assert not isinstance(raised.value, UnsupportedOperatorError)

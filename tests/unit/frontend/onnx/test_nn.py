@@ -33,7 +33,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("shape", "weight", "attributes"), CONVOLUTIONS)
-def test_convolution(
+def test_convolution_matches_onnxruntime(
     shape: tuple[int, ...],
     weight: tuple[int, ...],
     attributes: dict[str, Any],
@@ -48,7 +48,9 @@ def test_convolution(
     assert convolution.text("layout") == "NHWC"
 
 
-def test_computed_weights(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_convolution_with_computed_weights_matches_onnxruntime(
+    model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], group=4)
     agrees_with_onnxruntime(model_of([node], {"x": (1, 4, 6, 6), "w": (4, 1, 3, 3)}))
 
@@ -69,7 +71,7 @@ POOLS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("op_type", "shape", "attributes"), POOLS)
-def test_pool(
+def test_pools_match_onnxruntime(
     op_type: str, shape: tuple[int, ...], attributes: dict[str, Any], model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     agrees_with_onnxruntime(model_of([helper.make_node(op_type, ["x"], ["y"], **attributes)], {"x": shape}))
@@ -77,7 +79,7 @@ def test_pool(
 
 @pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (0.5, 2.0)])
-def test_gemm(
+def test_gemm_matches_onnxruntime(
     transposed: tuple[int, int], factors: tuple[float, float], model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     a, b = ((4, 3) if transposed[0] else (3, 4)), ((5, 4) if transposed[1] else (4, 5))
@@ -101,7 +103,9 @@ MATMULS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("a", "b"), MATMULS)
-def test_matmul(a: tuple[int, ...], b: tuple[int, ...], model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_matmul_broadcasts_as_onnxruntime(
+    a: tuple[int, ...], b: tuple[int, ...], model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
     agrees_with_onnxruntime(model_of([helper.make_node("MatMul", ["a", "b"], ["y"])], {"a": a, "b": b}))
 
 

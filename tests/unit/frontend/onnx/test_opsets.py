@@ -114,14 +114,14 @@ def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(_result(path), inside)
 
 
-def _sums_of_rows(batch: int | str, turns: int | str) -> onnx.ModelProto:
+def _sums_of_rows(batch: int | str, iterations: int | str) -> onnx.ModelProto:
     """A scan as operator set 8 has it, over a batch: the running sums of rows, backwards, less the start."""
     value = helper.make_tensor_value_info
     nodes = [helper.make_node("Add", ["s", "row"], ["sum"]), helper.make_node("Neg", ["sum"], ["made"])]
     taken, made = ([value(name, TensorProto.FLOAT, [2]) for name in names] for names in (("s", "row"), ("sum", "made")))
     body = helper.make_graph(nodes, "turn", taken, made)
     scan = helper.make_node("Scan", ["", "start", "x"], ["y", "z"], body=body, num_scan_inputs=1, directions=[1])
-    outer = [{"start": [batch, 2], "x": [batch, turns, 2]}, {"y": [batch, 2], "z": [batch, turns, 2]}]
+    outer = [{"start": [batch, 2], "x": [batch, iterations, 2]}, {"y": [batch, 2], "z": [batch, iterations, 2]}]
     taken, made = ([value(name, TensorProto.FLOAT, dims) for name, dims in each.items()] for each in outer)
     graph = helper.make_graph([scan], "old", taken, made)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)

@@ -90,7 +90,7 @@ def test_shapes_that_do_not_fit_each_other_name_the_node() -> None:
         call.region.specialise({"a": (3,), "b": (4,)}, {}, {})
 
 
-def test_given_dimensions() -> None:
+def test_given_dimensions_replace_open_ones() -> None:
     model = _model(FLATTENED)
     program = load_program(model, shapes={"x": (2, 2, "width"), "bias": (None, None)})
     assert [str(param) for param in program.inputs] == ["x: float32[2, 2, width]", "bias: float32[?, ?]"]
@@ -183,9 +183,9 @@ def test_the_branch_of_a_known_condition_is_put_in_place() -> None:
 
 
 GROWING = """
-net (float[n] x, int64 turns, float limit) => (float[k] all, float[t] sums, int64 last) {
+net (float[n] x, int64 iterations, float limit) => (float[k] all, float[t] sums, int64 last) {
     yes = Constant<value = bool {1}>()
-    all, last, sums = Loop (turns, yes, x, turns) <
+    all, last, sums = Loop (iterations, yes, x, iterations) <
         body = b (int64 i, bool on, float[m] v, int64 c) => (bool still, float[l] longer, int64 i_out, float row) {
             zero = Constant<value_ints = [0]>()
             size = Shape(x)
@@ -209,24 +209,24 @@ def test_a_loop_that_carries_a_growing_tensor() -> None:
     assert isinstance(step, Call)
     assert step.region.determining == ()
     x = np.abs(_random(3))
-    for turns, limit in ((4, 1e9), (9, 20.0), (1, 0.0)):
-        _agrees(program, model, x=x, turns=np.array(turns), limit=np.array(limit, "float32"))
-    whole, sums, last = run_program(program, {"x": x, "turns": np.array(0), "limit": np.array(1, "float32")})
+    for iterations, limit in ((4, 1e9), (9, 20.0), (1, 0.0)):
+        _agrees(program, model, x=x, iterations=np.array(iterations), limit=np.array(limit, "float32"))
+    whole, sums, last = run_program(program, {"x": x, "iterations": np.array(0), "limit": np.array(1, "float32")})
     assert (whole.shape, sums.shape, last.item()) == ((3,), (0,), 0)
 
 
 def test_short_loops_of_a_known_length_are_unrolled_and_long_ones_are_not() -> None:
     text = """
         net (float[n] x) => (float[n] y) {{
-            turns = Constant<value_int = {turns}>()
-            y = Loop (turns, , x) <
+            iterations = Constant<value_int = {iterations}>()
+            y = Loop (iterations, , x) <
                 body = b (int64 i, bool on, float[n] v) => (bool on2, float[n] w) {{
                     on2 = Identity(on) s = Sin(v) w = Add(s, x)
                 }}
             >
         }}"""
-    for turns, unrolled in ((5, True), (2000, False)):
-        model = _model(text.format(turns=turns))
+    for iterations, unrolled in ((5, True), (2000, False)):
+        model = _model(text.format(iterations=iterations))
         program = load_program(model)
         assert isinstance(program.main.body[0], Call) == unrolled
         _agrees(program, model, x=_random(3))
@@ -255,17 +255,17 @@ def test_loops_inside_of_others_count_with_all_their_turns() -> None:
         _agrees(program, model, x=_random(3))
 
 
-@pytest.mark.parametrize("turns", [5, 2000])
-def test_a_branch_with_a_long_loop_is_chosen_when_it_runs(turns: int) -> None:
+@pytest.mark.parametrize("iterations", [5, 2000])
+def test_a_branch_with_a_long_loop_is_chosen_when_it_runs(iterations: int) -> None:
     model = _model(f"""
         net (float[n] x) => (float[n] y) {{
             size = Size(x)
             two = Constant<value_int = 2>()
-            turns = Constant<value_int = {turns}>()
+            iterations = Constant<value_int = {iterations}>()
             large = Greater(size, two)
             y = If (large) <
                 then_branch = t () => (float[n] a) {{
-                    a = Loop (turns, , x) <
+                    a = Loop (iterations, , x) <
                         body = b (int64 i, bool on, float[n] v) => (bool on2, float[n] w) {{
                             on2 = Identity(on) s = Sin(v) w = Add(s, x)
                         }}
@@ -275,7 +275,7 @@ def test_a_branch_with_a_long_loop_is_chosen_when_it_runs(turns: int) -> None:
             >
         }}""")
     program = load_program(model)
-    assert isinstance(program.main.body[-1], Call) == (turns == 5)
+    assert isinstance(program.main.body[-1], Call) == (iterations == 5)
     for length in (2, 3):
         _agrees(program, model, x=_random(length))
 
@@ -309,8 +309,8 @@ def test_scans_become_loops(attributes: str) -> None:
     model = _scan(attributes)
     program = load_program(model)
     assert any(isinstance(statement, Loop) for statement in program.main.body)
-    for turns in (1, 4):
-        _agrees(program, model, start=_random(2), s1=_random(2, turns, 3), s2=_random(turns, 3, 2))
+    for iterations in (1, 4):
+        _agrees(program, model, start=_random(2), s1=_random(2, iterations, 3), s2=_random(iterations, 3, 2))
 
 
 def test_sequences_of_a_scan_must_have_one_length() -> None:
@@ -326,7 +326,7 @@ def test_a_scan_of_known_length_is_unrolled() -> None:
     _agrees(program, model, start=_random(2), s1=_random(2, 4, 3), s2=_random(4, 3, 2))
 
 
-def test_data_that_decides_on_shapes_is_looked_at_on_the_host() -> None:
+def test_data_that_decides_shapes_is_computed_on_the_host() -> None:
     model = _model("""
         net (float[n, m] x) => (int64[k, r] y, float[n, m] z) {
             t = Tanh(x)
@@ -408,9 +408,9 @@ def test_inputs_that_decide_on_shapes(text: str, inputs: dict[str, Array]) -> No
 
 def test_loops_within_branches_within_loops() -> None:
     model = _model("""
-        net (float[n] x, int64 turns) => (float[k] y, float[t] sums) {
+        net (float[n] x, int64 iterations) => (float[k] y, float[t] sums) {
             yes = Constant<value = bool {1}>()
-            y, sums = Loop (turns, yes, x) <
+            y, sums = Loop (iterations, yes, x) <
                 body = outer (int64 i, bool on, float[a] v) => (bool on2, float[b] w, float s) {
                     on2 = Identity(on)
                     s = ReduceSum<keepdims = 0>(v)
@@ -433,8 +433,8 @@ def test_loops_within_branches_within_loops() -> None:
             >
         }""")
     program = load_program(model)
-    for turns in (1, 2, 5):
-        _agrees(program, model, x=_random(4), turns=np.array(turns))
+    for iterations in (1, 2, 5):
+        _agrees(program, model, x=_random(4), iterations=np.array(iterations))
 
 
 def test_regions_come_back_from_bytes() -> None:
@@ -486,8 +486,8 @@ def test_operators_without_a_converter_are_named() -> None:
 def test_what_a_body_says_of_extents_does_not_count() -> None:
     """A body that was written for other sizes than it is given."""
     model, other = _scan("scan_input_axes = [1, 0]"), _scan("scan_input_axes = [1, 0]")
-    (turn,) = bodies(other.graph.node[0])
-    for entry in (turn.input[1], turn.output[1]):
+    (iteration,) = bodies(other.graph.node[0])
+    for entry in (iteration.input[1], iteration.output[1]):
         for dimension in entry.type.tensor_type.shape.dim:
             dimension.dim_value = 7
     inputs = {"start": _random(2), "s1": _random(2, 3, 3), "s2": _random(3, 3, 2)}

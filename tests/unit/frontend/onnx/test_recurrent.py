@@ -22,7 +22,7 @@ CELLS: list[tuple[str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("op_type", "gates", "attributes"), CELLS)
-def test_cell(
+def test_recurrent_cells_match_onnxruntime(
     op_type: str, gates: int, attributes: dict[str, Any], model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     rng = np.random.default_rng(1)

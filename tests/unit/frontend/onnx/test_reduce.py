@@ -39,7 +39,7 @@ def test_no_axes_may_mean_nothing(model_of: ModelOf, agrees_with_onnxruntime: Ag
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("opset", [11, 13])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_softmax(
+def test_softmax_of_every_opset_matches_onnxruntime(
     op_type: str, opset: int, axis: int | None, model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
@@ -48,7 +48,7 @@ def test_softmax(
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_layer_normalization(axis: int, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_layer_normalization_matches_onnxruntime(axis: int, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     node = helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=axis)
     shape = (5,) if axis == -1 else (4, 5)
     rng = np.random.default_rng(0)
@@ -56,6 +56,6 @@ def test_layer_normalization(axis: int, model_of: ModelOf, agrees_with_onnxrunti
     agrees_with_onnxruntime(model_of([node], {"x": (3, 4, 5)}, weights=weights))
 
 
-def test_instance_normalization(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_instance_normalization_matches_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     node = helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"])
     agrees_with_onnxruntime(model_of([node], {"x": (2, 3, 4, 5), "s": (3,), "b": (3,)}))

@@ -18,7 +18,7 @@ Weights = dict[str, np.ndarray[Any, Any]]
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("corners", [0, 1])
-def test_grid_sample(
+def test_grid_sample_matches_onnxruntime(
     mode: str, padding: str, corners: int, model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     attributes: dict[str, Any] = {"mode": mode, "padding_mode": padding, "align_corners": corners}
@@ -36,7 +36,9 @@ REGIONS = np.array([[-1, 0, 5, 7], [2, 3, 4, 4], [6, 1, 20, 9]], np.float32)
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("aligned", ["half_pixel", "output_half_pixel"])
-def test_roi_align(mode: str, aligned: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_roi_align_matches_onnxruntime(
+    mode: str, aligned: str, model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
     attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": aligned, "spatial_scale": 0.5}
     attributes |= {"output_height": 2, "output_width": 3, "sampling_ratio": 2}
     node = helper.make_node("RoiAlign", ["x", "r", "b"], ["y"], **attributes)
@@ -44,7 +46,7 @@ def test_roi_align(mode: str, aligned: str, model_of: ModelOf, agrees_with_onnxr
     agrees_with_onnxruntime(model_of([node], {"x": (2, 3, 6, 7)}, weights=weights))
 
 
-def test_deformable_convolution(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_deformable_convolution_matches_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     rng = np.random.default_rng(1)
     attributes: dict[str, Any] = {"group": 2, "offset_group": 2, "strides": [2, 1], "pads": [1, 0, 1, 1]}
     node = helper.make_node("DeformConv", ["x", "w", "o", "b", "m"], ["y"], **attributes)
@@ -60,7 +62,7 @@ def test_deformable_convolution(model_of: ModelOf, agrees_with_onnxruntime: Agre
     ("shape", "attributes"),
     [((2, 6, 1), {}), ((2, 6, 2), {}), ((2, 7, 1), {"onesided": 1}), ((1, 5, 2), {"inverse": 1})],
 )
-def test_fourier_transform(
+def test_fourier_transform_matches_onnxruntime(
     shape: tuple[int, ...], attributes: dict[str, Any], model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     agrees_with_onnxruntime(model_of([helper.make_node("DFT", ["x"], ["y"], axis=1, **attributes)], {"x": shape}))
@@ -81,7 +83,7 @@ BLOCKS: list[tuple[str, tuple[int, ...], Weights, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("op_type", "shape", "weights", "attributes"), BLOCKS)
-def test_operator(
+def test_sampling_operators_match_onnxruntime(
     op_type: str,
     shape: tuple[int, ...],
     weights: Weights,
@@ -102,7 +104,7 @@ def test_places_of_the_largest(order: int, model_of: ModelOf, agrees_with_onnxru
     agrees_with_onnxruntime(model)
 
 
-def test_unpooling(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_unpooling_matches_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     pool = helper.make_node("MaxPool", ["x"], ["p", "i"], kernel_shape=[2, 2], strides=[2, 2])
     back = helper.make_node("MaxUnpool", ["p", "i"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
     agrees_with_onnxruntime(model_of([pool, back], {"x": (2, 3, 6, 4)}))

@@ -37,7 +37,7 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize(("op_type", "shape", "operands", "attributes"), CASES)
-def test_one_operator(
+def test_shape_operators_match_onnxruntime(
     op_type: str,
     shape: tuple[int, ...],
     operands: Sequence[Any],
@@ -61,7 +61,7 @@ def test_squeeze_and_unsqueeze_with_attributes(model_of: ModelOf, agrees_with_on
     agrees_with_onnxruntime(model_of(nodes, {"x": (1, 3)}, opset=11))
 
 
-def test_concat(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_concat_of_a_negative_axis_matches_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     agrees_with_onnxruntime(
         model_of([helper.make_node("Concat", ["a", "b"], ["y"], axis=-1)], {"a": (2, 3), "b": (2, 1)})
     )
@@ -85,7 +85,7 @@ def test_parts_that_are_not_the_whole_are_refused(sizes: list[int], model_of: Mo
         load_model(model)
 
 
-def test_nearest_resize(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_nearest_resize_matches_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     node = helper.make_node(
         "Resize", ["x", "", "s"], ["y"], coordinate_transformation_mode="asymmetric", nearest_mode="floor"
     )
@@ -111,7 +111,7 @@ def test_arithmetic_on_shapes_folds(model_of: ModelOf, agrees_with_onnxruntime: 
     assert [node.op for node in graph.nodes] == ["reshape"]
 
 
-def test_constant_attributes(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_constants_in_attributes_match_onnxruntime(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     nodes = [
         helper.make_node("Constant", [], ["f"], value_float=1.5),
         helper.make_node("Constant", [], ["i"], value_ints=[6]),

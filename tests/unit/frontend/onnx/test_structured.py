@@ -24,7 +24,7 @@ EINSUMS = [
 
 
 @pytest.mark.parametrize(("equation", "first", "second"), EINSUMS)
-def test_einsum(
+def test_einsum_matches_onnxruntime(
     equation: str,
     first: tuple[int, ...],
     second: tuple[int, ...],
@@ -46,7 +46,7 @@ RESIZES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("attributes", RESIZES)
 @pytest.mark.parametrize("scales", [(1, 1, 2.5, 1.5), (1, 1, 0.5, 0.75)])
-def test_resize(
+def test_resize_matches_onnxruntime(
     attributes: dict[str, Any], scales: tuple[float, ...], model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
     node = helper.make_node("Resize", ["x", "", "s"], ["y"], **attributes)
@@ -63,7 +63,7 @@ TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "weight", "attributes"), TRANSPOSED)
-def test_transposed_convolution(
+def test_transposed_convolution_matches_onnxruntime(
     shape: tuple[int, ...],
     weight: tuple[int, ...],
     attributes: dict[str, Any],
@@ -94,7 +94,7 @@ SINGLE: list[tuple[str, tuple[int, ...], Weights, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("op_type", "shape", "weights", "attributes"), SINGLE)
-def test_operator(
+def test_structured_operators_match_onnxruntime(
     op_type: str,
     shape: tuple[int, ...],
     weights: Weights,

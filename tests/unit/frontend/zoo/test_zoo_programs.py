@@ -13,7 +13,7 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.program import Call, Loop
 from retune.compiler.graph.run_program import run_program
-from tests.zoo_sizes import PROGRAMS, SMALL
+from tests.support.zoo_sizes import PROGRAMS, SMALL
 
 Array = NDArray[Any]
 

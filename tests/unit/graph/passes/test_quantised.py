@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
-from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.ir import Attribute, Graph
 from retune.compiler.graph.passes.quantised import Quantised
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
-from tests.unit.graph.passes.quantised_networks import Network, residual_block
+from tests.support.quantised_networks import Network, residual_block
 
 
 def assert_same(changed: Graph, graph: Graph, quantum: float) -> None:
@@ -26,11 +25,6 @@ def assert_same(changed: Graph, graph: Graph, quantum: float) -> None:
 
 def _ops(graph: Graph) -> list[str]:
     return [node.op for node in graph.nodes]
-
-
-def test_aresidual_block() -> None:
-    graph = residual_block()
-    assert_same(Quantised().apply(graph), graph, 3.0)
 
 
 def test_the_kernels_of_a_block_read_and_write_bytes() -> None:
@@ -56,16 +50,6 @@ def test_zero_points_of_weights_join_them_where_the_result_is_a_byte(zero: int) 
     assert ("qconv2d" in _ops(changed)) == (abs(zero) < 100)
 
 
-def test_channels_are_filled_up_to_fours() -> None:
-    net = Network(1, 3, 6, 6, dtype="int8")
-    graph = net.builder.finish({"y": net.stored(net.conv(net.stored("x", 0.05, -7), 8, 3, 3, 3), 0.4, 5)})
-    changed = Quantised().apply(graph)
-    assert_same(changed, graph, 0.4)
-    product = next(node for node in changed.nodes if node.op == "qconv2d")
-    assert changed.values[product.inputs[1]].shape == (8, 4, 3, 3)
-    assert product.attrs["pad_value"] == -7
-
-
 def test_pools_and_moves_work_on_bytes() -> None:
     net = Network(2, 4, 6, 6)
     b = net.builder
@@ -82,40 +66,3 @@ def test_pools_and_moves_work_on_bytes() -> None:
     reads = {node.op: changed.values[node.inputs[0]].dtype for node in changed.nodes}
     assert reads["max_pool2d"] == reads["reshape"] == reads["qdense"] == "uint8"
     assert _ops(changed).count("round") == 2
-
-
-def test_bytes_of_different_signs_are_joined_as_numbers() -> None:
-    net = Network(2, 12)
-    signed = Network(2, 12, dtype="int8")
-    signed.builder = b = net.builder
-    both = [net.stored("x", 0.05, 0), signed.stored("x", 0.05, 0)]
-    graph = b.finish({"y": b.emit("concat", both, {"axis": 1})})
-    assert_same(Quantised().apply(graph), graph, 0.05)
-
-
-def test_a_product_of_two_activations() -> None:
-    net = Network(2, 3, 4, dtype="int8")
-    b = net.builder
-    x = net.stored("x", 0.05, 0)
-    turned = b.emit("transpose", [x], {"perm": (0, 2, 1)})
-    graph = b.finish({"y": b.emit("batch_matmul", [x, turned])})
-    changed = Quantised().apply(graph)
-    assert "qbatch_matmul" in _ops(changed)
-    assert_same(changed, graph, 0.05)
-
-
-def test_a_scale_that_is_computed_stays_arithmetic() -> None:
-    b = GraphBuilder("net", [Value("x", (4, 8)), Value("s", ())])
-    zero = b.constant(np.zeros((), np.int8), "zero")
-    number = b.emit("quantize", ["x", "s", zero], {"axis": 0})
-    graph = b.finish({"y": b.emit("dequantize", [number, "s", zero], {"axis": 0})})
-    changed = Quantised().apply(graph)
-    verify(changed)
-    feed = {"x": np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8), "s": np.asarray(0.25, np.float32)}
-    np.testing.assert_allclose(evaluate(changed, feed)[0], evaluate(graph, feed)[0])
-
-
-def test_a_graph_without_quantised_values_is_left_alone() -> None:
-    b = GraphBuilder("net", [Value("x", (4, 8))])
-    graph = b.finish({"y": b.emit("mul", [b.emit("relu", ["x"]), b.scalar(2.0, "float32")])})
-    assert Quantised().apply(graph) is graph

@@ -16,7 +16,7 @@ from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressi
 from retune.compiler.graph.passes.recognise import Recognise
 from retune.compiler.graph.passes.simplify import Simplify
 from retune.compiler.graph.verify import verify
-from tests.unit.graph.passes.expanded import (
+from tests.support.expanded_operators import (
     Writer,
     gelu,
     gelu_tanh,
@@ -125,13 +125,6 @@ def test_what_others_read_inside_stays(name: str) -> None:
 def _is_root_mean_square_of_centred(name: str, nodes: list[Node]) -> bool:
     """What is left of a layer norm of which others read the mean is still a norm, of x - mean."""
     return name in WITH_SCALE_AND_BIAS and not any(node.flag("centred") for node in nodes)
-
-
-def test_an_inner_value_that_is_an_output_stays() -> None:
-    builder = GraphBuilder("case", [Value("x", SHAPE)])
-    gate = builder.emit("sigmoid", ["x"])
-    graph = builder.finish({"y": builder.emit("mul", ["x", gate]), "gate": gate})
-    assert [node.op for node in Recognise().apply(graph).nodes] == ["sigmoid", "mul"]
 
 
 def test_a_fast_variance_is_a_norm_too() -> None:

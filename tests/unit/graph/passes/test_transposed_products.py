@@ -69,31 +69,6 @@ def test_the_heads_of_attention_need_one_transpose(batch: int) -> None:
         assert (first, second) == ("acbe,abed->abcd", "acbe,aecd->abcd")
 
 
-@pytest.mark.parametrize(("rows", "kinds"), [(1, ["contract"]), (4, ["transpose", "contract"])])
-def test_keys_that_one_query_reads_are_read_as_they_lie(rows: int, kinds: list[str]) -> None:
-    b = GraphBuilder("step", [Value("q", (1, 3, rows, 4)), Value("k", (1, 3, 5, 4))])
-    turned = b.emit("transpose", ["k"], {"perm": (0, 1, 3, 2)})
-    flat = (b.emit("reshape", [x], {"shape": b.value(x).shape[1:]}) for x in ("q", turned))
-    changed = settled(b.finish({"y": b.emit("batch_matmul", list(flat))}))
-    assert [one.split()[0].replace("batch_matmul", "contract") for one in products(changed)] == kinds
-
-
-def test_a_plain_product_keeps_its_name() -> None:
-    b = GraphBuilder("g", [Value("x", (2, 3, 4, 5)), Value("y", (6, 5, 7))])
-    flat = b.emit("reshape", ["x"], {"shape": (6, 4, 5)})
-    changed = settled(b.finish({"z": b.emit("batch_matmul", [flat, "y"])}))
-    assert products(changed) == ["batch_matmul"]
-    b = GraphBuilder("g", [Value("x", (1, 4, 5)), Value("y", (1, 5, 7))])
-    assert products(settled(b.finish({"z": b.emit("batch_matmul", ["x", "y"])}))) == ["dense"]
-
-
-def test_a_transpose_with_another_reader_or_an_output_stays() -> None:
-    b = GraphBuilder("g", [Value("x", (2, 3, 4)), Value("y", (2, 4, 5))])
-    made = b.emit("batch_matmul", ["x", "y"])
-    turned = b.emit("transpose", [made], {"perm": (1, 0, 2)})
-    assert products(settled(b.finish({"z": turned, "w": made}))) == ["batch_matmul", "transpose"]
-
-
 @settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_any_transposes_around_a_product(data: st.DataObject) -> None:

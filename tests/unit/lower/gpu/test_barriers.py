@@ -7,11 +7,10 @@ from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import INDICES, Kernel
 from retune.compiler.ir.stmt import Allocate, Barrier, For, If, LoopFunction, LoopKind, Stmt, Store, block, lines_of
 from retune.compiler.lower.gpu.barriers import insert_barriers
-from tests.unit.lower.small import golden
+from tests.support.gpu_buffers import S, X
+from tests.support.small_computations import golden
 
-X = Buffer("x", (8, 32), "float32")
 Y = Buffer("y", (8, 32), "float32")
-S = Buffer("s", (32,), "float32", "shared")
 T, B = INDICES[LoopKind.THREAD_X], INDICES[LoopKind.BLOCK_X]
 K = Var("k")
 
@@ -37,7 +36,7 @@ def use(index: Expr) -> Store:
     return Store(Y, (B, T), Load(S, (index,)))
 
 
-def turns(*statements: Stmt) -> For:
+def iterations(*statements: Stmt) -> For:
     return For(K, 4, LoopKind.SERIAL, block(*statements))
 
 
@@ -69,7 +68,7 @@ def test_the_first_thread_alone_needs_none() -> None:
 
 
 def test_a_turn_waits_for_the_one_before_it() -> None:
-    assert text(turns(fetch(row=K), use(31 - T))) == golden(
+    assert text(iterations(fetch(row=K), use(31 - T))) == golden(
         """
         for k in 4:
           barrier
@@ -82,13 +81,13 @@ def test_a_turn_waits_for_the_one_before_it() -> None:
 
 def test_an_element_of_another_turn_may_be_another_threads() -> None:
     moving = K * 8 + T
-    assert "barrier" in text(turns(fetch(moving), use(T)))
-    assert "barrier" in text(turns(fetch(moving), use(moving)))
-    assert "barrier" in text(turns(fetch(moving)), use(moving))
+    assert "barrier" in text(iterations(fetch(moving), use(T)))
+    assert "barrier" in text(iterations(fetch(moving), use(moving)))
+    assert "barrier" in text(iterations(fetch(moving)), use(moving))
 
 
 def test_what_a_loop_reads_is_waited_for_before_it() -> None:
-    assert text(fetch(), turns(use((T + K) % 32))) == golden(
+    assert text(fetch(), iterations(use((T + K) % 32))) == golden(
         """
         s[threadIdx.x] = x[blockIdx.x, threadIdx.x]
         barrier
@@ -100,7 +99,7 @@ def test_what_a_loop_reads_is_waited_for_before_it() -> None:
 
 def test_a_barrier_of_the_first_turn_alone_stands_before_the_loop() -> None:
     own = block(use(T), fetch())
-    assert text(fetch(31 - T), turns(own)) == golden(
+    assert text(fetch(31 - T), iterations(own)) == golden(
         """
         s[(31 - threadIdx.x)] = x[blockIdx.x, threadIdx.x]
         barrier
@@ -115,19 +114,19 @@ TILES = Buffer("tiles", (3, 32), "float32", "shared")
 
 
 def pipeline(written: int, first: int = 0) -> str:
-    """Three tiles: each turn writes number `written` after its own, meets the others and reads the next one; the tile
-    `first` is read before the loop.
+    """Three tiles: each iteration writes number `written` after its own, meets the others and reads the next one; the
+    tile `first` is read before the loop.
     """
     write = Store(TILES, ((K + written) % 3, T), Load(X, (B, T)))
     read = Store(Y, (B, T), Load(TILES, ((K + 1) % 3, 31 - T)))
     before = Store(Y, (B, T), Load(TILES, (const(first), 31 - T)))
-    body = LoopFunction("made", (X, Y), (), Allocate(TILES, block(before, turns(write, Barrier(), read))), 1)
+    body = LoopFunction("made", (X, Y), (), Allocate(TILES, block(before, iterations(write, Barrier(), read))), 1)
     return "\n".join(lines_of(insert_barriers(Kernel(body, (2, 1, 1), (32, 1, 1))).body.body, 0))
 
 
 @pytest.mark.parametrize("written", [1, 2, 3, 4])
 def test_tiles_of_other_turns_need_no_barrier_but_the_one_that_is_there(written: int) -> None:
-    """Behind the barrier of a turn the tile of the next one has been read: only that is not to be written."""
+    """Behind the barrier of an iteration the tile of the next one has been read: only that is not to be written."""
     assert pipeline(written).count("barrier") == (1 if written % 3 else 2)
     assert pipeline(written, first=2).count("barrier") == (1 if written == 1 or written == 4 else 2)
 
@@ -137,13 +136,13 @@ def test_a_loop_without_a_barrier_does_not_hide_one_that_every_turn_has() -> Non
     write = Store(TILES, ((K + 2) % 3, T), Load(X, (B, T)))
     read = Store(Y, (B, T), Load(TILES, ((K + 1) % 3, 31 - T)))
     alone = For(Var("a"), 4, LoopKind.SERIAL, Store(S, (T,), Load(X, (B, T))))
-    body = LoopFunction("made", (X, Y), (), Allocate(TILES, Allocate(S, turns(write, Barrier(), read, alone))), 1)
+    body = LoopFunction("made", (X, Y), (), Allocate(TILES, Allocate(S, iterations(write, Barrier(), read, alone))), 1)
     made = insert_barriers(Kernel(body, (2, 1, 1), (32, 1, 1))).body.body
     assert "\n".join(lines_of(made, 0)).count("barrier") == 1
 
 
 def test_several_elements_fetched_by_a_loop_need_none_among_themselves() -> None:
-    assert "barrier" not in text(turns(fetch(K * 32 + T)))
+    assert "barrier" not in text(iterations(fetch(K * 32 + T)))
 
 
 def test_a_branch_of_whole_blocks_may_hold_a_barrier() -> None:

@@ -26,9 +26,9 @@ from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
 from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
-from tests.property.programs import inputs_of
-from tests.unit.lower.small import sum_and_peak
-from tests.unit.search.workloads import GPU
+from tests.support.property.programs import inputs_of
+from tests.support.small_computations import sum_and_peak
+from tests.support.workloads import GPU
 
 BLOCK, THREAD, THREAD_Y = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.THREAD_Y
 
@@ -143,13 +143,13 @@ def test_what_is_whole_numbers_halves_or_doubles_is_handed_on_as_it_is() -> None
 
 def test_a_shuffle_that_not_all_threads_come_to_is_refused() -> None:
     y, one = Buffer("y", (32,), "float32"), Buffer("one", (), "float32", "local")
-    turn, place = Var("turn"), INDICES[LoopKind.THREAD_X]
+    iteration, place = Var("turn"), INDICES[LoopKind.THREAD_X]
     heard = block(Store(one, (), const(1.0)), Shuffle(one, (), Load(one, ()), 1, 32), Store(y, (place,), Load(one, ())))
 
     def kernel(condition: Expr) -> Kernel:
-        some = For(turn, 4, LoopKind.SERIAL, Allocate(one, If(condition, heard)))
+        some = For(iteration, 4, LoopKind.SERIAL, Allocate(one, If(condition, heard)))
         return Kernel(LoopFunction("k", (y,), (), some, 1), (1, 1, 1), (32, 1, 1))
 
-    assert insert_barriers(kernel(turn < 2)) == kernel(turn < 2)
+    assert insert_barriers(kernel(iteration < 2)) == kernel(iteration < 2)
     with pytest.raises(LoweringError, match=r"k: threads hand each other values where \(threadIdx.x < 16\), where not"):
         insert_barriers(kernel(place < 16))

@@ -1,4 +1,4 @@
-"""Fetches ask in their last turn alone which threads have something left; the same elements are fetched."""
+"""Fetches ask in their last iteration alone which threads have something left; the same elements are fetched."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def kernel(guard: Expr, extent: int = 3, target: Buffer = S) -> Kernel:
 
 
 def fetched(made: Kernel) -> list[tuple[int, bool]]:
-    """The loops and guards in front of the barrier: turns, and whether something is asked in them."""
+    """The loops and guards before the barrier: iterations, and whether something is asked in them."""
     assert isinstance(made.body.body, Allocate)
     assert isinstance(made.body.body.body, Block)
     parts = made.body.body.body.statements
@@ -55,7 +55,7 @@ def test_only_the_last_turn_asks() -> None:
     np.testing.assert_array_equal(found, x + np.float32(1.0))
 
 
-def test_other_guards_stay_in_every_turn() -> None:
+def test_other_guards_stay_in_every_iteration() -> None:
     made = fetch_loops(kernel((N * 32 + T < 80) & (T < 16)))
     assert fetched(made) == [(2, True), (1, True)]
 

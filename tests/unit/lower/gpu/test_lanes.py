@@ -8,6 +8,7 @@ from retune.compiler.ir.numeric import BINARY
 from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.lanes import stride, uniform
+from tests.support.tiers import long_except
 
 V, A, B = Var("v"), Var("a"), Var("b")
 
@@ -35,10 +36,11 @@ def drawn(rng: np.random.Generator, depth: int) -> Expr:
 POINTS = [(a, b) for a in range(5) for b in range(4)]
 
 
-def test_what_is_proved_holds() -> None:
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("shard", long_except([0], range(5)))
+def test_what_is_proved_holds(shard: int) -> None:
+    rng = np.random.default_rng(shard)
     proved = {"divisor": 0, "stride": 0, "uniform": 0}
-    for _ in range(1500):
+    for _ in range(300):
         index = drawn(rng, int(rng.integers(4)))
         width = int(rng.choice([2, 4, 8]))
         whole, step = divisor(index), stride(index, V, width)
@@ -55,7 +57,7 @@ def test_what_is_proved_holds() -> None:
             if same:
                 held = {bool(value(condition, v=v, a=a, b=b)) for v in range(width)}
                 assert len(held) == 1, f"{condition} in {width} lanes"
-    assert min(proved.values()) > 100
+    assert min(proved.values()) > 20
 
 
 @pytest.mark.parametrize(

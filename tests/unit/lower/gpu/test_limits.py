@@ -13,8 +13,8 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Split, Step
 from retune.compiler.simt.execute import execute
 from retune.compiler.target import HardwareParams
-from tests.unit.lower.small import doubled, matmul, sum_and_peak, window
-from tests.unit.search.workloads import GPU
+from tests.support.small_computations import doubled, matmul, sum_and_peak, window
+from tests.support.workloads import GPU
 
 BLOCK, THREAD, THREAD_Y = Annotation.BLOCK_X, Annotation.THREAD_X, Annotation.THREAD_Y
 FETCHED = (CacheRead(0, "shared", (2,)), ComputeAt(1, 3, 1), Annotate(3, 0, BLOCK), Annotate(3, 1, THREAD))
@@ -68,8 +68,8 @@ def test_too_much_memory() -> None:
     )
 
 
-def test_a_processor_is_no_gpu() -> None:
-    refuse("k: the hardware parameters are those of a processor; name a GPU", doubled(8), (), HardwareParams(4))
+def test_a_cpu_is_no_gpu() -> None:
+    refuse("k: the hardware parameters are those of a CPU; name a GPU", doubled(8), (), HardwareParams(4))
 
 
 def test_loops_that_cannot_be_bound_as_they_are() -> None:

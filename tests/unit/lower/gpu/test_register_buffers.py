@@ -15,7 +15,7 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
-from tests.unit.search.workloads import GPU, gpu_task_of, matmul
+from tests.support.workloads import GPU, gpu_task_of, matmul
 
 X, Y = Buffer("x", (64, 64), "float32"), Buffer("y", (64, 64), "float32")
 I, J, K, N = Var("i"), Var("j"), Var("k"), Var("n")  # noqa: E741 - as in a formula

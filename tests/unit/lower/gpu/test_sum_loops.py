@@ -1,4 +1,6 @@
-"""The steps of a thread's sums stand outside of its points, several of them a turn, and each sum keeps its order."""
+"""The steps of a thread's sums stand outside of its points, several of them an iteration, and each
+sum keeps its order.
+"""
 
 import pytest
 
@@ -33,8 +35,8 @@ def loops(stmt: Stmt) -> list[tuple[str, int, LoopKind]]:
 def runs(stmt: Stmt, known: dict[Expr, Expr]) -> list[tuple[str, str]]:
     """What is added to what, in the order in which it is done."""
     if isinstance(stmt, For):
-        turns = (runs(stmt.body, {**known, stmt.var: const(turn)}) for turn in range(stmt.extent))
-        return [each for turn in turns for each in turn]
+        iterations = (runs(stmt.body, {**known, stmt.var: const(iteration)}) for iteration in range(stmt.extent))
+        return [each for iteration in iterations for each in iteration]
     assert isinstance(stmt, Store)
     place = tuple(str(substitute(index, known)) for index in stmt.indices)
     return [(str(place), str(substitute(stmt.value, known)))]
@@ -58,12 +60,14 @@ def test_steps_come_outside_of_points_and_are_written_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extent", "turns", "steps"), [(64, 2, 32), (12, 1, 12), (36, 3, 12), (98, 7, 14), (37, 37, 1)]
+    ("extent", "iterations", "steps"), [(64, 2, 32), (12, 1, 12), (36, 3, 12), (98, 7, 14), (37, 37, 1)]
 )
-def test_as_many_steps_a_turn_as_there_is_room_for_in_fours_where_possible(extent: int, turns: int, steps: int) -> None:
+def test_as_many_steps_a_turn_as_there_is_room_for_in_fours_where_possible(
+    extent: int, iterations: int, steps: int
+) -> None:
     made = after(For(K, extent, SERIAL, For(I, 4, UNROLL, For(J, 4, UNROLL, update()))))
     assert steps <= MOST_STEPS
-    steps_loop = [("k", extent, UNROLL)] if turns == 1 else [("k", turns, SERIAL), ("k.step", steps, UNROLL)]
+    steps_loop = [("k", extent, UNROLL)] if iterations == 1 else [("k", iterations, SERIAL), ("k.step", steps, UNROLL)]
     steps_loop = [("k", extent, SERIAL)] if steps == 1 else steps_loop
     assert loops(made)[:-2] == steps_loop
 

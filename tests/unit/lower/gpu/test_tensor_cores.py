@@ -9,10 +9,10 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
 from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign, steps_of
-from tests.golden_texts import compared
-from tests.unit.lower.gpu.texts import texts_of
-from tests.unit.search.workloads import GPU
-from tests.unit.simt.products import PRODUCTS, product, tensor_space, with_lengths
+from tests.support.cases import check_case
+from tests.support.kernel_texts import sections_of
+from tests.support.tensor_core_products import PRODUCTS, product, tensor_space, with_lengths
+from tests.support.workloads import GPU
 
 
 def small(depth: int = 2) -> State:
@@ -23,7 +23,7 @@ def small(depth: int = 2) -> State:
 
 def test_how_they_are_made(update_golden: bool) -> None:
     state = small()
-    compared("gpu/tensor", texts_of(state, TensorBuilder), update_golden)
+    check_case("gpu", "tensor", sections_of(state, TensorBuilder), update_golden)
 
 
 @pytest.mark.parametrize(("depth", "copies", "barriers"), [(1, 1, 2), (2, 2, 1), (3, 3, 1), (4, 4, 1)])

@@ -3,7 +3,7 @@
 from retune.compiler.ir.expr import Buffer, Load, Var
 from retune.compiler.ir.stmt import Allocate, For, If, Let, LoopFunction, LoopKind, Stmt, Store, block, lines_of
 from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
-from tests.unit.lower.small import golden
+from tests.support.small_computations import golden
 
 X, Y = Buffer("x", (8,), "float32"), Buffer("y", (8,), "float32")
 L, S = Buffer("l", (4,), "float32", "local"), Buffer("s", (4,), "float32", "shared")

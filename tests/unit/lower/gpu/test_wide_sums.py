@@ -14,7 +14,7 @@ from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.simt.execute import execute
-from tests.unit.search.workloads import GPU, gpu_task_of
+from tests.support.workloads import GPU, gpu_task_of
 
 LONG = 1536
 
@@ -46,7 +46,7 @@ def is_exact(dag: ComputeDAG, steps: tuple[Step, ...], dtype: str) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_untuned_programs(dtype: str) -> None:
+def test_untuned_programs_sum_halves_in_float32(dtype: str) -> None:
     for dag in (product(2, 3, dtype), sums(dtype)):
         assert is_exact(dag, default_gpu_steps(dag), dtype)
 
@@ -58,7 +58,8 @@ def test_sums_over_threads_that_form_warps_or_do_not(threads: int) -> None:
     assert is_exact(dag, steps, "float16")
 
 
-def test_every_sketch() -> None:
+@pytest.mark.long
+def test_programs_of_every_sketch_sum_halves_in_float32() -> None:
     for dag in (product(8, 32, "float16"), sums("float16")):
         for space in build_spaces(gpu_task_of("half", dag), SearchOptions()):
             _, group = next(iter(space.groups(space.sample(np.random.default_rng(1), 32))))

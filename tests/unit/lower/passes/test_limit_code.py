@@ -8,7 +8,7 @@ from retune.compiler.lower.pipeline import lower
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
 from retune.compiler.target import HardwareParams
-from tests.unit.lower.small import doubled, loops, matmul
+from tests.support.small_computations import doubled, loops, matmul
 
 UNROLL = Annotation.UNROLL
 

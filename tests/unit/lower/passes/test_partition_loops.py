@@ -14,83 +14,10 @@ from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
-from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Reorder, Split, Step
+from retune.compiler.schedule.steps import Annotate, Split, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
-from tests.unit.lower.small import doubled, golden, loops, matmul, window
-
-# ruff: noqa: E501 - golden text is as wide as it is
-
-
-def test_a_ragged_end_is_a_loop_of_its_own() -> None:
-    function = PartitionLoops().apply(loops(doubled(50), Split(1, 0, 50, (8, 4))))
-    assert str(function) == golden(
-        """
-        def k(x: float32[50], y: float32[50]):
-          for i.1.s1 in 8:
-            for i.2.s1 in 4:
-              y[((i.1.s1 * 4) + i.2.s1)] = (x[((i.1.s1 * 4) + i.2.s1)] * 2.0)
-          for i.1.s1 in 4:
-            for i.2.s1 in 4:
-              y[((32 + (i.1.s1 * 4)) + i.2.s1)] = (x[((32 + (i.1.s1 * 4)) + i.2.s1)] * 2.0)
-          for i.2.s1 in 2:
-            y[(48 + i.2.s1)] = (x[(48 + i.2.s1)] * 2.0)
-        """
-    )
-
-
-def test_a_parallel_loop_stays_whole() -> None:
-    function = PartitionLoops().apply(loops(doubled(50), Split(1, 0, 50, (16,)), Annotate(1, 0, Annotation.PARALLEL)))
-    assert str(function) == golden(
-        """
-        def k(x: float32[50], y: float32[50]):
-          parallel i.0.s1 in 4:
-            if (i.0.s1 <= 2):
-              for i.1.s1 in 16:
-                y[((i.0.s1 * 16) + i.1.s1)] = (x[((i.0.s1 * 16) + i.1.s1)] * 2.0)
-            if (3 <= i.0.s1):
-              for i.1.s1 in 2:
-                y[(48 + i.1.s1)] = (x[(48 + i.1.s1)] * 2.0)
-        """
-    )
-
-
-def test_what_was_fused_chooses_by_its_parts() -> None:
-    function = PartitionLoops().apply(loops(doubled(7), Split(1, 0, 7, (3,)), Fuse(1, (0, 1))))
-    assert str(function) == golden(
-        """
-        def k(x: float32[7], y: float32[7]):
-          for i.0@i.1@.s1 in 9:
-            let i.0.s1 = (i.0@i.1@.s1 // 3)
-            if (i.0.s1 <= 1):
-              let i.1.s1 = (i.0@i.1@.s1 % 3)
-              y[((i.0.s1 * 3) + i.1.s1)] = (x[((i.0.s1 * 3) + i.1.s1)] * 2.0)
-            if (2 <= i.0.s1):
-              let i.1.s1 = (i.0@i.1@.s1 % 3)
-              if (i.1.s1 <= 0):
-                y[6] = (x[6] * 2.0)
-        """
-    )
-
-
-def test_a_reduction_and_its_first_value_are_split_together() -> None:
-    function = PartitionLoops().apply(loops(matmul(3, 5, 4), Split(2, 1, 5, (2,)), Reorder(2, (1, 0, 3, 2))))
-    assert str(function) == golden(
-        """
-        def k(A: float32[3, 4], B: float32[4, 5], C: float32[3, 5]):
-          for j.0.s2 in 2:
-            for i.s2 in 3:
-              for j.1.s2 in 2:
-                C[i.s2, ((j.0.s2 * 2) + j.1.s2)] = 0.0
-              for k.s2 in 4:
-                for j.1.s2 in 2:
-                  C[i.s2, ((j.0.s2 * 2) + j.1.s2)] = (C[i.s2, ((j.0.s2 * 2) + j.1.s2)] + (A[i.s2, k.s2] * B[k.s2, ((j.0.s2 * 2) + j.1.s2)]))
-          for i.s2 in 3:
-            C[i.s2, 4] = 0.0
-            for k.s2 in 4:
-              C[i.s2, 4] = (C[i.s2, 4] + (A[i.s2, k.s2] * B[k.s2, 4]))
-        """
-    )
+from tests.support.small_computations import golden, loops, matmul
 
 
 def test_the_code_grows_within_its_limit() -> None:
@@ -109,11 +36,6 @@ def test_a_division_in_a_choice_not_taken_is_not_made() -> None:
     verify(function, "partition-loops")
 
 
-def test_a_kernel_without_guards_is_left_alone() -> None:
-    function = loops(window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0))
-    assert PartitionLoops().apply(function) is function
-
-
 def _end_to_end(*widths: int) -> ComputeDAG:
     """Rows of several arrays, one behind the other."""
     sources = [te.placeholder((3, width), name=name) for width, name in zip(widths, "abc", strict=False)]
@@ -122,7 +44,7 @@ def _end_to_end(*widths: int) -> ComputeDAG:
         end, value = sum(widths), None
         for source, width in zip(reversed(sources), reversed(widths), strict=True):
             end -= width
-            piece = source[i, j - end]
+            piece: Expr = source[i, j - end]
             value = piece if value is None else te.if_then_else(j < end + width, piece, value)
         assert value is not None
         return value

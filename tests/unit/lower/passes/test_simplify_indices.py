@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
+from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store
 from retune.compiler.lower.passes import SimplifyIndices
 
@@ -39,11 +39,5 @@ def folded(index: Expr, i: int = 4, j: int = 8) -> str:
         ((ROW * COLUMN) % 8, "((i * j) % 8)"),
     ],
 )
-def test_indices(index: Expr, expected: str) -> None:
+def test_quotients_and_remainders_of_indices_fold(index: Expr, expected: str) -> None:
     assert folded(index) == expected
-
-
-def test_a_kernel_without_quotients_is_returned_as_it_is() -> None:
-    out = Buffer("out", (4,), "float32")
-    function = LoopFunction("f", (out,), (), For(ROW, 4, LoopKind.SERIAL, Store(out, (ROW,), const(0.0))), 1)
-    assert SimplifyIndices().apply(function) is function

@@ -1,12 +1,11 @@
 """The page about a run in a real browser: it shows everything, complains of nothing, and fits a telephone."""
 
-
 import pytest
 
 from retune.tasks.pages.facts import facts_of, find_run
 from retune.tasks.pages.page import SECTIONS, page
-from tests.browser import opened
-from tests.unit.tasks.pages.runs import finished_run
+from tests.support.browser import opened
+from tests.support.stored_runs import finished_run
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,13 @@ from retune.tasks.pages.charts import (
 )
 from retune.tasks.pages.facts import RunFacts, Trial, facts_of, find_run
 from retune.tasks.pages.page import SECTIONS, page
-from tests.unit.tasks.pages.runs import HOSTILE, finished_run, interrupted_run
+from tests.support.stored_runs import HOSTILE, finished_run, interrupted_run
 
 VOID = {"meta", "link", "br", "img", "rect", "circle", "polyline"}
 
 
 class Reader(HTMLParser):
-    """Checks that tags nest, and collects what could be fetched, anchors, and texts by section."""
+    """Checks that tags nest, and collects what could be fetched, anchors, and strings by section."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_figures_add_up(finished: RunFacts) -> None:
 
 def test_an_interrupted_run_has_a_page_too(tmp_path: Path) -> None:
     found = facts(tmp_path, interrupted_run(tmp_path))
-    assert not found.is_complete
+    assert not found.info.is_complete
     reader = read(page(found))
     assert "has not come to its end" in reader.text["latency"]
     assert "trial 7" in reader.text["tasks"]
@@ -160,9 +160,31 @@ def test_a_report_of_a_newer_version_stays_where_it_is(tmp_path: Path, caplog: p
     run_id = finished_run(tmp_path, tasks=2)
     path = tmp_path / "runs" / run_id / "report.json"
     path.write_text(text := json.dumps({**json.loads(path.read_text()), "contention": None}))
-    assert not facts(tmp_path, run_id).is_complete
+    assert facts(tmp_path, run_id).report == {}
     assert path.read_text() == text
     assert "contention: Input should be a valid number" in caplog.text
+
+
+def test_a_finished_run_without_its_report_is_not_called_unfinished(tmp_path: Path) -> None:
+    run_id = finished_run(tmp_path, tasks=2)
+    (tmp_path / "runs" / run_id / "report.json").unlink()
+    text = page(facts(tmp_path, run_id))
+    assert "its report.json is lost" in read(text).text["latency"]
+    assert "its report is lost" in read(text).text["coverage"]
+    assert "not come to its end" not in text
+
+
+@pytest.mark.parametrize(("lines", "said"), [(0, "9 rounds are missing"), (8, "A round is missing"), (18, "")])
+def test_lost_lines_of_rounds_are_counted_by_the_records(lines: int, said: str, tmp_path: Path) -> None:
+    """The records of the sample are of the first nine of its eighteen rounds."""
+    run_id = finished_run(tmp_path)
+    path = tmp_path / "runs" / run_id / "rounds.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    found = facts(tmp_path, run_id)
+    assert found.trial_count == 9 * 16
+    progress = read(page(found)).text["progress"]
+    assert said in progress
+    assert ("missing" in progress) == bool(said)
 
 
 def test_charts_without_figures_are_empty() -> None:
@@ -173,7 +195,7 @@ def test_charts_without_figures_are_empty() -> None:
     assert ranking_chart([(1, 0.5)]) == ""
 
 
-def test_a_busy_machine_is_admitted_before_any_figure(finished: RunFacts) -> None:
+def test_contention_warning_precedes_every_figure(finished: RunFacts) -> None:
     assert "machine was busy" not in page(finished)
     text = page(replace(finished, contention=0.4))
     assert 0 < text.index("busy (contention 40%)") < text.index("latency, tuned")

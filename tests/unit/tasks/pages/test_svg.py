@@ -51,7 +51,7 @@ def test_numbers_are_short() -> None:
 
 
 def test_words_are_escaped_and_files_are_xml() -> None:
-    parts = [rect(0, 0, 5, 5, "red", "a < b & \"c\""), svg_text(0, 0, "<b>"), *svg_legend(0, {"x & y": "red"})]
+    parts = [rect(0, 0, 5, 5, "red", 'a < b & "c"'), svg_text(0, 0, "<b>"), *svg_legend(0, {"x & y": "red"})]
     for text in (svg_document("a < b", 10, 10, parts), svg_figure('say "a < b"', 10, 10, parts)):
         tree = ElementTree.fromstring(text)
         words = [piece.text for piece in tree.iter() if piece.text]

@@ -1,0 +1,188 @@
+"""`VectorBuilder`: one LLVM instruction per operation, on values with equal lanes.
+
+No operation is undefined, whatever its operands: there is no conversion of a NaN and no shift by too much.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type
+from retune.compiler.codegen.values import Emit, Value
+
+PERMUTE_LANES = 16
+"""Lanes that one instruction looks up in a register of as many numbers, where the target has such."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorBuilder:
+    """Writes arithmetic on `lanes` lanes (1: scalars) of the float type `dtype` and of the integers of its size."""
+
+    emit: Emit
+    lanes: int
+    dtype: str = "float32"
+
+    @property
+    def integer(self) -> str:
+        """The signed integer type that a float's bits fit."""
+        return f"int{item_bytes(self.dtype) * 8}"
+
+    def number(self, value: float) -> Value:
+        """A float constant in every lane."""
+        return Value(literal(value, self.dtype, self.lanes), self.lanes, self.dtype)
+
+    def whole(self, value: int) -> Value:
+        """An integer constant in every lane."""
+        return Value(literal(value, self.integer, self.lanes), self.lanes, self.integer)
+
+    def binary(self, name: str, lhs: Value, rhs: Value) -> Value:
+        """An instruction of two operands, by LLVM's name; it must be defined for all of them."""
+        return self.emit(f"{name} {lhs.typed}, {rhs.text}", self.lanes, lhs.dtype)
+
+    def call(self, name: str, *args: Value) -> Value:
+        """An LLVM intrinsic of operands and result of one type."""
+        kind = llvm_type(args[0].dtype, self.lanes)
+        operands = ", ".join(arg.typed for arg in args)
+        suffix = intrinsic_suffix(args[0].dtype, self.lanes)
+        return self.emit(f"call {kind} @llvm.{name}.{suffix}({operands})", self.lanes, args[0].dtype)
+
+    def each_lane(self, symbol: str, *args: Value) -> Value:
+        """A function of numbers, called lane by lane."""
+        dtype = args[0].dtype
+        scalar, kind = llvm_type(dtype), llvm_type(dtype, self.lanes)
+        if self.lanes == 1:
+            return self.emit(f"call {scalar} @{symbol}({', '.join(arg.typed for arg in args)})", 1, dtype)
+        made = Value("poison", self.lanes, dtype)
+        for lane in range(self.lanes):
+            items = [self.emit(f"extractelement {arg.typed}, i64 {lane}", 1, dtype) for arg in args]
+            value = self.emit(f"call {scalar} @{symbol}({', '.join(item.typed for item in items)})", 1, dtype)
+            made = self.emit(f"insertelement {kind} {made.text}, {value.typed}, i64 {lane}", self.lanes, dtype)
+        return made
+
+    def add(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs + rhs` of floats."""
+        return self.binary("fadd", lhs, rhs)
+
+    def sub(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs - rhs` of floats."""
+        return self.binary("fsub", lhs, rhs)
+
+    def mul(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs * rhs` of floats."""
+        return self.binary("fmul", lhs, rhs)
+
+    def div(self, lhs: Value, rhs: Value) -> Value:
+        """`lhs / rhs` of floats."""
+        return self.binary("fdiv", lhs, rhs)
+
+    def fma(self, factor: Value, other: Value, addend: Value) -> Value:
+        """`factor * other + addend`, rounded once."""
+        return self.call("fma", factor, other, addend)
+
+    def scaled_by_floor(self, value: Value, power: Value) -> Value:
+        """`value` times two to the floor of a float power, rounded once: 16 lanes, where `permutes_tables` are."""
+        kind = llvm_type(value.dtype, self.lanes)
+        call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
+        return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
+
+    def looked_up(self, table: Sequence[float], places: Value) -> Value:
+        """The number of the table at the place that the low four bits say: 16 lanes, where `permutes_tables` are."""
+        kind = llvm_type(self.dtype, self.lanes)
+        numbers = ", ".join(f"float {literal(number, self.dtype, 1)}" for number in table)
+        call = f"call {kind} @llvm.x86.avx512.permvar.sf.512"
+        return self.emit(f"{call}({kind} <{numbers}>, {places.typed})", self.lanes, self.dtype)
+
+    def polynomial(self, variable: Value, coefficients: tuple[float, ...]) -> Value:
+        """The sum of `coefficients[k] * variable**k`, by Horner's rule."""
+        result = self.number(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            result = self.fma(result, variable, self.number(coefficient))
+        return result
+
+    def test(self, comparison: str, lhs: Value, rhs: Value) -> Value:
+        """A comparison by LLVM's name, "olt" for floats or "slt" for integers."""
+        name = "fcmp" if lhs.dtype == self.dtype else "icmp"
+        return self.emit(f"{name} {comparison} {lhs.typed}, {rhs.text}", self.lanes, "bool")
+
+    def choose(self, condition: Value, then: Value, otherwise: Value) -> Value:
+        """`then` in the lanes where the condition holds."""
+        return self.emit(f"select {condition.typed}, {then.typed}, {otherwise.typed}", self.lanes, then.dtype)
+
+    def both(self, one: Value, other: Value) -> Value:
+        """Where both conditions hold."""
+        return self.binary("and", one, other)
+
+    def either(self, one: Value, other: Value) -> Value:
+        """Where one of the conditions holds."""
+        return self.binary("or", one, other)
+
+    def negate(self, condition: Value) -> Value:
+        """Where the condition does not hold."""
+        return self.emit(f"xor {condition.typed}, {literal(True, 'bool', self.lanes)}", self.lanes, "bool")
+
+    def at_most(self, value: Value, limit: float) -> Value:
+        """The value, or the limit if that is less; a NaN stays."""
+        top = self.number(limit)
+        return self.choose(self.test("ogt", value, top), top, value)
+
+    def at_least(self, value: Value, limit: float) -> Value:
+        """The value, or the limit if that is greater; a NaN stays."""
+        bottom = self.number(limit)
+        return self.choose(self.test("olt", value, bottom), bottom, value)
+
+    def bits(self, value: Value) -> Value:
+        """The float's bits as an integer."""
+        return self.emit(f"bitcast {value.typed} to {llvm_type(self.integer, self.lanes)}", self.lanes, self.integer)
+
+    def from_bits(self, value: Value) -> Value:
+        """The float that has these bits."""
+        return self.emit(f"bitcast {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
+
+    def to_float(self, value: Value) -> Value:
+        """The float nearest to a signed integer."""
+        return self.emit(f"sitofp {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
+
+    def negative(self, value: Value) -> Value:
+        """The float with the other sign."""
+        return self.emit(f"fneg {value.typed}", self.lanes, self.dtype)
+
+    def magnitude(self, value: Value) -> Value:
+        """The value without its sign."""
+        return self.call("fabs", value)
+
+    def with_sign(self, value: Value, sign: Value) -> Value:
+        """The magnitude of one value with the sign of another."""
+        return self.call("copysign", value, sign)
+
+
+def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value], Value]) -> Value:
+    """`function` of float32 lanes, sixteen at a time; those that fill up the last sixteen are dropped."""
+    write = VectorBuilder(emit, PERMUTE_LANES)
+    if x.lanes == PERMUTE_LANES:
+        return function(write, x)
+    wide = x if x.lanes > 1 else emit(f"insertelement <1 x float> poison, {x.typed}, i64 0", 1, x.dtype)
+    kind = f"<{x.lanes} x float>"
+    parts = []
+    for first in range(0, x.lanes, PERMUTE_LANES):
+        places = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(PERMUTE_LANES))
+        text = f"shufflevector {kind} {wide.text}, {kind} poison, <{PERMUTE_LANES} x i32> <{places}>"
+        parts.append(function(write, emit(text, PERMUTE_LANES, x.dtype)))
+    if x.lanes == 1:
+        return emit(f"extractelement {parts[0].typed}, i64 0", 1, x.dtype)
+    while len(parts) > 1:
+        if len(parts) % 2:
+            parts.append(parts[-1])
+        parts = [_joined(emit, one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)]
+    return _first(emit, parts[0], x.lanes)
+
+
+def _joined(emit: Emit, one: Value, other: Value) -> Value:
+    places = ", ".join(f"i32 {lane}" for lane in range(2 * one.lanes))
+    text = f"shufflevector {one.typed}, {other.typed}, <{2 * one.lanes} x i32> <{places}>"
+    return emit(text, 2 * one.lanes, one.dtype)
+
+
+def _first(emit: Emit, value: Value, lanes: int) -> Value:
+    if value.lanes == lanes:
+        return value
+    places = ", ".join(f"i32 {lane}" for lane in range(lanes))
+    return emit(f"shufflevector {value.typed}, {value.typed}, <{lanes} x i32> <{places}>", lanes, value.dtype)

@@ -1,0 +1,90 @@
+"""Finds the pass of the CPU's pipeline that changes what a program computes, by executing the IR after every pass.
+
+The IR is executed by the simulator of GPU programs, with one thread: about a millisecond for each operation, so the
+computation should be a small one, such as the same operator with short extents.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retune.compiler.codegen.dot_instructions import dots_of
+from retune.compiler.driver.explain import difference
+from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.ir.kernel import DeviceFunction, Kernel
+from retune.compiler.ir.stmt import LoopFunction
+from retune.compiler.lower.build_loops import build_loops
+from retune.compiler.lower.pipeline import cpu_passes
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.simt.execute import execute
+from retune.compiler.target import Target
+from retune.compiler.te.evaluate import evaluate
+
+TOLERANCE = 1e-3
+"""How far a right output may be from the definition's, relative to its largest value: sums in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongPass:
+    """The first pass whose result is wrong, `reason` in words, and the lines of the IR that it changed."""
+
+    name: str
+    reason: str
+    difference: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}\n{self.difference}"
+
+
+def find_wrong_pass(task: SearchTask, steps: Sequence[Step], seed: int = 0) -> WrongPass | None:
+    """Execute the IR of a program after every pass on random inputs, and compare with the definition.
+
+    Returns None where every pass is right: then look at code generation, with RETUNE_DEBUG=4.
+    Raises: OptionError for a GPU, whose passes the simulator checks as a whole; ScheduleError, LoweringError.
+    """
+    if task.target.kind != Target.host().kind:
+        raise OptionError(f"the passes of a CPU can be checked one by one, not those for {task.target}")
+    random = np.random.default_rng(seed)
+    inputs = [random.standard_normal(one.shape).astype(one.dtype) for one in task.dag.inputs]
+    wanted = evaluate(task.dag.outputs, dict(zip(task.dag.inputs, inputs, strict=True)))
+    before = ""
+    for name, function in _reached(task, steps):
+        text = str(function)
+        if reason := _wrong(function, inputs, wanted):
+            return WrongPass(name, reason, difference(before, text))
+        before = text
+    return None
+
+
+def _reached(task: SearchTask, steps: Sequence[Step]) -> Iterator[tuple[str, LoopFunction]]:
+    """The IR after every pass, without packed inputs, whose layout the definition does not know."""
+    function = build_loops(replay(task.dag, steps), "kernel")
+    yield "build-loops", function
+    for loop_pass in cpu_passes(task.hardware, LayoutRewriteOption.NO_REWRITE, dots_of(task)):
+        function = loop_pass.apply(function)
+        yield loop_pass.name, function
+
+
+def _wrong(function: LoopFunction, inputs: Sequence[Array], wanted: Sequence[Array]) -> str:
+    """What is wrong with the outputs; empty if nothing is."""
+    one_thread = Kernel(function, (1, 1, 1), (1, 1, 1))
+    device = DeviceFunction(function.name, function.params, function.workspace, function.outputs, (one_thread,))
+    try:
+        results = execute(device, inputs)
+    except RetuneError as error:
+        return str(error)
+    for spec, result, right in zip(function.params[-function.outputs :], results, wanted, strict=True):
+        got, known = result.astype(np.float64), right.astype(np.float64)
+        # NaN and infinity are right where the definition has them: the root of a negative input
+        far = np.where((got == known) | (np.isnan(got) & np.isnan(known)), 0.0, np.abs(got - known))
+        scale = float(np.abs(known[np.isfinite(known)]).max(initial=1.0))
+        if not far.max(initial=0.0) <= TOLERANCE * scale:
+            place = np.unravel_index(int(np.argmax(far)), far.shape)
+            where = f"{spec.name}[{', '.join(map(str, place))}]"
+            return f"{where} is {result[place]:g}, but {right[place]:g} by the definition"
+    return ""

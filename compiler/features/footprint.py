@@ -1,0 +1,178 @@
+"""The footprint of each buffer access: elements and cache lines per loop level, and strides.
+
+All results are arrays over levels and programs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retune.compiler.features.nest import Flags, Floats, Nest, column, size_of
+from retune.compiler.schedule.linear import Linear
+from retune.compiler.schedule.statements import Access
+from retune.compiler.te.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """One buffer of a statement.
+
+    `elements` and `lines` count the distinct elements and cache lines touched at each level, (L + 1, B). `strides`
+    (L, B) is the distance in elements between iterations of a loop, 0 when the address does not depend on it;
+    `moving` flags the loops of more than one iteration that it depends on. `packed` buffers are stored in the order
+    of the loops, `local` ones live inside the loops of another statement. An address that is not `exact` is taken to
+    walk through memory.
+    """
+
+    tensor: Tensor
+    element_bytes: int
+    is_read: bool
+    is_write: bool
+    elements: Floats
+    lines: Floats
+    strides: Floats
+    moving: Flags
+    packed: bool
+    local: bool
+    exact: bool
+
+
+def footprints_of(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tuple[Footprint, ...]:
+    """The written buffers, then those read, in reading order, each once; a reduction reads what it writes."""
+    source = nest.source
+    reads: dict[Tensor, list[Access]] = {}
+    for access in source.reads:
+        reads.setdefault(access.tensor, []).append(access)
+    written = [write.tensor for write in source.writes]
+    updated = any(nest.reduce)
+    free = source.op.attrs.get("layout_free_placeholders", ())
+    writes = [
+        _footprint(nest, [write], (updated or write.tensor in reads, True), False, write.tensor in local, line_bytes)
+        for write in source.writes
+    ]
+    others = [
+        _footprint(nest, group, (True, False), tensor in free, tensor in local, line_bytes)
+        for tensor, group in reads.items()
+        if tensor not in written
+    ]
+    return (*writes, *others)
+
+
+def _footprint(
+    nest: Nest, accesses: Sequence[Access], use: tuple[bool, bool], packed: bool, local: bool, line_bytes: int
+) -> Footprint:
+    first = accesses[0]
+    shape = [column(extent, nest.count) for extent in first.shape]
+    regions = [
+        _dimension_region(nest, [access.index[dim] for access in accesses], extent) for dim, extent in enumerate(shape)
+    ]
+    element_bytes = size_of(first.tensor.dtype)
+    weights = _weights(nest, first, shape)
+    elements, run = _elements_and_runs(nest, regions, shape, weights)
+    if packed:
+        run = elements
+    strides = _packed_strides(nest, first) if packed else _strides(nest, first, weights)
+    return Footprint(
+        tensor=first.tensor,
+        element_bytes=element_bytes,
+        is_read=use[0],
+        is_write=use[1],
+        elements=elements,
+        lines=elements / run * np.maximum(1.0, run * (element_bytes / line_bytes)),
+        strides=strides,
+        moving=(strides > 0) & nest.real,
+        packed=packed,
+        local=local,
+        exact=all(linear.exact for access in accesses for linear in access.index),
+    )
+
+
+def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> Floats:
+    """(L + 1, B): how many positions of one dimension are touched; `indices` are those of all reads of the buffer."""
+    region = np.empty((nest.depth + 1, nest.count))
+    reads, indices = len(indices), list({id(linear): linear for linear in indices}.values())  # reads share forms
+    exact = all(linear.exact for linear in indices)
+    used = sorted({nest.place[key] for linear in indices for key in linear.terms if key in nest.place})
+    starts = used if exact else list(range(nest.depth))
+    # What lies between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
+    apart = _distance(indices, nest.count)
+    points = column(reads, nest.count)
+    reach = apart
+    end = nest.depth + 1
+    for index in reversed(starts):
+        region[index + 1 : end] = np.minimum(np.minimum(reach + 1, points), extent)
+        end = index + 1
+        key = nest.source.loops[index].key
+        steps = [np.abs(linear.terms[key]) for linear in indices if key in linear.terms]
+        if steps:
+            widest = steps[0] if len(steps) == 1 else np.maximum.reduce(np.broadcast_arrays(*steps))
+            reach = reach + widest * nest.last[index]
+        points = points * nest.extents[index]
+    region[:end] = np.minimum(np.minimum(reach + 1, points), extent)
+    return region
+
+
+def _distance(indices: Sequence[Linear], count: int) -> Floats:
+    """(B,): from the lowest to the highest position that the reads touch when all loops stand still."""
+    low: Floats = column(indices[0].const, count)
+    high = low + indices[0].spread
+    for linear in indices[1:]:
+        low = np.minimum(low, linear.const)
+        high = np.maximum(high, linear.const + linear.spread)
+    return high - low
+
+
+def _weights(nest: Nest, access: Access, shape: Sequence[Floats]) -> list[Floats]:
+    """How many elements one step along each dimension moves, padding included."""
+    if access.strides is not None:
+        return [column(stride, nest.count) for stride in access.strides]
+    weights: list[Floats] = []
+    weight = np.ones(nest.count)
+    for extent in reversed(shape):
+        weights.append(weight)
+        weight = weight * extent
+    return weights[::-1]
+
+
+def _elements_and_runs(
+    nest: Nest, regions: Sequence[Floats], shape: Sequence[Floats], weights: Sequence[Floats]
+) -> tuple[Floats, Floats]:
+    """(L + 1, B) each: elements, and how many of them lie in a row: a run goes on while inner dimensions are whole and
+    no padding follows them.
+    """
+    total = np.ones((nest.depth + 1, nest.count))
+    run = total
+    whole: Flags | None = None
+    inner: Floats | None = None
+    for size, extent, weight in zip(reversed(regions), reversed(shape), reversed(weights), strict=True):
+        if whole is not None and inner is not None:
+            whole = whole & (weight == inner)
+        inner = weight * extent
+        total = total * size
+        run = run * size if whole is None else np.where(whole, run * size, run)
+        filled = size == extent
+        whole = filled if whole is None else whole & filled
+    return total, run
+
+
+def _strides(nest: Nest, access: Access, weights: Sequence[Floats]) -> Floats:
+    exact = all(linear.exact for linear in access.index)
+    strides = np.zeros((nest.depth, nest.count))
+    for linear, weight in zip(access.index, weights, strict=True):
+        for key, coefficient in linear.terms.items():
+            if key in nest.place:
+                strides[nest.place[key]] += coefficient * weight
+    strides = np.abs(strides)
+    return strides if exact else np.maximum(strides, 1.0)
+
+
+def _packed_strides(nest: Nest, access: Access) -> Floats:
+    """A packed buffer is stored in the order of the loops that its address depends on."""
+    strides = np.zeros((nest.depth, nest.count))
+    weight = np.ones(nest.count)
+    used = {nest.place[key] for linear in access.index for key in linear.terms if key in nest.place}
+    for index in sorted(used, reverse=True):
+        strides[index] = weight
+        weight = weight * nest.extents[index]
+    return strides

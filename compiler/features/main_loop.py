@@ -1,0 +1,214 @@
+"""Estimates the cycles of the main loop of a product that copies its factors into shared memory.
+
+The estimate is analytical. An iteration takes as long as the busiest of arithmetic, schedulers, shared memory and the
+GPU's cache, but no less than one block alone needs for its sequential steps, nor than its copies need, which may take
+as many iterations as the pipeline is deep. Resident blocks fill each other's gaps.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from retune.compiler.features.buffers import Columns
+from retune.compiler.features.footprint import Footprint
+from retune.compiler.features.gpu_estimate import CACHE_RATIO, MEMORY_CYCLES, Launched, Moved
+from retune.compiler.features.nest import Flags, Floats, Nest
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.tensor_core import COPY_BYTES
+from retune.compiler.schedule.counts import OpCounts
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.tensor_nests import pipeline_depth
+
+PARTS = 4
+"""Schedulers of a multiprocessor, each with lanes and tensor cores of its own, for every fourth warp."""
+_MEETING_CYCLES = 40.0
+"""Of a barrier, and of what each iteration does around it."""
+_COPY = 2.0
+"""Instructions for the addresses of a copy, which change from turn to turn; quotients in them come on top."""
+_PLAIN_COPY = 6.0
+"""Instructions for an element that is loaded and stored on its own."""
+_OVERLAP = 0.1
+"""The share of the other times that the longest does not hide."""
+
+_CHANGES = tuple(field.name for field in fields(OpCounts) if field.name.startswith("float_"))
+"""Operations that make more of a factor than a copy."""
+
+_BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of a kernel: its place among those of the program, its loops and buffers, and what it moves."""
+
+    row: int
+    nest: Nest
+    footprints: Sequence[Footprint]
+    moved: Moved
+
+
+class MainLoop(ABC):
+    """The main loop of a product; numbers of one block and one iteration, arrays (B,). `iterations` is how many there
+    are, `starts` how often they begin again, with nothing under way yet, `loading` the cycles after a barrier before
+    something is multiplied, and `early` the share of an iteration that needs none of its copies.
+    """
+
+    def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
+        count = product.nest.count
+        self.facts, self.launched, self.factors, self.product = facts, launched, factors, product
+        self.tiles = pipeline_depth(product.nest.source, count)
+        self.iterations: Floats = np.ones(count)
+        self.starts: Floats = np.ones(count)
+        self.loading: Floats = np.zeros(count)
+        self.early: Floats = np.zeros(count)
+
+    @abstractmethod
+    def multiplying(self, blocks: Floats) -> Floats:
+        """Cycles of arithmetic of the scheduler with most warps in an iteration of so many blocks."""
+
+    @abstractmethod
+    def chain(self) -> Floats:
+        """Cycles of the steps of one warp that has its scheduler to itself."""
+
+    @abstractmethod
+    def instructions(self) -> Floats:
+        """Instructions of a warp."""
+
+    @abstractmethod
+    def shared(self) -> Floats:
+        """Cycles of shared memory."""
+
+    def columns(self) -> Iterator[tuple[int, Columns]]:
+        """The columns of the group "estimate" of the product and of its factors, with their rows. The cycles of the
+        loop are those of the product where arithmetic is busy; the factors share the rest.
+        """
+        multiplying, whole = self.cycles()
+        yield (
+            self.product.row,
+            _columns(multiplying, multiplying, self.shared() * self.iterations * self.launched.rounds),
+        )
+        for each in self.factors:
+            outside = each.moved.cache_bytes / (CACHE_RATIO * self.facts.bandwidth / self.facts.clock)
+            yield each.row, _columns((whole - multiplying) / len(self.factors), np.zeros_like(whole), outside)
+
+    def cycles(self) -> tuple[Floats, Floats]:
+        """Cycles in which arithmetic is busy, and of the whole loop, of the multiprocessor with most blocks."""
+        launched = self.launched
+        together = np.minimum(np.maximum(launched.resident, 1.0), launched.rounds)
+        full, rest = np.floor(launched.rounds / together), np.mod(launched.rounds, together)
+        some = np.maximum(rest, 1.0)
+        multiplying = full * self.multiplying(together) + (rest > 0) * self.multiplying(some)
+        iterations = full * self.iteration(together) + (rest > 0) * self.iteration(some)
+        started = (full + (rest > 0)) * MEMORY_CYCLES * self.starts
+        read = self.read() / (self.facts.bandwidth / self.facts.clock)
+        spilling = launched.spilling
+        multiplying = multiplying * self.iterations * spilling
+        whole = _overlapping(iterations * self.iterations + started, read) * spilling
+        return multiplying, np.maximum(whole, multiplying)
+
+    def iteration(self, blocks: Floats) -> Floats:
+        """Cycles of one iteration of so many blocks at a time on one multiprocessor."""
+        alone = np.maximum(self.busy(np.ones_like(blocks)), self.chain()) + _MEETING_CYCLES + self.loading
+        # An iteration waits for its copies as long as those before it have not hidden it.
+        early = np.maximum(alone, (MEMORY_CYCLES + alone * self.early) / np.maximum(self.tiles - 1.0, 1.0))
+        ahead = (self.tiles > 1) & self.asynchronous()
+        waiting = np.where(ahead, early, alone + MEMORY_CYCLES)
+        return np.asarray(np.maximum(self.busy(blocks), waiting))
+
+    def busy(self, blocks: Floats) -> Floats:
+        """Cycles of an iteration in which something is busy."""
+        warps = np.ceil(blocks * self.launched.warps / PARTS)
+        cache = CACHE_RATIO * self.facts.bandwidth / self.facts.clock / self.facts.multiprocessors
+        moved = sum(each.moved.cache_bytes for each in (self.product, *self.factors))
+        moved = moved / self.launched.blocks / self.iterations
+        return _overlapping(
+            self.multiplying(blocks), warps * self.instructions(), blocks * self.shared(), blocks * moved / cache
+        )
+
+    def all_copies(self) -> Floats:
+        """Instructions of a warp for the copies of all factors' tiles."""
+        return sum((self.copies(each) for each in self.factors), start=np.zeros(self.product.nest.count))
+
+    def copies(self, factor: Statement) -> Floats:
+        """Instructions of a warp for the copies of a factor's tile."""
+        nest = factor.nest
+        own = range(nest.depth - nest.source.own, nest.depth)
+        serial = [at for at in own if nest.source.loops[at].annotation is Annotation.NONE]
+        iterations = nest.extents[serial].prod(axis=0)
+        lanes, piece = _lanes(factor)
+        indices = _COPY + float(nest.source.ops.int_divmod)
+        each = np.where(_is_asynchronous(factor), lanes / piece, _PLAIN_COPY * lanes)
+        return np.asarray(iterations * (indices + each))
+
+    def written(self) -> Floats:
+        """Cycles of shared memory for the tiles that are copied."""
+        cycles = sum((each.moved.shared_cycles for each in self.factors), start=np.zeros(self.product.nest.count))
+        return np.asarray(cycles / self.launched.blocks / self.iterations)
+
+    def asynchronous(self) -> Flags:
+        """Whether the copies of all factors are."""
+        return np.asarray(np.all([_is_asynchronous(each) for each in self.factors], axis=0))
+
+    def read(self) -> Floats:
+        """Bytes from memory: of factors that the cache does not hold, for the blocks that run at a time, each of their
+        tiles once.
+        """
+        together = np.maximum(self.launched.resident, 1.0) * self.facts.multiprocessors
+        waves = np.maximum(1.0, self.launched.blocks / together)
+        total = np.zeros_like(waves)
+        for each in self.factors:
+            tile = each.moved.cache_bytes / self.launched.blocks
+            held = each.moved.read_bytes < each.moved.cache_bytes
+            total += np.where(held, each.moved.read_bytes, _tiles_of(each.nest, together) * tile * waves)
+        return np.asarray(np.minimum(total, sum(each.moved.cache_bytes for each in self.factors)))
+
+
+def _tiles_of(nest: Nest, together: Floats) -> Floats:
+    """How many different tiles of a factor so many blocks have that follow each other."""
+    moving = {key for read in nest.source.reads for linear in read.index for key in linear.terms}
+    tiles, rest = np.ones_like(together), together
+    for at, loop in reversed(list(enumerate(nest.source.loops))):
+        if loop.annotation in _BLOCKS:
+            if loop.key in moving:
+                tiles = tiles * np.minimum(nest.extents[at], rest)
+            rest = np.ceil(rest / nest.extents[at])
+    return tiles
+
+
+def _overlapping(*times: Floats) -> Floats:
+    """The longest of some times, and a share of the others."""
+    stacked = np.stack(np.broadcast_arrays(*times))
+    return np.asarray(stacked.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * stacked.sum(axis=0))
+
+
+def _columns(cycles: Floats, arithmetic: Floats, memory: Floats) -> Columns:
+    yield "estimate_arithmetic", arithmetic
+    yield "estimate_memory", memory
+    yield "estimate_cycles", cycles
+
+
+def _lanes(factor: Statement) -> tuple[Floats, Floats]:
+    """How many neighbours each thread copies of a factor, and how many of them at once: what divides its rows."""
+    nest = factor.nest
+    lanes = np.ones(nest.count, dtype=np.int64)
+    for at, loop in enumerate(nest.source.loops):
+        if loop.annotation is Annotation.VECTORIZE:
+            lanes = lanes * nest.extents[at].astype(np.int64)
+    read = _read(factor)
+    row = read.tensor.shape[-1] if read is not None and read.tensor.shape else 1
+    return lanes.astype(np.float64), np.gcd(lanes, row).astype(np.float64)
+
+
+def _is_asynchronous(factor: Statement) -> Flags:
+    """Whether whole words are copied at once, as they are."""
+    read, ops = _read(factor), factor.nest.source.ops
+    changed = any(getattr(ops, name) for name in _CHANGES)
+    item = 0 if read is None or changed else read.element_bytes
+    return np.asarray(np.isin(_lanes(factor)[1] * item, COPY_BYTES))
+
+
+def _read(factor: Statement) -> Footprint | None:
+    """The one tensor that a factor is copied from."""
+    reads = [footprint for footprint in factor.footprints if footprint.is_read]
+    return reads[0] if len(reads) == 1 else None

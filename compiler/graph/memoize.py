@@ -1,0 +1,68 @@
+"""A cache of results computed from large constants; it is active inside `memoizing` only.
+
+A large array is identified by its address: the cache keeps it alive, and constants are never written to. A small array
+is identified by its content.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+
+from retune.compiler.graph.ir import Array
+
+_LARGE_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 16
+_active = threading.local()
+
+
+class MemoizedConstants:
+    """A least-recently-used cache of results computed from large constants, of at most `most_bytes` bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[Hashable, tuple[tuple[Array, ...], Array]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def result(self, what: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
+        """The result of `compute`, which depends on `what` and the sources alone."""
+        if sum(source.nbytes for source in sources) < _LARGE_BYTES:
+            return compute()
+        key = (what, *map(_identity, sources))
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key][1]
+        found = compute()
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = (tuple(sources), found)
+                self._bytes += found.nbytes
+            while self._bytes > self._most_bytes:
+                _, (_, dropped) = self._entries.popitem(last=False)
+                self._bytes -= dropped.nbytes
+        return found
+
+
+def _identity(array: Array) -> Hashable:
+    if array.nbytes <= _SMALL_BYTES:
+        return array.dtype.str, array.shape, array.tobytes()
+    return array.dtype.str, array.shape, array.strides, array.__array_interface__["data"][0]
+
+
+@contextmanager
+def memoizing(store: MemoizedConstants) -> Iterator[None]:
+    """Remember, in this thread, what is computed on large constants."""
+    before = getattr(_active, "store", None)
+    _active.store = store
+    try:
+        yield
+    finally:
+        _active.store = before
+
+
+def memoized(what: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
+    """The result of `compute`, which depends on `what` and the sources alone and must not be written to."""
+    store: MemoizedConstants | None = getattr(_active, "store", None)
+    return compute() if store is None else store.result(what, sources, compute)

@@ -1,0 +1,94 @@
+"""Places buffers of known sizes and life spans in one arena; two that live at the same step never overlap.
+
+Step numbers are positions in the order of kernel calls; a buffer lives from the call that writes it to the last
+call that reads it, both included. Big buffers are placed first, each into the tightest gap that its life span leaves.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from retune.compiler.errors import DefinitionError
+
+ALIGNMENT = 64
+"""Offsets are multiples of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A buffer of `nbytes` bytes that lives from step `first` to step `last`, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """`offsets` in bytes, one per request; `arena_bytes` in all; `lower_bound` is what no plan can go below."""
+
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    lower_bound: int
+
+
+def plan_memory(requests: Sequence[Request], alignment: int = ALIGNMENT) -> MemoryPlan:
+    """Place every request in one arena.
+
+    Raises: DefinitionError when a request has a negative size or ends before it starts.
+    """
+    for request in requests:
+        if request.nbytes < 0 or request.last < request.first:
+            raise DefinitionError(f"{request} is no buffer: its size or its life span is negative")
+    # Offline dynamic storage allocation is NP-hard. This is the greedy-by-size heuristic with best fit: large buffers
+    # are placed first, because small ones fit the gaps between them.
+    by_size = sorted(range(len(requests)), key=lambda i: (-requests[i].nbytes, requests[i].first, i))
+    offsets: dict[int, int] = {}
+    # Spans of less than 2^k steps by their first steps: those that live at a step began less than 2^k steps before.
+    placed: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for index in by_size:
+        request = requests[index]
+        taken = []
+        for bits, spans in placed.items():
+            near = bisect_left(spans, (request.first - 2**bits + 1,)), bisect_left(spans, (request.last + 1,))
+            taken += [(start, stop) for _, last, start, stop in spans[slice(*near)] if last >= request.first]
+        nbytes = _aligned(request.nbytes, alignment)
+        start = offsets[index] = _tightest_gap(sorted(taken), nbytes)
+        span = (request.first, request.last, start, start + nbytes)
+        insort(placed[(request.last - request.first).bit_length()], span)
+    ends = [offset + _aligned(requests[index].nbytes, alignment) for index, offset in offsets.items()]
+    return MemoryPlan(
+        offsets=tuple(offsets[index] for index in range(len(requests))),
+        arena_bytes=max(ends, default=0),
+        lower_bound=_peak(requests, alignment),
+    )
+
+
+def _aligned(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
+
+
+def _tightest_gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
+    """The start of the smallest gap of at least `nbytes` between the sorted spans `taken`, else the end of them all."""
+    # Best fit: the smallest sufficient gap leaves the larger ones for larger requests.
+    best: tuple[int, int] | None = None
+    end = 0
+    for start, stop in taken:
+        gap = start - end
+        if gap >= nbytes and (best is None or gap < best[0]):
+            best = (gap, end)
+        end = max(end, stop)
+    return end if best is None else best[1]
+
+
+def _peak(requests: Sequence[Request], alignment: int) -> int:
+    """The most bytes that live at one step; it is reached at the first step of some request."""
+    # Sweep over the ends of the life spans: the running sum is the number of live bytes, whose maximum is a lower
+    # bound.
+    changes: defaultdict[int, int] = defaultdict(int)
+    for request in requests:
+        changes[request.first] += _aligned(request.nbytes, alignment)
+        changes[request.last + 1] -= _aligned(request.nbytes, alignment)
+    return max(accumulate(changes[step] for step in sorted(changes)), default=0)

@@ -1,0 +1,234 @@
+"""Pads the rows of products that no register tile divides, such as the 197 tokens of a vision transformer.
+
+Whatever follows row by row is computed on the padded rows too. Only padding elements are computed from padding
+elements, and graph outputs are not padded. A softmax along a padded axis sees minus infinity in the padding and writes
+zeros, which a product may sum over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.ir import Attribute, Graph, Node
+from retune.compiler.ops import OPS, FusionKind
+
+_TILES = range(4, 15)
+"""Rows of a register tile that keep the multipliers busy: fewer load more than they compute, more do not fit."""
+_LANES, _SPARE = 8, 32
+"""Rows become a multiple of `_LANES`, which are whole vectors too, where that makes 1 of `_SPARE` more at the most."""
+_WORTHWHILE = 2**12
+"""Elements of the other operand from which on a product repays a copy of its rows."""
+_POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class PadRows:
+    """Pad the rows of products, and of row-wise operators after them, to an extent that register tiles divide.
+
+        before: y = dense(x[197, K], w)        after: y = slice(dense(pad(x)[200, K], w), 0:197)
+
+    No pad is needed where x itself is computed padded, and the slice is a view of the same buffer.
+    """
+
+    name: str = "pad_rows"
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with lengthened values between its inputs and outputs."""
+        if not any(node.op == "dense" and _is_odd(graph, node) for node in graph.nodes):
+            return graph
+        rewriter = _Rewriter(graph, GraphBuilder(graph.name, graph.inputs))
+        for name, array in graph.constants.items():
+            rewriter.exact[name] = rewriter.builder.constant(array, name)
+        for node in graph.nodes:
+            rewriter.add(node)
+        return rewriter.builder.finish({name: rewriter.exactly(name) for name in graph.outputs})
+
+
+def even(extent: int) -> int:
+    """The extent itself where a tile divides it, else the next multiple of `_LANES`, or if that is far the next one
+    that a tile divides.
+    """
+    divided = next(longer for longer in range(extent, 2 * extent) if any(longer % tile == 0 for tile in _TILES))
+    vectors = -(-extent // _LANES) * _LANES
+    return vectors if divided > extent and _SPARE * (vectors - extent) <= extent else divided
+
+
+def _is_odd(graph: Graph, node: Node) -> bool:
+    rows, weight = graph.values[node.inputs[0]].shape[0], graph.values[node.inputs[1]]
+    return rows > _TILES[-1] and even(rows) != rows and weight.size >= _WORTHWHILE and weight.dtype in _FLOATS
+
+
+Extents = Mapping[int, int]
+"""How many elements there are along some axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """A padded value of the new graph: its elements along `extents`; past the original end of the axes `zero`
+    they are zeros.
+    """
+
+    name: str
+    extents: Extents
+    zero: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Rewriter:
+    """Builds the new graph; the exact and the padded form of each old value are built on first use."""
+
+    graph: Graph
+    builder: GraphBuilder
+    exact: dict[str, str] = field(default_factory=dict)
+    _long: dict[str, _Long] = field(default_factory=dict)
+    _nodes: Mapping[str, Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._nodes = self.graph.producers()
+        self.exact.update({value.name: value.name for value in self.graph.inputs})
+
+    def add(self, node: Node) -> None:
+        """Compute the node on longer operands where it treats rows one by one, else on exact ones."""
+        found = self._lengthened(node)
+        if found is not None:
+            self._long[node.output] = found
+        else:
+            self.exactly(node.output)
+
+    def exactly(self, name: str) -> str:
+        """The new value that is the old one. What only moves elements moves the exact ones."""
+        if name not in self.exact:
+            long, node = self._long.get(name), self._nodes[name]
+            if long is not None and node.op not in ("reshape", "transpose"):
+                self.exact[name] = self._cut(long, self.graph.values[name].shape, f"{name}_exact")
+            else:
+                operands = [self.exactly(operand) for operand in node.inputs]
+                self.exact[name] = self.builder.emit(node.op, operands, node.attrs, name=node.name, output=name)
+        return self.exact[name]
+
+    def _cut(self, long: _Long, stops: tuple[int, ...], wish: str) -> str:
+        attrs = {"starts": (0,) * len(stops), "stops": stops, "steps": (1,) * len(stops)}
+        return self.builder.emit("slice", [long.name], attrs, output=wish)
+
+    def _with(self, name: str, extents: Extents, zero: frozenset[int] = frozenset()) -> str:
+        """The new value with these extents and those of the old one, and zeros past the end of the axes `zero`."""
+        if not extents:
+            return self.exactly(name)
+        long = self._long.get(name)
+        shape = self.graph.values[name].shape
+        if long is not None and zero <= long.zero and extents.items() <= long.extents.items():
+            stops = tuple(extents.get(axis, extent) for axis, extent in enumerate(shape))
+            return long.name if extents == long.extents else self._cut(long, stops, f"{name}_part")
+        after = tuple(extents.get(axis, extent) - extent for axis, extent in enumerate(shape))
+        attrs: dict[str, Attribute] = {"pads_before": (0,) * len(shape), "pads_after": after, "value": 0.0}
+        padded = self.builder.emit("pad", [self.exactly(name)], attrs, output=f"{name}_long")
+        if long is None:
+            self._long[name] = _Long(padded, extents, frozenset(extents))
+        return padded
+
+    def _lengthened(self, node: Node) -> _Long | None:
+        """The node's result with more rows; None where its operands have none, or it does not treat rows alone."""
+        if any(self.graph.values[name].dtype not in _FLOATS for name in (*node.inputs, node.output)):
+            return None
+        if node.op == "dense" and node.inputs[0] not in self._long and _is_odd(self.graph, node):
+            self._with(node.inputs[0], {0: even(self.graph.values[node.inputs[0]].shape[0])})
+        extents: dict[int, int] = {}
+        zero: set[int] = set()
+        for place, operand in enumerate(node.inputs):
+            for axis, extent in self._extents(operand).items():
+                kept = self._kept(node, place, axis)
+                if kept is not None:
+                    extents[kept] = extent
+                    if node.op in ("reshape", "transpose") and axis in self._long[operand].zero:
+                        zero.add(kept)
+        along = node.integer("axis") if node.op == "softmax" else -1
+        if along in self._extents(node.inputs[0]):
+            return self._softmax(node, {**extents, along: self._extents(node.inputs[0])[along]})
+        if not extents:
+            return None
+        return self._emit(node, extents, frozenset(zero))
+
+    def _extents(self, name: str) -> Extents:
+        return self._long[name].extents if name in self._long else {}
+
+    def _softmax(self, node: Node, extents: Extents) -> _Long:
+        """A softmax along a longer axis: what lies past its end has no share."""
+        axis = node.integer("axis")
+        operand = self._with(node.inputs[0], extents)
+        shape = self.graph.values[node.output].shape
+        # exp(-inf) is exactly 0, so padding elements contribute nothing to the sum and come out as zeros.
+        counts = np.arange(extents[axis]) < shape[axis]
+        counts = counts.reshape(tuple(-1 if place == axis else 1 for place in range(len(shape))))
+        dtype = self.graph.values[node.output].dtype
+        never = self.builder.scalar(-np.inf, dtype)
+        masked = self.builder.emit("where", [self.builder.constant(counts, "counts"), operand, never])
+        name = self.builder.emit("softmax", [masked], node.attrs, name=node.name, output=node.output)
+        return _Long(name, extents, frozenset((axis,)))
+
+    def _emit(self, node: Node, extents: Extents, zero: frozenset[int]) -> _Long:
+        """The node with longer axes of its result, and of what goes along with them."""
+        summed = self._summed(node)
+        operands = []
+        for place, operand in enumerate(node.inputs):
+            axes = {axis: self._kept(node, place, axis) for axis in range(len(self.graph.values[operand].shape))}
+            wanted = {axis: extents[kept] for axis, kept in axes.items() if kept is not None and kept in extents}
+            empty = {axis: extent for axis, extent in summed[place].items() if axis not in wanted}
+            operands.append(self._with(operand, {**wanted, **empty}, frozenset(empty)))
+        attrs = dict(node.attrs)
+        if node.op == "reshape":
+            attrs["shape"] = tuple(extents.get(axis, extent) for axis, extent in enumerate(node.ints("shape")))
+        return _Long(self.builder.emit(node.op, operands, attrs, name=node.name, output=node.output), extents, zero)
+
+    def _summed(self, node: Node) -> tuple[dict[int, int], ...]:
+        """For each operand the axes over which a product may sum to a longer extent, as one operand has zeros there."""
+        found: tuple[dict[int, int], ...] = tuple({} for _ in node.inputs)
+        if node.op != "contract":
+            return found
+        words = node.text("left"), node.text("right")
+        for place, operand in enumerate(node.inputs):
+            long = self._long.get(operand)
+            # A longer reduction is correct if one factor is zero in the padding and the other finite: the added
+            # products are 0.
+            for axis in () if long is None else long.zero:
+                letter = words[place][axis]
+                if long is not None and letter in words[1 - place] and letter not in node.text("result"):
+                    for other in (0, 1):
+                        found[other][words[other].index(letter)] = long.extents[axis]
+        return found
+
+    def _kept(self, node: Node, place: int, axis: int) -> int | None:
+        """The axis of the result along which it treats the elements along an operand's `axis` one by one."""
+        shape, result = self.graph.values[node.inputs[place]].shape, self.graph.values[node.output].shape
+        match node.op:
+            case "dense":
+                return (0, 1)[place] if axis == place else None
+            case "batch_matmul":
+                return axis if axis == place + 1 else None
+            case "contract":
+                words = node.text("left"), node.text("right")
+                letter = words[place][axis]
+                alone = letter not in words[1 - place]
+                return node.text("result").index(letter) if alone else None
+            case "softmax" | "log_softmax":
+                return None if axis == node.integer("axis") else axis
+            case "normalize":
+                return None if axis in node.ints("axes") else axis
+            case "transpose":
+                return node.ints("perm").index(axis)
+            case "reshape":
+                return _unmoved(shape, result, axis)
+            case _ if OPS[node.op].kind in _POINTWISE:
+                aligned = axis + len(result) - len(shape)
+                return aligned if shape[axis] == result[aligned] != 1 else None
+            case _:
+                return None
+
+
+def _unmoved(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
+    """The axis that a reshape leaves as it is: as long, with as many elements before it."""
+    places = [place for place, extent in enumerate(after) if extent == before[axis] != 1]
+    return next((place for place in places if prod(after[:place]) == prod(before[:axis])), None)

@@ -1,0 +1,244 @@
+"""Graphs with symbolic dimensions, and the static graphs that they become for numbers.
+
+A front end converts its network once with `SymbolicBuilder`, in place of once for each set of shapes. What it decides
+on the way, such as whether two extents broadcast, holds for some numbers only: these decisions are the `guards` of the
+`SymbolicGraph`. For all numbers that fit the guards, substitution gives what the front end would give for them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retune.compiler import ops
+from retune.compiler.errors import DefinitionError
+from retune.compiler.graph.builder import KEPT, GraphBuilder
+from retune.compiler.graph.evaluate import evaluate_node
+from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
+from retune.compiler.graph.verify import call_of, infer_value
+from retune.compiler.ir.dims import Dim, Guard, integers, substitute
+
+_SCALES = (7, 37, 211)
+"""Extents that most networks take: the first ones are small, pooling needs larger ones."""
+_APART = (0, 4, 6, 10, 12, 16, 22, 24)
+"""What is added to a scale for each symbol, so that symbols differ."""
+_MOST_TRIES = 16
+"""A conversion takes about as long as one for known shapes; a network with few symbols needs three to six."""
+_MOST_ELEMENTS = 8
+"""Of an input whose elements are symbols: a size, some extents, not data."""
+
+_MOVING = ("reshape", "transpose", "concat", "slice", "broadcast_to", "gather", "identity")
+_COMPUTING = ("add", "sub", "mul", "div", "mod", "neg", "abs", "maximum", "minimum", "reduce_sum", "reduce_prod")
+_COMPARING = ("equal", "less", "less_equal", "where")
+_EVALUATED = frozenset((*_MOVING, *_COMPUTING, *_COMPARING))
+"""Operators whose NumPy meaning serves arrays of `Dim` as it does arrays of integers."""
+
+
+class SymbolicBuilder(GraphBuilder):
+    """Collects nodes over symbolic dimensions. Nothing is folded: what is known of a constant is computed when it is
+    asked for, and substitution folds it.
+    """
+
+    def __init__(self, name: str, inputs: Iterable[Value], known: Mapping[str, Array]) -> None:
+        """`known` has those inputs that are constants: their elements, which may be `Dim`s."""
+        super().__init__(name, inputs)
+        self._known: dict[str, Array | None] = {name: known[name] for name in known}
+
+    def constant(self, array: Array, name: str = "constant") -> str:
+        """Add a constant, whose elements may be `Dim`s, and return its name."""
+        if array.dtype != object:
+            return super().constant(array, name)
+        vector = self.emit("extents", [], {"values": tuple(array.flat)}, output=name)
+        return vector if array.ndim == 1 else self.emit("reshape", [vector], {"shape": array.shape}, output=name)
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Attribute] | None = None,
+        *,
+        name: str = "",
+        output: str = "",
+    ) -> str:
+        """As `GraphBuilder.emit`, for symbolic dimensions."""
+        node = Node(op, tuple(inputs), (self._fresh(output or name or op),), dict(attrs or {}), name)
+        described = [self._values[operand] for operand in inputs]
+        value = infer_value(node, described)
+        is_folded = op not in KEPT and all(self._is_known(operand) for operand in inputs)
+        if is_folded or value.size == 0 or all(operand.size == 0 for operand in described):
+            self._known[node.output] = None
+        self._nodes.append(node)
+        self._values[node.output] = value
+        self._producers[node.output] = node
+        return node.output
+
+    def array(self, name: str) -> Array | None:
+        """As `GraphBuilder.array`; some elements may be `Dim`s. Raises: DefinitionError for a constant whose elements
+        cannot be known before the dimensions are.
+        """
+        node = self._producers.get(name)
+        if node is not None and node.op == "dequantize" and all(map(self._is_known, node.inputs)):
+            return self._evaluated(node)
+        if name in self._constants:
+            return self._constants[name]
+        if name in self._known and self._known[name] is None:
+            assert node is not None, "the elements of an input are given"
+            self._known[name] = self._evaluated(node)
+        return self._known.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        """As `GraphBuilder.is_constant`, also where `array` raises."""
+        node = self._producers.get(name)
+        is_weight = node is not None and node.op == "dequantize" and all(map(self._is_known, node.inputs))
+        return is_weight or self._is_known(name)
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._known or name in self._constants
+
+    def _evaluated(self, node: Node) -> Array:
+        """The elements of a node of constants. Raises: DefinitionError."""
+        described = [self._values[name] for name in node.inputs]
+        arrays = [self.array(name) for name in node.inputs]
+        operands = [array for array in arrays if array is not None]
+        if len(operands) < len(arrays):
+            raise call_of(node, described).misfit("it has no elements")
+        if node.op == "extents":
+            return integers(node.ints("values"))
+        if not any(map(_is_symbolic, [*operands, *node.attrs.values()])):
+            return evaluate_node(node, operands)
+        dtype = self._values[node.output].dtype
+        is_whole = node.op == "cast" and dtype.startswith("int") and described[0].dtype.startswith("int")
+        if not is_whole and (node.op not in _EVALUATED or any(map(_is_symbolic, node.attrs.values()))):
+            raise call_of(node, described).misfit("its elements are not known before the dimensions")
+        found = operands[0] if is_whole else np.asarray(ops.OPS[node.op].evaluate(call_of(node, described), operands))
+        return _within(integers(found), dtype) if found.dtype == object else found.astype(dtype)
+
+
+def _is_symbolic(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype == object)
+    return any(isinstance(item, Dim) for item in (value if isinstance(value, tuple) else (value,)))
+
+
+def _within(array: Array, dtype: str) -> Array:
+    """The integers, which must fit into the dtype: a kernel of that dtype would wrap around."""
+    if array.dtype != object:
+        return array.astype(dtype)
+    limits = np.iinfo(dtype)
+    if not all(int(limits.min) <= item <= int(limits.max) for item in array.flat):
+        raise DefinitionError(f"the dimensions {list(array.flat)} do not fit into {dtype}")
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SymbolicGraph:
+    """A graph whose shapes and attributes may have `Dim`s, and the numbers that it is right for: those that fit the
+    guards. Inputs in `constants` are constants of every static graph.
+    """
+
+    graph: Graph
+    guards: tuple[Guard, ...]
+    constants: frozenset[str]
+
+    def numbers(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> dict[str, int] | None:
+        """What the symbols are for inputs of these shapes and constants of these elements; None when the graph is not
+        right for them.
+        """
+        found: dict[str, int] = {}
+        for value in self.graph.inputs:
+            shape = values[value.name].shape if value.name in values else shapes.get(value.name)
+            if shape is None or len(shape) != len(value.shape):
+                return None
+            for dim, extent in zip(value.shape, shape, strict=True):
+                symbol = str(dim) if isinstance(dim, Dim) else None
+                if (dim if symbol is None else found.setdefault(symbol, extent)) != extent:
+                    return None
+            symbols = element_symbols(value) if value.name in self.constants else None
+            if symbols is not None:
+                pairs = zip(map(str, symbols.flat), map(int, values[value.name].flat), strict=True)
+                if any(found.setdefault(symbol, number) != number for symbol, number in pairs):
+                    return None
+        return found if all(guard.fits(found) for guard in self.guards) else None
+
+    def static(self, numbers: Mapping[str, int], constants: Mapping[str, Array]) -> Graph:
+        """The graph for numbers that fit. Raises: DefinitionError when a constant is none that it was made for."""
+        fed = [value for value in self.graph.inputs if value.name not in constants]
+        shapes = [tuple(substitute(dim, numbers) for dim in value.shape) for value in fed]
+        inputs = [Value(value.name, shape, value.dtype) for value, shape in zip(fed, shapes, strict=True)]
+        builder = GraphBuilder(self.graph.name, inputs)
+        names = {value.name: value.name for value in fed}
+        fixed = {value.name: constants[value.name] for value in self.graph.inputs if value.name in constants}
+        names |= {name: builder.constant(array, name) for name, array in (fixed | dict(self.graph.constants)).items()}
+        for node in self.graph.nodes:
+            attrs = {key: _substituted(attr, numbers) for key, attr in node.attrs.items()}
+            operands = [names[name] for name in node.inputs]
+            names[node.output] = builder.emit(node.op, operands, attrs, name=node.name, output=node.output)
+        return builder.finish({name: names[name] for name in self.graph.outputs})
+
+
+def _substituted(attr: Attribute, numbers: Mapping[str, int]) -> Attribute:
+    if isinstance(attr, tuple):
+        return tuple(substitute(item, numbers) for item in attr)
+    return substitute(attr, numbers) if isinstance(attr, Dim) else attr
+
+
+def element_symbols(value: Value) -> Array | None:
+    """Symbols for the elements of an input that decides on shapes; None where these are too many, or no integers."""
+    if not value.dtype.startswith(("int", "uint", "bool")) or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    if value.size > _MOST_ELEMENTS:
+        return None
+    elements = np.empty(value.shape, object)
+    for place in np.ndindex(value.shape):
+        elements[place] = Dim.symbol(f"{value.name}{list(place)}")
+    return elements
+
+
+def variants(
+    convert: Callable[[Mapping[str, int]], SymbolicGraph | None], symbols: Sequence[str]
+) -> tuple[SymbolicGraph, ...]:
+    """The symbolic graphs that `convert` makes: it gets numbers that decide what the symbols leave open, and gives None
+    when it cannot convert for them. First comes the most general one. The others are for numbers just beside the guards
+    of those before, such as an extent of 1, or two that are equal.
+    """
+    found: list[SymbolicGraph] = []
+    waiting, tried = deque(_general(symbols)), set[tuple[int, ...]]()
+    while waiting and len(tried) < _MOST_TRIES:
+        numbers = waiting.popleft()
+        key = tuple(numbers.values())
+        if key in tried or any(all(guard.fits(numbers) for guard in one.guards) for one in found):
+            continue
+        tried.add(key)
+        made = convert(numbers)
+        if made is not None:
+            found.append(made)
+            beside = (pair for guard in made.guards for pair in _beside(guard, numbers))
+            waiting.extend({**numbers, symbol: number} for symbol, number in beside)
+    return tuple(found)
+
+
+def _general(symbols: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Numbers for the symbols: all different, at several scales; then those of one axis equal."""
+    for scale in _SCALES:
+        yield {symbol: scale + _APART[place % len(_APART)] for place, symbol in enumerate(symbols)}
+    axes = [symbol.rpartition(".")[2] for symbol in symbols]
+    places = {axis: place for place, axis in enumerate(dict.fromkeys(axes))}
+    yield {symbol: _SCALES[0] + _APART[places[axis] % len(_APART)] for symbol, axis in zip(symbols, axes, strict=True)}
+
+
+_MOST = 1 << 16
+"""The largest dimension that is tried: exporters write 2^31 - 1 for "to the end", and no array has such a dimension."""
+
+
+def _beside(guard: Guard, numbers: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """A number for one symbol of a guard, with which it does not hold, and as few other guards as can be."""
+    if guard.is_zero and guard.holds:
+        return
+    beyond = 1 if not guard.is_zero and not guard.holds else 0
+    for (symbol, *others), factor in ((monomial, factor) for monomial, factor in guard.dim.terms.items() if monomial):
+        rest = substitute(guard.dim, numbers) - (factor * numbers[symbol] if isinstance(symbol, str) else 0)
+        if isinstance(symbol, str) and not others and factor in (1, -1):
+            number = (beyond - rest) * factor
+            if 0 <= number <= _MOST and guard.fits(numbers) and not guard.fits({**numbers, symbol: number}):
+                yield symbol, number

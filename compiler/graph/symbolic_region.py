@@ -1,0 +1,169 @@
+"""Regions whose shapes are symbolic: what a front end made of a part of a network, for all shapes at once.
+
+Which of its symbolic graphs serves is decided by their guards. Shapes that fit none are left to the front end's own
+region, the `origin`, which is read when that happens.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.graph_bytes import graph_from_parts, graph_to_parts
+from retune.compiler.graph.ir import Array, Graph
+from retune.compiler.graph.region import Dimension, Dims, Param, Region, Shape, check_results
+from retune.compiler.graph.symbolic import SymbolicGraph
+from retune.compiler.ir.dims import Dim, Guard, dim_from_json, dim_to_json
+from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
+
+KIND = "symbolic"
+_ARCHIVE, _VERSION = "region", 1
+
+ReadRegion = Callable[[str, bytes], Region]
+"""Makes the region of a kind that bytes were made of. Raises: ArtifactError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The region of a front end, as data."""
+
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicRegion:
+    """A region as symbolic graphs, the first that fits serves."""
+
+    name: str
+    inputs: tuple[str, ...]
+    constants: tuple[str, ...]
+    determining: tuple[str, ...]
+    results: tuple[Param, ...]
+    variants: tuple[SymbolicGraph, ...]
+    origin: Origin
+    read: ReadRegion
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the results."""
+        return tuple(result.name for result in self.results)
+
+    @property
+    def kind(self) -> str:
+        """Read by `SymbolicRegion.from_bytes`."""
+        return KIND
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of what it was made of."""
+        return hashlib.sha256(json.dumps([self.origin.kind, self.inputs]).encode() + self.origin.data).hexdigest()[:32]
+
+    @cached_property
+    def original(self) -> Region:
+        """The front end's region. Raises: ArtifactError."""
+        return self.read(self.origin.kind, self.origin.data)
+
+    def specialise(
+        self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> Graph:
+        """The graph for inputs of these shapes: see `Region`. Raises: as the original where no variant serves."""
+        every = {**{name: constants[name] for name in self.constants}, **values}
+        for variant in self.variants:
+            numbers = variant.numbers(shapes, every) if variant.constants <= set(every) else None
+            if numbers is not None:
+                try:
+                    graph = variant.static(numbers, every)
+                except (LookupError, ArithmeticError, ValueError):  # of NumPy, for shapes that fit no operator
+                    break  # the original says what is wrong with them
+                check_results(self, graph)
+                return graph
+        return self.original.specialise(shapes, values, constants)
+
+    def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
+        """The outputs. Raises: as `specialise`."""
+        values = {name: array for name, array in inputs.items() if name in self.determining}
+        graph = self.specialise({name: array.shape for name, array in inputs.items()}, values, constants)
+        return evaluate(graph, {name: array for name, array in inputs.items() if name not in values})
+
+    @property
+    def likely_dims(self) -> tuple[Dims, ...]:
+        """The dimensions of the outputs where the most general graph serves: numbers and symbols of inputs."""
+        graph = self.variants[0].graph
+        return tuple(tuple(map(_likely, value.shape)) for value in graph.output_values())
+
+    def symbolic(
+        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
+    ) -> Region:
+        """The region itself."""
+        del dims, fixed, constants
+        return self
+
+    def to_bytes(self) -> bytes:
+        """The region as an archive."""
+        rows: list[object] = []
+        arrays: dict[str, object] = {}
+        for number, variant in enumerate(self.variants):
+            head, constants = graph_to_parts(variant.graph)
+            guards = [[dim_to_json(guard.dim), guard.is_zero, guard.holds] for guard in variant.guards]
+            rows.append({"graph": head, "guards": guards, "constants": sorted(variant.constants)})
+            arrays |= {f"variants/{number}/{place}.npy": array for place, array in enumerate(constants)}
+        head = {
+            "name": self.name,
+            "inputs": self.inputs,
+            "constants": self.constants,
+            "determining": self.determining,
+            "results": [result.to_json() for result in self.results],
+            "origin": self.origin.kind,
+            "variants": rows,
+        }
+        parts = {"region.json": head, "origin": self.origin.data, **arrays}
+        return archive_bytes(_ARCHIVE, _VERSION, parts, compress=True)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, read: ReadRegion) -> "SymbolicRegion":
+        """The region that these bytes were made of; `read` makes its original. Raises: ArtifactError."""
+        with refusing_damage("region", "these bytes"):
+            archive = Archive(data, _ARCHIVE, _VERSION)
+            archive.require_manifest()
+            head = archive.json("region.json")
+            rows = enumerate(head["variants"])
+            return cls(
+                name=str(head["name"]),
+                inputs=_names(head["inputs"]),
+                constants=_names(head["constants"]),
+                determining=_names(head["determining"]),
+                results=tuple(Param.from_json(*row) for row in head["results"]),
+                variants=tuple(_variant(row, archive, f"variants/{number}/{{}}.npy") for number, row in rows),
+                origin=Origin(str(head["origin"]), archive.blob("origin")),
+                read=read,
+            )
+
+
+def _likely(dim: int) -> Dimension:
+    if not isinstance(dim, Dim):
+        return dim
+    return str(dim) if str(dim) in dim.symbols else None
+
+
+def _variant(row: Mapping[str, Any], archive: Archive, part: str) -> SymbolicGraph:
+    count = len(row["graph"]["constants"])
+    graph = graph_from_parts(row["graph"], [archive.array(part.format(place)) for place in range(count)])
+    guards = tuple(_guard(*each) for each in row["guards"])
+    return SymbolicGraph(graph, guards, frozenset(_names(row["constants"])))
+
+
+def _guard(dim: object, is_zero: object, holds: object) -> Guard:
+    found = dim_from_json(dim)
+    if not isinstance(found, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
+        raise TypeError(f"{dim!r:.80} is not guarded")
+    return Guard(found, is_zero, holds)
+
+
+def _names(given: object) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{given!r:.80} is no list of names")
+    return tuple(given)

@@ -1,0 +1,429 @@
+"""Symbolic dimensions: integers that are known only when a network runs, as polynomials over symbols.
+
+A `Dim` stands where an extent stands. Arithmetic gives a `Dim`, or an int where the symbols cancel. A comparison gives
+a bool: one that is the same for all values of the symbols is decided at once, any other by the numbers that
+`Assumptions` gives to the symbols, and is kept as a `Guard`. What is computed so is right wherever the guards hold.
+
+    with Assumptions({"n": 7}) as assumed:
+        n = Dim.symbol("n")
+        rows = 12 * n // 4 if n > 1 else n      # 3*n
+    assumed.guards                              # n - 1 > 0
+
+A `Dim` never turns into an int by itself: `int(n)`, `range(n)` and NumPy's conversions raise TypeError.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retune.compiler.errors import DefinitionError
+
+if TYPE_CHECKING:
+    _Integer = int  # what computes with extents is typed for ints, and takes a `Dim` as well
+else:
+    _Integer = object
+
+_active = threading.local()
+_MOST = 2**31
+"""The largest extent that counts when comparisons are decided beforehand."""
+_MOST_TERMS = 64
+"""No shape of a network is a longer sum; that of a broken file might be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """What is left of `numerator // denominator` (or `%`) when all that divides exactly is taken out."""
+
+    op: str
+    numerator: int
+    denominator: int
+
+    def value(self, numbers: Mapping[str, int]) -> int:
+        """The number, for these of the symbols. Raises: ZeroDivisionError."""
+        one, other = substitute(self.numerator, numbers), substitute(self.denominator, numbers)
+        return one // other if self.op == "//" else one % other
+
+    def __str__(self) -> str:
+        return f"(({self.numerator}) {self.op} ({self.denominator}))"
+
+
+Atom = str | Quotient
+Monomial = tuple[Atom, ...]
+
+
+class Dim(_Integer):
+    """An integer that depends on symbols: a sum of products of symbols and quotients. Immutable.
+
+    Symbols that end in `]` stand for elements of arrays, and may be negative; all others are extents.
+    """
+
+    __slots__ = ("_hash", "terms")
+
+    terms: Mapping[Monomial, int]
+    _hash: int
+
+    def __new__(cls, terms: Mapping[Monomial, int]) -> "Dim":
+        """Of products and their factors, none of them 0, and at least one with a symbol: see `_sum`."""
+        made = object.__new__(cls)
+        made.terms = dict(sorted(terms.items(), key=_order))
+        made._hash = hash(tuple(made.terms.items()))
+        return made
+
+    @classmethod
+    def symbol(cls, name: str) -> "Dim":
+        """The number that a symbol stands for."""
+        return cls({(name,): 1})
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The symbols that it depends on."""
+        found: set[str] = set()
+        for atom in self._atoms():
+            if isinstance(atom, str):
+                found.add(atom)
+            else:
+                parts = (atom.numerator, atom.denominator)
+                found = found.union(*(part.symbols for part in parts if isinstance(part, Dim)))
+        return frozenset(found)
+
+    def _atoms(self) -> Iterable[Atom]:
+        return (atom for monomial in self.terms for atom in monomial)
+
+    # Arithmetic
+
+    def __add__(self, other: int) -> int:
+        return _sum(self, other, 1) if is_integer(other) else NotImplemented
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> int:
+        return _sum(self, other, -1) if is_integer(other) else NotImplemented
+
+    def __rsub__(self, other: int) -> int:
+        return _sum(other, self, -1) if is_integer(other) else NotImplemented
+
+    def __neg__(self) -> int:
+        return _sum(0, self, -1)
+
+    def __pos__(self) -> int:
+        return self
+
+    def __abs__(self) -> int:
+        return -self if self < 0 else self
+
+    def __mul__(self, other: int) -> int:
+        return _product(self, other) if is_integer(other) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __pow__(self, other: int, modulus: None = None) -> int:  # type: ignore[override]
+        if type(other) is not int or not 0 <= other <= 8:
+            return NotImplemented
+        result = 1
+        for _ in range(other):
+            result = result * self
+        return result
+
+    def __floordiv__(self, other: int) -> int:
+        return _divided(self, other)[0] if is_integer(other) else NotImplemented
+
+    def __rfloordiv__(self, other: int) -> int:
+        return _divided(other, self)[0] if is_integer(other) else NotImplemented
+
+    def __mod__(self, other: int) -> int:
+        return _divided(self, other)[1] if is_integer(other) else NotImplemented
+
+    def __rmod__(self, other: int) -> int:
+        return _divided(other, self)[1] if is_integer(other) else NotImplemented
+
+    # Comparisons
+
+    def __eq__(self, other: object) -> bool:
+        return _decide_zero(_sum(self, other, -1)) if is_integer(other) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not _decide_zero(_sum(self, other, -1)) if is_integer(other) else NotImplemented
+
+    def __lt__(self, other: int) -> bool:
+        return _decide_positive(_sum(other, self, -1)) if is_integer(other) else NotImplemented
+
+    def __gt__(self, other: int) -> bool:
+        return _decide_positive(_sum(self, other, -1)) if is_integer(other) else NotImplemented
+
+    def __le__(self, other: int) -> bool:
+        return not _decide_positive(_sum(self, other, -1)) if is_integer(other) else NotImplemented
+
+    def __ge__(self, other: int) -> bool:
+        return not _decide_positive(_sum(other, self, -1)) if is_integer(other) else NotImplemented
+
+    def __bool__(self) -> bool:
+        return not _decide_zero(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        text = ""
+        for monomial, factor in self.terms.items():
+            names = [str(atom) for atom in monomial]
+            product = "*".join(names if abs(factor) == 1 and names else [str(abs(factor)), *names])
+            sign = " - " if factor < 0 else " + "
+            text += (sign if text else sign.strip().replace("+", "")) + product
+        return text
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is an int of Python or NumPy, or a `Dim`."""
+    return isinstance(value, int | Dim | np.integer)
+
+
+def whole(item: Any) -> int:
+    """An element of an array of integers as an int, or the `Dim` that it is. Raises: as `int`."""
+    return item if isinstance(item, Dim) else int(item)
+
+
+def integers(items: object) -> np.ndarray[Any, Any]:
+    """An int64 array of a number or numbers; an array of objects where one of them is a `Dim`."""
+    array = np.asarray(items, object)
+    return array if any(isinstance(item, Dim) for item in array.flat) else array.astype("int64")
+
+
+def substitute(value: int, numbers: Mapping[str, int]) -> int:
+    """The number that an extent is for these of its symbols. Raises: ZeroDivisionError; KeyError."""
+    if not isinstance(value, Dim):
+        return value
+    total = 0
+    for monomial, factor in value.terms.items():
+        for atom in monomial:
+            factor *= numbers[atom] if isinstance(atom, str) else atom.value(numbers)
+        total += factor
+    return total
+
+
+def _order(term: tuple[Monomial, int]) -> tuple[int, str]:
+    return -len(term[0]), "*".join(map(str, term[0]))
+
+
+def _terms(value: Any) -> Mapping[Monomial, int]:
+    return value.terms if isinstance(value, Dim) else {(): int(value)} if value else {}
+
+
+def _made(terms: Mapping[Monomial, int]) -> int:
+    """The extent of products and their factors: an int where no symbol is left."""
+    kept = {monomial: factor for monomial, factor in terms.items() if factor}
+    if not kept or list(kept) == [()]:
+        return kept.get((), 0)
+    if len(kept) > _MOST_TERMS:
+        raise DefinitionError(f"a dimension is a sum of more than {_MOST_TERMS} products")
+    return Dim(kept)
+
+
+def _sum(one: Any, other: Any, sign: int) -> int:
+    terms = dict(_terms(one))
+    for monomial, factor in _terms(other).items():
+        terms[monomial] = terms.get(monomial, 0) + sign * factor
+    return _made(terms)
+
+
+def _product(one: Any, other: Any) -> int:
+    terms: dict[Monomial, int] = {}
+    for mine, factor in _terms(one).items():
+        for theirs, weight in _terms(other).items():
+            monomial = tuple(sorted((*mine, *theirs), key=str))
+            terms[monomial] = terms.get(monomial, 0) + factor * weight
+    return _made(terms)
+
+
+def _divided(one: Any, by: Any) -> tuple[int, int]:
+    """Quotient and remainder: the terms that the divisor divides, and a `Quotient` of the others."""
+    if not by:
+        raise ZeroDivisionError("a dimension divided by 0")
+    divisor = _terms(by)
+    exact: dict[Monomial, int] = {}
+    rest = dict(_terms(one))
+    if len(divisor) == 1:
+        ((atoms, number),) = divisor.items()
+        for monomial, factor in list(rest.items()):
+            left = _without(monomial, atoms)
+            if left is not None and factor % number == 0:
+                exact[left] = rest.pop(monomial) // number
+    elif rest == dict(divisor):
+        return 1, 0
+    remainder = _made(rest)
+    if not isinstance(remainder, Dim) and not isinstance(by, Dim):
+        quotient, remainder = divmod(remainder, int(by))
+        return _sum(_made(exact), quotient, 1), remainder
+    if not isinstance(remainder, Dim) and not remainder:
+        return _made(exact), 0
+    quotient = Dim({(Quotient("//", remainder, by),): 1})
+    return _sum(_made(exact), quotient, 1), Dim({(Quotient("%", remainder, by),): 1})
+
+
+def _without(monomial: Monomial, atoms: Monomial) -> Monomial | None:
+    """The product without these factors; None when it has not all of them."""
+    left = list(monomial)
+    for atom in atoms:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+# Decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Something that was decided: whether `dim` is zero, or else whether it is positive."""
+
+    dim: Dim
+    is_zero: bool
+    """Whether it is about zero, not about the sign."""
+    holds: bool
+
+    def fits(self, numbers: Mapping[str, int]) -> bool:
+        """Whether it is so for these numbers."""
+        try:
+            number = substitute(self.dim, numbers)
+        except ZeroDivisionError:
+            return False
+        return ((number == 0) if self.is_zero else (number > 0)) == self.holds
+
+    def __str__(self) -> str:
+        relation = ("==" if self.holds else "!=") if self.is_zero else (">" if self.holds else "<=")
+        return f"{self.dim} {relation} 0"
+
+
+class Assumptions:
+    """The numbers that decide comparisons in this thread, inside `with`, and what was decided by them."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self.numbers = dict(numbers)
+        self._guards: dict[tuple[str, bool], Guard] = {}
+        self._before: Assumptions | None = None
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What was decided, each once."""
+        return tuple(self._guards.values())
+
+    def decide(self, dim: Dim, *, is_zero: bool) -> bool:
+        """Whether it is zero, or else positive, by the numbers. Raises: DefinitionError for an unknown symbol."""
+        try:
+            number = substitute(dim, self.numbers)
+        except KeyError as error:
+            raise DefinitionError(f"nothing says which number the dimension {error} is") from None
+        holds = number == 0 if is_zero else number > 0
+        # by structure: a symbol may be called "n + 1", which is how the sum is written too
+        self._guards.setdefault((repr(dim_to_json(dim)), is_zero), Guard(dim, is_zero, holds))
+        return holds
+
+    def __enter__(self) -> "Assumptions":
+        self._before = getattr(_active, "assumptions", None)
+        _active.assumptions = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _active.assumptions = self._before
+
+
+def _decide_zero(value: int) -> bool:
+    if not isinstance(value, Dim):
+        return value == 0
+    low, high = _bounds(value)
+    if low > 0 or high < 0:
+        return False
+    if len(value.terms) == 1:  # a product is zero when a factor is
+        ((atoms, _),) = value.terms.items()
+        return any(_assumed(Dim({(atom,): 1}), is_zero=True) for atom in dict.fromkeys(atoms))
+    return _assumed(value, is_zero=True)
+
+
+def _decide_positive(value: int) -> bool:
+    if not isinstance(value, Dim):
+        return value > 0
+    low, high = _bounds(value)
+    if low > 0 or high <= 0:
+        return low > 0
+    if len(value.terms) == 1 and low == 0:
+        return not _decide_zero(value)
+    return _assumed(value, is_zero=False)
+
+
+def _assumed(dim: Dim, *, is_zero: bool) -> bool:
+    assumptions: Assumptions | None = getattr(_active, "assumptions", None)
+    if assumptions is None:
+        raise DefinitionError(f"whether {dim} is {'zero' if is_zero else 'positive'} is not known before the run")
+    return assumptions.decide(dim, is_zero=is_zero)
+
+
+def _bounds(value: int) -> tuple[float, float]:
+    """The least and the largest number that the bounds of the symbols allow."""
+    low, high = 0.0, 0.0
+    for monomial, factor in _terms(value).items():
+        least, most = 1.0, 1.0
+        for atom in monomial:
+            below, above = _atom_bounds(atom)
+            if below < 0:
+                return -inf, inf
+            least, most = least * below, most * above
+        low += factor * (least if factor > 0 else most)
+        high += factor * (most if factor > 0 else least)
+    return low, high
+
+
+def _atom_bounds(atom: Atom) -> tuple[float, float]:
+    if isinstance(atom, str):
+        return (-inf, inf) if atom.endswith("]") else (0, _MOST)
+    low, high = _bounds(atom.numerator)
+    if isinstance(atom.denominator, Dim) or atom.denominator <= 0 or low < 0:
+        return -inf, inf
+    return (low // atom.denominator, high // atom.denominator) if atom.op == "//" else (0, atom.denominator - 1)
+
+
+# As data
+
+
+def dim_to_json(value: int) -> Any:
+    """An extent as JSON: an int, or `{"dim": [[factor, atom, ...], ...]}` whose atoms are symbols or `[op, x, y]`."""
+    if not isinstance(value, Dim):
+        return int(value)
+    return {"dim": [[factor, *map(_atom_to_json, monomial)] for monomial, factor in value.terms.items()]}
+
+
+def _atom_to_json(atom: Atom) -> Any:
+    return atom if isinstance(atom, str) else [atom.op, dim_to_json(atom.numerator), dim_to_json(atom.denominator)]
+
+
+def dim_from_json(data: Any) -> int:
+    """The extent that `dim_to_json` was given. Raises: an error of `archive.DAMAGE` for anything else."""
+    if type(data) is int:
+        return data
+    total = 0
+    for factor, *atoms in data["dim"]:
+        if type(factor) is not int:
+            raise TypeError(f"a dimension has the factor {factor!r:.80}")
+        term = factor
+        for atom in map(_atom_from_json, atoms):
+            term = _product(term, Dim({(atom,): 1}))
+        total = _sum(total, term, 1)
+    return total
+
+
+def _atom_from_json(data: Any) -> Atom:
+    if isinstance(data, str):
+        return data
+    op, one, other = data
+    if op not in ("//", "%"):
+        raise ValueError(f"a dimension is computed by {op!r:.80}")
+    return Quotient(op, dim_from_json(one), dim_from_json(other))

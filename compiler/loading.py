@@ -1,0 +1,31 @@
+"""Loads any file of compiled code: a module, the library of a network, or that of a virtual machine.
+
+A file that Retune wrote names its kind in its archive. Any other shared library is one with functions of the FFI.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from retune.compiler.runtime.archive import has_part, kind_of
+from retune.compiler.runtime.paths import path_of
+
+_NETWORKS = ("network", "network library")
+_EXECUTABLE, _CODE = "executable", "bytecode"
+
+
+def load_module(path: str | Path) -> Any:
+    """What is in a file: a `Module`; the `Library` of a network, whose `["default"](cpu())` makes an executor; the
+    `VMLibrary` that `Executable.load_exec` takes; or a whole `Executable`.
+
+    Code runs with your rights: load only files that you trust.
+    Raises: ArtifactError when the file is missing, damaged, or none of these.
+    """
+    path = path_of(path)
+    kind = kind_of(path)
+    if kind in _NETWORKS:
+        return importlib.import_module("retune.compiler.executor.library").Library.load(path)
+    if kind == _EXECUTABLE:
+        vm = importlib.import_module("retune.compiler.vm")
+        return vm.Executable.load(path) if has_part(path, _CODE) else vm.VMLibrary.load(path)
+    return importlib.import_module("retune.compiler.runtime.module").load_module(path)

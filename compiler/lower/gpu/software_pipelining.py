@@ -1,0 +1,66 @@
+"""Software pipelining of asynchronous copies: main (K) loops start the copies of later iterations.
+
+An iteration reads what was copied for it and nothing else. Every copy of a buffer has its own wait and its own barrier,
+so that no other barriers are needed for it.
+
+    before: for k in 9: shared s[8]: copy s = x[k]; commit; wait but 0; y += s
+    after:  shared s[2, 8]: copy s[0] = x[0]; commit; for k in 9: wait but 0; barrier; if k + 1 < 9: copy s[(k + 1) % 2]
+            = x[k + 1]; commit; y += s[k % 2]
+"""
+
+from dataclasses import dataclass, replace
+
+from retune.compiler.errors import LoweringError
+from retune.compiler.ir.expr import Expr, const
+from retune.compiler.ir.rewrite import allocate, allocated, rewrite, statements_of
+from retune.compiler.ir.stmt import Barrier, For, If, LoopFunction, Stmt, block, map_exprs
+from retune.compiler.ir.tensor_core import CommitGroup, WaitGroup
+from retune.compiler.ir.visit import substitute
+from retune.compiler.lower.gpu.multi_buffering import copies_of, select_copy
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwarePipelining:
+    """Multi-buffers the shared memory of a pipelined loop: one copy for each iteration in flight."""
+
+    name: str = "pipelines"
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel with its copies ahead of their iterations; a loop without copies stays as it is."""
+        depths = dict(function.pipelines)
+        if not depths:
+            return function
+
+        def pipeline(loop: For) -> Stmt | None:
+            return _pipelined(loop, min(depths.get(loop.var.name, 1), loop.extent))
+
+        return replace(function, body=rewrite(function.body, {For: pipeline}))
+
+
+def _pipelined(loop: For, depth: int) -> Stmt | None:
+    buffers, body = allocated(loop.body, "shared")
+    parts = statements_of(body)
+    waits = [number for number, part in enumerate(parts) if type(part) is WaitGroup]
+    if not waits or depth < 2:
+        return None
+    if any(allocated(part, "shared")[0] for part in parts):
+        raise LoweringError(f"{loop.var}: shared buffers of a pipelined loop must be those of all its statements")
+    copies, compute = block(*parts[: waits[0] - 1]), block(*parts[waits[0] + 1 :])
+
+    def start(number: Expr, copy: Expr) -> Stmt:
+        moved = map_exprs(copies, lambda expr: substitute(expr, {loop.var: number}))
+        return select_copy(moved, buffers, copy, depth)
+
+    first: list[Stmt] = []
+    for number in range(depth - 1):
+        first.extend((start(const(number), const(number)), CommitGroup()))
+    later = loop.var + (depth - 1)
+    iteration = block(
+        WaitGroup(depth - 2),
+        Barrier(),
+        If(later < loop.extent, start(later, later % depth)),
+        CommitGroup(),
+        select_copy(compute, buffers, loop.var % depth, depth),
+    )
+    several = [copies_of(buffer, depth) for buffer in buffers]
+    return allocate(several, block(*first, replace(loop, body=iteration)))

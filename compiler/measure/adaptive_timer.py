@@ -1,0 +1,163 @@
+"""Times a program until the result is good enough: a short probe first, more repeats where it pays.
+
+A program that cannot be the best costs one probe. Passes that other processes disturbed are repeated while the budget
+lasts; the remaining disturbance is part of the result.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.runtime.timing import time_calls
+
+_PROBES = 2
+"""How often a program may look too slow before it is believed."""
+_MOST_PASSES = 100
+"""Where the search for a number of calls ends in any case."""
+_CLOSE = 0.9
+"""A pass this close to the least length is long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per call, one per repeat.
+
+    `censored`: the program was out of reach of the best and got a short look only, which is the one cost there is.
+    `contention` is the share of the fastest repeat that other processes took, None where the system does not tell.
+    """
+
+    costs: tuple[float, ...]
+    censored: bool
+    contention: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    seconds: float
+    contention: float | None
+
+    @property
+    def disturbance(self) -> float:
+        """What is not known is taken for quiet."""
+        return self.contention or 0.0
+
+
+class AdaptiveTimer:
+    """Times `function`, which was called before, as `options` say, on their number of threads. `before_pass` runs
+    before each pass, untimed.
+    """
+
+    def __init__(
+        self,
+        options: MeasureOptions,
+        meter: ContentionMeter,
+        function: Callable[[], object],
+        before_pass: Callable[[], object] | None = None,
+    ) -> None:
+        self._options = options
+        self._meter = meter
+        self._function = function
+        self._before_pass = before_pass
+        self._spare = options.contended_passes
+        self._number = options.number
+        self._samples: list[_Sample] = []
+
+    def run(self, limit: float) -> Timing:
+        """A look, and all repeats unless the program is out of reach, above `limit` seconds per call."""
+        with _no_collector():
+            probe = self._probe(limit)
+            if probe.seconds > limit:
+                return Timing((probe.seconds,), True, probe.contention)
+            for _ in range(self._options.repeat):
+                self._samples.append(self._repeat())
+        return self.timing
+
+    def interleave(self) -> None:
+        """One more repeat; the first pass looks for the number of calls before."""
+        with _no_collector():
+            if not self._samples:
+                self._probe(math.inf)
+            self._samples.append(self._repeat())
+
+    @property
+    def timing(self) -> Timing:
+        """The repeats so far, at least one."""
+        fastest = min(self._samples, key=lambda sample: sample.seconds)
+        return Timing(tuple(sample.seconds for sample in self._samples), False, fastest.contention)
+
+    def _probe(self, limit: float) -> _Sample:
+        """The best of the first short passes: at least as many calls as last `first_look_ms`. Says how many calls a
+        repeat takes.
+        """
+        best = _Sample(math.inf, None)
+        number, least = self._options.number, self._options.first_look_ms * 1e6
+        probes = 0
+        for _ in range(_MOST_PASSES):
+            sample, elapsed = self._pass(number)
+            best = min(best, sample, key=lambda one: one.seconds)
+            if 0 < elapsed < least and not self._single:
+                number = max(number * 2, math.ceil(number * least / elapsed))
+                continue
+            probes += 1
+            if best.seconds <= limit or (probes >= _PROBES and not self._is_disturbed(sample)):
+                break
+        self._number = self._calls_of(best.seconds)
+        return best
+
+    def _repeat(self) -> _Sample:
+        """The least disturbed pass of one repeat, with as many calls as make it long enough, and the pause after it."""
+        least = self._options.min_repeat_ms * 1e6
+        best: _Sample | None = None
+        for _ in range(_MOST_PASSES):
+            sample, elapsed = self._pass(self._number)
+            if 0 < elapsed < least * _CLOSE and not self._single:
+                self._number = max(self._number + 1, math.ceil(self._number * least / elapsed))
+                continue
+            best = sample if best is None else min(best, sample, key=lambda one: one.disturbance)
+            if not self._is_disturbed(sample):
+                break
+        if self._options.cooldown_interval:
+            time.sleep(self._options.cooldown_interval)
+        return best or sample
+
+    def _is_disturbed(self, sample: _Sample) -> bool:
+        """Whether a pass should be made again, which costs one of the spare ones."""
+        if sample.disturbance <= self._options.max_contention or self._spare == 0:
+            return False
+        self._spare -= 1
+        return True
+
+    def _pass(self, number: int) -> tuple[_Sample, int]:
+        if self._before_pass is not None:
+            self._before_pass()
+        self._meter.start()
+        elapsed = time_calls(self._function, number)
+        return _Sample(elapsed / number / 1e9, self._meter.share(elapsed)), elapsed
+
+    def _calls_of(self, seconds: float) -> int:
+        """How many calls make a repeat of the least length."""
+        if self._single:
+            return self._options.number
+        return max(self._options.number, math.ceil(self._options.min_repeat_ms / 1e3 / max(seconds, 1e-9)))
+
+    @property
+    def _single(self) -> bool:
+        """Whether every pass is one call, because something is done to the caches before each."""
+        return self._before_pass is not None
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Python's garbage collector waits."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,68 @@
+"""Atomic replacement of files: a path holds the old file or the whole new one, also after a power cut."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import EACCES, EINVAL, EISDIR, ENOSYS, ENOTSUP, EPERM
+from pathlib import Path
+from uuid import uuid4
+
+from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.temporaries import temporary_in
+
+_REFUSALS = (EACCES, EPERM, EINVAL, ENOTSUP, ENOSYS)
+"""Errors of a folder that may not be read, or of a file system that cannot flush folders. A fault of a disk is none."""
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path, for a file that takes the name `path` when the block ends well; missing folders are made.
+
+    Raises: ArtifactError when a file cannot be written, in the block or after it.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_in(path.parent)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error}") from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path) -> None:
+    """Check that a file can be written, before work is spent on its content. Raises: ArtifactError."""
+    probe = path.with_name(f".{uuid4().hex}".ljust(len(os.fsencode(path.name)), "-"))
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        probe.open("x").close()
+        probe.unlink()
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error.strerror}; name a file in a folder that exists") from error
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file of text; who reads meanwhile gets the old one or the new one. Raises: ArtifactError."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sync_folder(path: Path) -> None:
+    """Make the entries of a folder durable, where its permissions and the file system allow it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise

@@ -1,0 +1,130 @@
+"""Memory allocators of the virtual machine.
+
+Memory is aligned to 64 bytes. It returns to the pool only when no array uses it, including results that the caller
+holds.
+"""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from retune.compiler.errors import ArtifactError, MachineError
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
+
+POOLED, NAIVE = "pooled", "naive"
+_PAGE = 4096
+_BYTES = np.dtype(np.uint8)
+_SLACK = 1.25
+"""A block that is so many times as large as what is asked for may serve: lengths that grow by one would else keep a
+block each."""
+
+
+class Storage:
+    """A block of memory: its bytes and its address."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: Array, address: int) -> None:
+        self.array = array
+        self.address = address
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes there are."""
+        return int(self.array.nbytes)
+
+
+class Allocator(ABC):
+    """The interface of allocators."""
+
+    def allocate(self, nbytes: int) -> Storage:
+        """Memory of that many bytes, with whatever content. Raises: MachineError when there is none."""
+        if nbytes < 0:
+            raise MachineError(f"memory of {nbytes} bytes was asked for")
+        return Storage(*self.array((nbytes,), _BYTES, nbytes))
+
+    @abstractmethod
+    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+        """An array, `nbytes` of them, with whatever content, and where it begins. Raises: MachineError."""
+
+
+class NaiveAllocator(Allocator):
+    """Allocates from the system every time."""
+
+    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+        """As `Allocator.array`."""
+        try:
+            array = aligned_array((nbytes,), "uint8")
+        except ArtifactError as error:
+            raise MachineError(str(error)) from error
+        return np.ndarray(shape, dtype, array), address(array)
+
+
+class _Block:
+    """A block of the pool: its size in bytes, the object that owns it and its address."""
+
+    __slots__ = ("address", "memory", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        try:
+            self.memory, self.address = raw_memory(nbytes)
+        except ArtifactError as error:
+            raise MachineError(str(error)) from error
+
+
+class PooledAllocator(Allocator):
+    """Keeps freed memory for later requests; when the system has none left, it releases the whole pool first."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[_Block]] = {}
+        self._leases: dict[int, tuple[weakref.ref[Array], _Block]] = {}
+        """Blocks in use, by the id of a reference to the array that lies there."""
+        self._returned: deque[weakref.ref[Array]] = deque()
+        """References to arrays that went: they come at any time, perhaps while the pool looks for memory."""
+        self.reserved = 0
+        """Bytes that are in use or kept."""
+
+    def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
+        """As `Allocator.array`. The memory comes back when neither the array nor a view of it is left."""
+        wanted = nbytes + -nbytes % _PAGE or _PAGE
+        returned, leases = self._returned, self._leases
+        while returned:
+            _, block = leases.pop(id(returned.popleft()))
+            if block.nbytes == wanted and not returned:
+                break
+            self._free.setdefault(block.nbytes, []).append(block)
+        else:
+            kept = self._free.get(wanted)
+            block = kept.pop() if kept else self._near(wanted) or self._new(wanted)
+        array: Array = np.ndarray(shape, dtype, block.memory)
+        lease = weakref.ref(array, returned.append)
+        leases[id(lease)] = lease, block
+        return array, block.address
+
+    def _near(self, wanted: int) -> _Block | None:
+        """The smallest block that is kept and a little larger."""
+        sizes = [size for size, blocks in self._free.items() if blocks and wanted < size <= wanted * _SLACK]
+        return self._free[min(sizes)].pop() if sizes else None
+
+    def _new(self, wanted: int) -> _Block:
+        try:
+            block = _Block(wanted)
+        except MachineError:
+            self.reserved -= sum(size * len(blocks) for size, blocks in self._free.items())
+            self._free.clear()
+            block = _Block(wanted)
+        self.reserved += wanted
+        return block
+
+
+def allocator(kind: str) -> Allocator:
+    """The allocator of that name, "pooled" or "naive". Raises: MachineError for another name."""
+    kinds = {POOLED: PooledAllocator, NAIVE: NaiveAllocator}
+    if kind not in kinds:
+        raise MachineError(f"memory is {POOLED!r} or {NAIVE!r}, not {kind!r}")
+    return kinds[kind]()

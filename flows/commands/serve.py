@@ -1,0 +1,46 @@
+"""The command `retune serve`: serves compiled networks over HTTP, with KServe's Open Inference Protocol V2."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from retune.compiler.errors import OptionError
+from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.serving.app import listen, make_app
+from retune.flows.serving.model import Model
+
+
+def serve(
+    files: Annotated[list[Path], typer.Argument(help="Compiled networks, .retune or .so: FILE, or NAME=FILE.")],
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    instances: Annotated[int, typer.Option(min=1, help="Runs of a network at a time.")] = 1,
+    queue: Annotated[int, typer.Option(min=0, help="Requests of a network that may wait; more are refused.")] = 64,
+    batch_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that a request waits for others to share a run; 0: no batches.")
+    ] = 0.0,
+    stop_seconds: Annotated[int, typer.Option(min=0, help="Seconds that requests have to end after SIGTERM.")] = 30,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve compiled networks over HTTP, with KServe's Open Inference Protocol V2 and metrics for Prometheus."""
+    output = Output(as_json, quiet)
+    models: dict[str, Model] = {}
+    for one in map(str, files):
+        name, sign, path = one.partition("=")
+        if not sign:
+            name, path = Path(one).stem, one
+        if name in models:
+            raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
+        models[name] = Model.load(path, instances)
+    app = make_app(models, instances=instances, capacity=queue, batch_seconds=batch_ms / 1e3)
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=stop_seconds
+    )
+    listening = listen(config)
+    found, at = listening.getsockname()[:2]
+    for name in models:
+        output.say(f"http://{found}:{at}/v2/models/{name}", model=name, url=f"http://{found}:{at}/v2/models/{name}")
+    uvicorn.Server(config).run([listening])

@@ -1,0 +1,63 @@
+"""Prefect's server as a child process, which a session without a server at an address starts.
+
+This module imports nothing of Prefect, so that the server starts while the session imports it: both take seconds.
+"""
+
+import atexit
+import socket
+import subprocess
+import sys
+
+from retune.compiler import config
+
+STOP_SECONDS = 5.0
+_LOOPBACK = "127.0.0.1"
+
+_started: "EmbeddedServer | None" = None
+
+
+class EmbeddedServer:
+    """A server at a free port of the loopback address, with its database in PREFECT_HOME."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind((_LOOPBACK, 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://{_LOOPBACK}:{self.port}/api"
+        self.process = self._begin()
+
+    def _begin(self) -> "subprocess.Popen[bytes]":
+        # as `prefect.server.api.server.SubprocessASGIServer`, whose import takes 3 s of CPU
+        command = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
+        where = ["--host", _LOOPBACK, "--port", str(self.port), "--lifespan", "on"]
+        kind = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        environment = config.child_environment(kind)
+        environment.pop("PREFECT_API_URL", None)  # its own, when it is restarted
+        # A session of its own, so that it has nothing to say about the user's Ctrl-C; the reaper ends it.
+        return subprocess.Popen([sys.executable, "-P", "-m", *command, *where], env=environment, start_new_session=True)
+
+    def restart(self) -> None:
+        """Start it once more after its process has ended, at the same address and on the same database."""
+        self.process = self._begin()
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start() -> str:
+    """Start the server of this process, which ends with it. Returns its URL."""
+    global _started
+    _started = EmbeddedServer()
+    atexit.register(_started.stop)
+    return _started.url
+
+
+def started() -> EmbeddedServer | None:
+    """The server that this process has started; None where the run uses one at an address."""
+    return _started

@@ -1,0 +1,126 @@
+"""Finds what `retune explain` needs of a network or a run: its kernels, their programs, times and records."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from retune.compiler import config
+from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.driver.compile_network import fastest_alternatives
+from retune.compiler.driver.explain import Explanation, SearchFacts, find_names, time_kernel
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.limits import MachineLimits, measure_limits
+from retune.compiler.driver.operators import is_operator
+from retune.compiler.errors import OptionError
+from retune.compiler.frontend import zoo
+from retune.compiler.graph.partition import with_alternatives
+from retune.compiler.measure.record import BestProgram, MeasureRecord
+from retune.compiler.options import TuneOptions
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.flows.commands.compile import HOST, known_records, record_scope
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunInfo, RunLedger
+from retune.storage.store_url import Place
+from retune.tasks.pages.facts import find_run
+
+
+def _find_run(home: Place, wanted: str) -> RunInfo:
+    if not RunLedger(home).list():
+        raise OptionError(f"there is no network or run {wanted!r}: `retune networks` and `retune runs` list them")
+    return find_run(home, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """A kernel of a network: how often it is called, and the seconds of a call, infinite where no record tells."""
+
+    name: str
+    uses: int
+    seconds: float
+    served_by: str
+
+
+class KernelExplainer:
+    """Explains the kernels of a network with the records of a store."""
+
+    def __init__(self, network: ExtractedNetwork, best: Mapping[str, MeasureRecord], home: Place) -> None:
+        self._network = network
+        self._best = best
+        self._home = home
+        alternatives = fastest_alternatives(network.partition, BestProgram.of_each(best))
+        self._graph, self._cut = with_alternatives(network.graph, network.partition, alternatives)
+        cut = self._cut
+        self._tasks = {task.name: task for task in (*cut.tasks, *network.tasks)}
+        self._uses = {task.name: weight for task, weight in zip(cut.tasks, cut.weights, strict=True)}
+        self._limits: MachineLimits | None = None
+
+    @classmethod
+    def of(
+        cls, source: str, home: Place, threads: int | None, target: str | None, shapes: Sequence[str]
+    ) -> "KernelExplainer":
+        """That of a network, or of a run, which knows network, threads, target and shapes itself.
+
+        Raises: OptionError when there is neither; as `extract_network`.
+        """
+        options = TuneOptions.of(config.load(), threads=threads, target=target)
+        threads, target, winograd = options.threads, options.target, options.winograd
+        if source not in zoo.NAMES and not source.endswith(".onnx"):
+            asked = _find_run(home, source).describe
+            source, winograd = str(asked["network"]), bool(asked.get("winograd", True))
+            if is_operator(source):
+                raise OptionError(f"the run tuned an operator, {source}; only kernels of networks can be explained")
+            threads, target = threads or int(asked["threads"]), target or str(asked["target"])
+            shapes = shapes or tuple(str(asked.get("shapes") or "").split())
+        count = config.thread_count(config.usable_cores()) if threads is None else threads
+        network = extract_network(source, target or HOST, count, shapes, winograd)
+        return cls(network, known_records(network, home, None), home)
+
+    def rows(self) -> list[KernelSummary]:
+        """Every kernel, those that take most of the network's time first; those without a time last."""
+        rows = []
+        for name, task in self._tasks.items():
+            record = self._best.get(task.workload_key)
+            served = f"record {record.record_id}" if record else "default schedule"
+            rows.append(KernelSummary(name, self._uses.get(name, 0), record.seconds if record else math.inf, served))
+        return sorted(rows, key=lambda row: -row.uses * row.seconds if math.isfinite(row.seconds) else math.inf)
+
+    def find(self, wanted: str) -> list[str]:
+        """The kernels whose names begin like this. Raises: OptionError with the nearest ones."""
+        return find_names(tuple(self._tasks), wanted)
+
+    def slowest(self, number: int) -> list[str]:
+        """The kernels that take most of the network's time. Raises: OptionError where no kernel has a record."""
+        known = [row for row in self.rows() if math.isfinite(row.seconds) and row.uses]
+        if not known:
+            raise OptionError(
+                f"no kernel of {self._network.name} was measured on this machine: tune it first, or name a kernel"
+            )
+        return [row.name for row in known[:number]]
+
+    def explain(self, name: str) -> Explanation:
+        """One kernel. Takes a second or two, to measure the limits of this machine."""
+        task = self._tasks[name]
+        record = self._best.get(task.workload_key)
+        here = task.target == Target.host()
+        if here and self._limits is None:
+            self._limits = measure_limits(self._network.threads)
+        seconds = record.seconds if record else time_kernel(task, default_steps_of(task), self._network.threads)
+        return Explanation(
+            task, self._uses.get(name, 0), record, seconds, self._nodes(task), self._search(task),
+            self._limits if here else None,
+        )  # fmt: skip
+
+    def _nodes(self, task: SearchTask) -> str:
+        """The lines of the graph that a kernel computes where it is first called."""
+        before = self._network.partition
+        of = next((other.of for other in before.alternatives if other.task.name == task.name), task.workload_key)
+        for graph, cut, key in ((self._graph, self._cut, task.workload_key), (self._network.graph, before, of)):
+            for call in cut.kernels:
+                if call.task.workload_key == key:
+                    return "\n".join(str(node) for node in graph.nodes if (node.name or node.output) in call.nodes)
+        return ""
+
+    def _search(self, task: SearchTask) -> SearchFacts | None:
+        scope = record_scope(self._network, None)
+        return SearchFacts.of(ParquetRecordStore(self._home).records(task_key=task.workload_key, **scope))

@@ -1,0 +1,48 @@
+"""A process that kills what a session leaves running, however the session ended.
+
+Prefect's embedded server is its own process, which would outlive a session that is killed with -9. So a session
+starts this program, which waits until the session is gone and then kills every process that has the session's mark in
+its environment.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+
+from retune.compiler import config
+
+_POLL_SECONDS = 0.25
+
+
+def start_reaper(mark: str) -> "subprocess.Popen[bytes]":
+    """Watch over this process, whose children carry `mark`. Ctrl-C does not reach the reaper."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "retune.flows.reaper", str(os.getpid()), mark],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process but this one that carries `mark`."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(config.SESSION) == mark:
+                process.kill()
+
+
+def main(owner: int, mark: str) -> None:
+    """Wait until the owner, the parent of this process, is gone; then clean up after it."""
+    while os.getppid() == owner:
+        time.sleep(_POLL_SECONDS)
+    kill_marked(mark)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

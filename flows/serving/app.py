@@ -1,0 +1,187 @@
+"""The ASGI application of `retune serve`: KServe's Open Inference Protocol V2 over HTTP, health, and metrics.
+
+Endpoints: `/v2`, `/v2/health/live`, `/v2/health/ready`, `/v2/models/NAME[/versions/VERSION]`, `…/ready`, `…/infer`, and
+`/metrics` in the form of Prometheus.
+"""
+
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from retune.compiler import config
+from retune.compiler.errors import OptionError, RetuneError
+from retune.flows.serving.model import Model, TensorSpec
+from retune.flows.serving.protocol import DATATYPES, HEADER_LENGTH, parse_request, write_response
+from retune.flows.serving.queue import QueueFullError, RequestQueue
+
+VERSION = "1"
+"""The version of every model: a file has one."""
+
+MOST_JSON_BYTES = 32
+"""Bytes of a number in JSON, more than any number of the protocol takes with its comma and spaces."""
+
+_HEAD_BYTES = 1 << 16
+"""Room for names, shapes and parameters in a request."""
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Bounds of the latency histogram, in seconds: kernels take from below a millisecond to seconds."""
+
+
+class _Metrics:
+    """The metrics of one application, in its own registry."""
+
+    def __init__(self, queues: Mapping[str, RequestQueue]) -> None:
+        self.registry = CollectorRegistry()
+        named = ("model",)
+        self.requests = Counter("retune_requests", "Requests by outcome", (*named, "code"), registry=self.registry)
+        self.seconds = Histogram(
+            "retune_request_seconds",
+            "Seconds from a request to its answer",
+            named,
+            registry=self.registry,
+            buckets=_BUCKETS,
+        )
+        waiting = Gauge("retune_queue_depth", "Requests that wait", named, registry=self.registry)
+        runs = Gauge("retune_runs", "Runs of the network since the start", named, registry=self.registry)
+        busy = Gauge("retune_busy_seconds", "Seconds that runs have taken", named, registry=self.registry)
+        for name, queue in queues.items():
+            waiting.labels(name).set_function(partial(getattr, queue, "depth"))
+            runs.labels(name).set_function(partial(getattr, queue, "runs"))
+            busy.labels(name).set_function(partial(getattr, queue, "busy_seconds"))
+
+
+def make_app(
+    models: Mapping[str, Model], *, instances: int = 1, capacity: int = 64, batch_seconds: float = 0.0
+) -> FastAPI:
+    """An application that serves models by name; the rest is as for `RequestQueue`.
+
+    Raises: OptionError for batches of a network that has no dimension for them.
+    """
+    queues = {
+        name: RequestQueue(model, instances=instances, capacity=capacity, batch_seconds=batch_seconds)
+        for name, model in models.items()
+    }
+    metrics = _Metrics(queues)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for queue in queues.values():
+            await queue.close()
+
+    app = FastAPI(title="Retune", version=config.engine_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    @app.get("/v2")
+    async def server() -> dict[str, Any]:
+        return {"name": "retune", "version": config.engine_version(), "extensions": ["binary_tensor_data"]}
+
+    @app.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
+
+    @app.get("/v2/health/ready")
+    async def ready() -> dict[str, bool]:
+        return {"ready": True}
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v2/models/{name}")
+    @app.get("/v2/models/{name}/versions/{version}")
+    async def model(name: str, version: str = VERSION) -> Response:
+        queue = _find(queues, name, version)
+        if isinstance(queue, Response):
+            return queue
+        return JSONResponse(
+            {
+                "name": name,
+                "versions": [VERSION],
+                "platform": "retune",
+                "inputs": [_metadata(spec) for spec in queue.inputs],
+                "outputs": [_metadata(spec) for spec in queue.outputs],
+            }
+        )
+
+    @app.get("/v2/models/{name}/ready")
+    @app.get("/v2/models/{name}/versions/{version}/ready")
+    async def model_ready(name: str, version: str = VERSION) -> Response:
+        queue = _find(queues, name, version)
+        return queue if isinstance(queue, Response) else JSONResponse({"name": name, "ready": True})
+
+    @app.post("/v2/models/{name}/infer")
+    @app.post("/v2/models/{name}/versions/{version}/infer")
+    async def infer(request: Request, name: str, version: str = VERSION) -> Response:
+        queue = _find(queues, name, version)
+        if isinstance(queue, Response):
+            return queue
+        began = time.perf_counter()
+        response = await _infer(queue, request, name)
+        metrics.seconds.labels(name).observe(time.perf_counter() - began)
+        metrics.requests.labels(name, str(response.status_code)).inc()
+        return response
+
+    return app
+
+
+def listen(config: uvicorn.Config) -> socket.socket:
+    """A socket at the address of `config` that takes connections already. Raises: OptionError when it is taken."""
+    try:
+        listening = config.bind_socket()
+    except SystemExit:  # which uvicorn makes of an address that is taken, after a line of its log
+        raise OptionError(f"cannot listen at {config.host}:{config.port}: choose another host or port") from None
+    # Accepted sockets inherit it. asyncio sets it only for sockets made with IPPROTO_TCP, and uvicorn's is not: head
+    # and body of an answer would wait for each other, 40 ms a request.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listening.listen(config.backlog)
+    return listening
+
+
+async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
+    most = _HEAD_BYTES + sum(prod(spec.shape) * MOST_JSON_BYTES for spec in queue.inputs)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            return _refuse(413, f"the request has more than the {most} bytes that the inputs of {name} can take")
+    try:
+        parsed = parse_request(bytes(body), request.headers.get(HEADER_LENGTH), queue.inputs, queue.outputs)
+        found = await queue.infer(parsed.inputs)
+        about = {"model_name": name, "model_version": VERSION, **({"id": parsed.id} if parsed.id else {})}
+        wanted = {output: found[output] for output in parsed.outputs}
+        answer, length = write_response(about, wanted, parsed.outputs)
+    except QueueFullError as error:
+        return _refuse(503, str(error), {"Retry-After": "1"})
+    except OptionError as error:
+        return _refuse(400, str(error))
+    except RetuneError as error:
+        return _refuse(500, str(error))
+    if length == len(answer):
+        return Response(answer, media_type="application/json")
+    return Response(answer, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
+
+
+def _find(queues: Mapping[str, RequestQueue], name: str, version: str) -> RequestQueue | Response:
+    if name not in queues:
+        return _refuse(404, f"there is no model {name!r}; there are {', '.join(queues)}")
+    if version != VERSION:
+        return _refuse(404, f"model {name} has no version {version!r}; it has {VERSION}")
+    return queues[name]
+
+
+def _refuse(code: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": sentence}, code, dict(headers or {}))
+
+
+def _metadata(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": DATATYPES[np.dtype(spec.dtype).name], "shape": list(spec.shape)}

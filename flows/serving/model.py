@@ -1,0 +1,51 @@
+"""A compiled network as a model that is served: what its tensors are, and runs on an executor for each instance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.library import Library
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import cpu
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or an output of a network."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Model:
+    """A network of known shapes. `instances` threads may call `run` at a time; they share kernels and weights."""
+
+    def __init__(self, library: Library, instances: int = 1) -> None:
+        self._idle: SimpleQueue[GraphExecutor] = SimpleQueue()
+        executors: list[GraphExecutor] = [library["default"](cpu()) for _ in range(instances)]
+        for executor in executors:
+            self._idle.put(executor)
+        self.inputs = _specs(executors[0].get_input_info())
+        self.outputs = _specs(executors[0].get_output_info())
+
+    @classmethod
+    def load(cls, path: str | Path, instances: int = 1) -> "Model":
+        """The model of a file, .retune or .so. Raises: ArtifactError as `Library.load`, also for dynamic shapes."""
+        return cls(Library.load(path), instances)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, for an array of the right shape and type for every input."""
+        executor = self._idle.get()
+        try:
+            executor.run(**inputs)
+            return {spec.name: executor.get_output(place) for place, spec in enumerate(self.outputs)}
+        finally:
+            self._idle.put(executor)
+
+
+def _specs(info: tuple[dict[str, tuple[int, ...]], dict[str, str]]) -> tuple[TensorSpec, ...]:
+    shapes, dtypes = info
+    return tuple(TensorSpec(name, shape, dtypes[name]) for name, shape in shapes.items())

@@ -1,0 +1,173 @@
+"""Runs the requests of one network: a bounded queue, a number of instances, and batches where they are asked for."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from retune.compiler.errors import OptionError, RetuneError
+from retune.compiler.runtime.artifact import Array
+from retune.flows.serving.model import Model, TensorSpec
+
+
+class QueueFullError(RetuneError):
+    """More requests wait than the queue takes."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that waits: its arrays, its rows in a batch, and what gets its outputs."""
+
+    inputs: Mapping[str, Array]
+    rows: int
+    due: float
+    result: "asyncio.Future[dict[str, Array]]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class RequestQueue:
+    """The requests of one network.
+
+    `instances` run at a time; up to `capacity` more wait. With `batch_seconds` above 0, requests of fewer rows than the
+    network's first dimension wait so long for others and share a run; the rest of the rows are zeros. Otherwise each
+    request is its own run and has all rows.
+    """
+
+    def __init__(self, model: Model, *, instances: int = 1, capacity: int = 64, batch_seconds: float = 0.0) -> None:
+        self.inputs, self.outputs = model.inputs, model.outputs
+        self.rows = _batch_rows((*self.inputs, *self.outputs)) if batch_seconds else 1
+        self.runs = 0
+        self.busy_seconds = 0.0
+        self._model = model
+        self._batch_seconds = batch_seconds
+        self._capacity = capacity
+        self._instances = instances
+        self._waiting: deque[_Waiting] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._threads = ThreadPoolExecutor(instances, "retune-serve")
+
+    @property
+    def depth(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    async def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for arrays of the network's shapes, by name.
+
+        Raises: QueueFullError; OptionError for a shape that does not fit.
+        """
+        rows = self._check(inputs)
+        if len(self._waiting) >= self._capacity + (self._instances - len(self._running)):
+            raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later")
+        one = _Waiting(inputs, rows, time.monotonic() + self._batch_seconds)
+        self._waiting.append(one)
+        self._start()
+        return await one.result
+
+    async def close(self) -> None:
+        """Wait for the runs that have begun, and let none begin."""
+        for one in self._waiting:
+            one.result.cancel()
+        self._waiting.clear()
+        if self._running:
+            await asyncio.wait(self._running)
+        self._threads.shutdown()
+
+    def _check(self, inputs: Mapping[str, Array]) -> int:
+        """The rows of a request. Raises: OptionError."""
+        first = next(iter(inputs.values()), None)
+        rows = first.shape[0] if self._batch_seconds and first is not None and first.ndim else 1
+        for spec in self.inputs:
+            wanted = (rows, *spec.shape[1:]) if self._batch_seconds else spec.shape
+            if inputs[spec.name].shape != wanted or not (0 < rows <= self.rows):
+                given = list(inputs[spec.name].shape)
+                most = f", with at most {self.rows} rows" if self._batch_seconds else ""
+                raise OptionError(f"input {spec.name}: the shape must be {list(spec.shape)}{most}, not {given}")
+        return rows
+
+    def _start(self) -> None:
+        """Begin as many runs as there are instances; a batch that is not full waits until its first request is due."""
+        while self._waiting and len(self._running) < self._instances:
+            is_full = sum(one.rows for one in self._waiting) >= self.rows
+            left = self._waiting[0].due - time.monotonic()
+            if not is_full and left > 0:
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(left, self._due)
+                return
+            task = asyncio.ensure_future(self._run(self._take()))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._start()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        self._start()
+
+    def _take(self) -> list[_Waiting]:
+        """The requests of the next run."""
+        taken, rows = [self._waiting.popleft()], 0
+        rows = taken[0].rows
+        while self._batch_seconds and self._waiting and rows + self._waiting[0].rows <= self.rows:
+            taken.append(self._waiting.popleft())
+            rows += taken[-1].rows
+        return taken
+
+    async def _run(self, taken: list[_Waiting]) -> None:
+        live = [one for one in taken if not one.result.done()]  # a client that left cancels its request
+        if not live:
+            return
+        loop = asyncio.get_running_loop()
+        began = time.perf_counter()
+        try:
+            found = await loop.run_in_executor(self._threads, self._compute, [one.inputs for one in live])
+        except Exception as error:
+            for one in live:
+                if not one.result.done():
+                    one.result.set_exception(error)
+            return
+        finally:
+            self.runs += 1
+            self.busy_seconds += time.perf_counter() - began
+        start = 0
+        for one in live:
+            part = slice(start, start + one.rows)
+            start += one.rows
+            if not one.result.done():
+                one.result.set_result(
+                    {name: each[part] for name, each in found.items()} if self._batch_seconds else found
+                )
+
+    def _compute(self, requests: list[Mapping[str, Array]]) -> dict[str, Array]:
+        arrays = requests[0] if not self._batch_seconds else _joined(self.inputs, requests)
+        return self._model.run(arrays)
+
+
+def _batch_rows(specs: tuple[TensorSpec, ...]) -> int:
+    """The first dimension that all inputs and outputs share. Raises: OptionError when there is none."""
+    rows = {spec.shape[0] if spec.shape else 0 for spec in specs}
+    if len(rows) != 1 or min(rows) < 2:
+        raise OptionError(
+            "batches need a network that was compiled for several rows: the first dimension of every input and output "
+            f"must be the same number above 1, not {', '.join(map(str, sorted(rows)))}"
+        )
+    return rows.pop()
+
+
+def _joined(specs: tuple[TensorSpec, ...], requests: list[Mapping[str, Array]]) -> dict[str, Array]:
+    """The arrays of several requests below each other, and zeros below them."""
+    joined = {}
+    for spec in specs:
+        array = np.zeros(spec.shape, spec.dtype)
+        parts = [request[spec.name] for request in requests]
+        array[: sum(len(part) for part in parts)] = np.concatenate(parts)
+        joined[spec.name] = array
+    return joined

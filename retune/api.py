@@ -1,0 +1,232 @@
+"""The functions of `import retune`: compile, tune, load, profile."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from retune.compiler import config
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.dispatch import telling_nothing
+from retune.compiler.driver.explain import Explanation
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.errors import ArtifactError, OptionError
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.shared_library import is_shared_library
+from retune.compiler.measure.record import BestProgram, MeasureRecord
+from retune.compiler.options import TuneOptions, flag_of, kinds_of
+from retune.compiler.runtime.archive import kind_of
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.paths import path_of
+from retune.compiler.vm import compiler as vm_compiler
+from retune.compiler.vm import library as vm_library
+from retune.compiler.vm.executable import Executable
+from retune.flows.commands.arguments import home_of
+from retune.flows.commands.compile import HOST, known_records
+from retune.flows.kernel_explainer import KernelExplainer
+from retune.flows.parameters import TuneJob
+from retune.models import model_of
+from retune.network import Network, NetworkReport
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunInfo, RunLedger
+from retune.storage.store_url import Place
+from retune.tuning import run_tuning
+
+EFFORTS = {"quick": 16, "standard": 64, "thorough": 256}
+"""Trials for each tuning task of a network, by the name of the effort. 64 are one round of a task, Ansor's batch; four
+rounds are what its paper gives a task of a network.
+"""
+
+
+def compile(
+    model: Any,
+    *args: Any,
+    dynamic: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+    target: str | None = None,
+    store: str | Path | None = None,
+    **kwargs: Any,
+) -> Network:
+    """Compile a model with the best programs that the store has for this machine; nothing is measured.
+
+    `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model or the path of one; or a
+    name of the zoo. `shapes` fixes dynamic inputs of an ONNX model, by name; with `dynamic` they stay dynamic, and the
+    network compiles its kernels when it first sees a shape. `threads` are all cores unless given. `store` is the state
+    folder, ./.retune unless given, or a URL.
+    Raises: ModelError when the model cannot be imported; OptionError, TargetError, StoreError.
+    """
+    home = home_of(None if store is None else str(store))
+    known = model_of(model, args, kwargs, models_folder(store), dynamic=dynamic)
+    count = _thread_count(threads)
+    if dynamic:
+        if shapes:
+            raise OptionError("shapes fix dynamic inputs: leave them out, or leave out dynamic=True")
+        executable = vm_compiler.compile(known.source, target or HOST, threads=count)
+        return Network(executable, known.signature)
+    options = TuneOptions.of(config.load(), target=target)
+    extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
+    best = known_records(extracted, home, None)
+    with telling_nothing():
+        programs = BestProgram.of_each(best)
+        network = compile_graph(extracted.graph, extracted.target, programs, threads=count, cut=extracted.partition)
+    return Network(Library(network), known.signature, KernelExplainer(extracted, best, home))
+
+
+def tune(
+    model: Any,
+    *args: Any,
+    minutes: float | None = None,
+    trials: int | None = None,
+    effort: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    store: str | Path | None = None,
+    progress: bool = True,
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Network:
+    """Search for the fastest programs of a model's kernels on this machine, and compile it with them.
+
+    This is `retune tune`: the same flow, records, resumption after an interruption, and report. The search ends after
+    so many `minutes` or `trials`, or by `effort`: "quick", "standard" (the default) or "thorough", which are 16, 64 and
+    256 trials for each kind of kernel. The same call again searches no more and takes the result from the store.
+    `model`, `args`, `kwargs`, `shapes` and `store` are as for `compile`; `options` are further ones of `retune tune`
+    by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, that one is returned.
+    Raises: ModelError, OptionError, TargetError, StoreError; MeasureError when the run fails.
+    """
+    place = None if store is None else str(store)
+    known = model_of(model, args, kwargs, models_folder(store), dynamic=False)
+    chosen = dict(options or {})
+    unknown = set(chosen) - {one.name for one in fields(TuneOptions)}
+    if unknown:
+        names = ", ".join(one.name for one in fields(TuneOptions))
+        raise OptionError(f"there is no option {', '.join(sorted(unknown))}; there are {names}")
+    texts = _shape_texts(shapes)
+    if effort is not None and effort not in EFFORTS:
+        raise OptionError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
+    if effort is not None and (minutes is not None or trials is not None):
+        raise OptionError("give the effort, or a limit in minutes or trials, not both")
+    job = TuneJob.of(known.source, shapes=texts, home=place, **{**chosen, "minutes": minutes, "trials": trials or 1})
+    extracted = extract_network(known.source, job.target, job.threads, texts, job.options.winograd)
+    if minutes is None and trials is None:
+        trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))
+    chosen.update(minutes=minutes, trials=trials)
+    done = _finished(job, extracted, trials, minutes)
+    if done is None:
+        report = run_tuning(known.source, _flags(chosen, texts, place), progress=progress)
+        done = RunLedger(job.place).get(str(report["run_id"]))
+    library = Library.load(_fastest(job, done))
+    return Network(library, known.signature, KernelExplainer(extracted, _served(library, job.place), job.place))
+
+
+def _served(library: Library, home: Place) -> dict[str, MeasureRecord]:
+    """The records whose programs a network was compiled from, by task key."""
+    store = ParquetRecordStore(home)
+    ids = {one.workload_key: one.record_id for one in library.network.coverage if one.record_id}
+    found = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
+    return {key: found[key][number] for key, number in ids.items() if number in found[key]}
+
+
+def load(path: str | Path) -> Network:
+    """A network that `Network.save`, `retune tune` or `retune compile` wrote: NAME.retune or NAME.so.
+
+    Raises: ArtifactError when the file is missing, damaged, of another version, or for another kind of CPU.
+    """
+    path = path_of(path)
+    if not is_shared_library(path) and kind_of(path) == vm_library.KIND:
+        return Network(Executable.load(path))
+    return Network(Library.load(path))
+
+
+def profile(network: Network, *args: Any, **kwargs: Any) -> NetworkReport:
+    """Where the time of a run on the given inputs goes; zeros unless given. Raises: OptionError."""
+    if not isinstance(network, Network):
+        raise OptionError(f"a compiled network is needed, such as retune.compile makes, not {network!r:.80}")
+    return network.profile(*args, **kwargs) if args or kwargs else network.report()
+
+
+def explain(network: Network, kernel: str) -> Explanation:
+    """What a kernel of a network computes, how, what limits it, and how it was found: `retune explain`.
+
+    `kernel` is the name of one, as `network.report()` shows it, or how it begins; print the result, or take one
+    stage of it with `stage("asm")`. The network is one that `compile` or `tune` made: files have no schedules.
+    Raises: OptionError for a network from a file or of dynamic shapes, or when no kernel is called so, or several are.
+    """
+    if not isinstance(network, Network):
+        raise OptionError(f"a compiled network is needed, such as retune.compile makes, not {network!r:.80}")
+    explainer = network.explainer
+    if explainer is None:
+        raise OptionError("this network comes from a file or has dynamic shapes: compile the model to explain a kernel")
+    names = explainer.find(kernel)
+    if len(names) > 1:
+        raise OptionError(f"{len(names)} kernels begin with {kernel!r}: {', '.join(names)}")
+    return explainer.explain(names[0])
+
+
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        return config.thread_count(config.usable_cores())
+    if not is_thread_count(threads):
+        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
+    return threads
+
+
+def models_folder(store: str | Path | None) -> Path:
+    """Where models that come from memory are kept as files: in the state folder of this machine."""
+    home = home_of(None if store is None else str(store))
+    return (home if isinstance(home, Path) else config.load().home) / "models"
+
+
+def _shape_texts(shapes: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
+    """Shapes as the command line has them. Raises: OptionError."""
+    if shapes is None:
+        return ()
+    if not isinstance(shapes, Mapping):
+        raise OptionError(f"shapes map names of inputs to their extents, unlike {shapes!r:.80}")
+    return tuple(f"{name}={','.join(map(str, extents))}" for name, extents in shapes.items())
+
+
+def _flags(options: Mapping[str, Any], shapes: Sequence[str], store: str | None) -> list[str]:
+    """The options as arguments of `retune tune`."""
+    kinds = kinds_of(TuneOptions)
+    flags = [flag for text in shapes for flag in ("--shape", text)]
+    flags += [] if store is None else ["--store", os.path.abspath(store) if "://" not in store else store]
+    for one in fields(TuneOptions):
+        value = options.get(one.name)
+        if value is None:
+            continue
+        name = flag_of(one)
+        flags += [f"--{name}" if value else f"--no-{name}"] if kinds[one.name] is bool else [f"--{name}", str(value)]
+    return flags
+
+
+def _finished(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, minutes: float | None) -> RunInfo | None:
+    """A finished run of the same request with at least this budget; the fastest of several."""
+    wanted = job.fingerprint(extracted.task_keys)
+    found = []
+    for run in RunLedger(job.place).list():
+        if run.fingerprint != wanted or not run.is_complete or run.summary is None:
+            continue
+        asked = run.describe
+        enough = _at_least(asked.get("trials"), trials) and _at_least(asked.get("minutes"), minutes)
+        if enough and run.summary.get("is_right") and Path(str(run.summary.get("artifact"))).exists():
+            found.append(run)
+    return min(found, key=lambda run: float((run.summary or {})["tuned_seconds"] or 0.0), default=None)
+
+
+def _at_least(spent: Any, limit: float | None) -> bool:
+    """Whether a run with the limit `spent`, None for no limit, searched as much as `limit` asks for."""
+    return spent is None or (limit is not None and float(spent) >= limit)
+
+
+def _fastest(job: TuneJob, run: RunInfo) -> Path:
+    """The file of a finished run: the tuned network, unless the untuned one was faster. Raises: ArtifactError."""
+    summary = run.summary or {}
+    tuned = Path(str(summary.get("artifact", "")))
+    if not summary.get("is_right"):
+        raise ArtifactError(f"the run {run.run_id} made a network with wrong results: see its report in "
+                            f"{job.run_folder(run.run_id)}")  # fmt: skip
+    untuned = tuned.parent / "untuned" / tuned.name
+    is_slower = float(summary["tuned_seconds"] or 0.0) > float(summary["untuned_seconds"] or 0.0)
+    return untuned if is_slower and untuned.exists() else tuned

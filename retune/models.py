@@ -1,0 +1,190 @@
+"""Models in the forms that people have them in, as something the importer reads: a name of the zoo or an ONNX file."""
+
+import hashlib
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from retune.compiler.errors import ModelError, ModelFormatError, OptionError, UnsupportedOperatorError, install_hint
+from retune.compiler.runtime.atomic_write import atomic_write
+from retune.network import Signature
+
+_COLORS = re.compile(r"\x1b\[[\d;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that can be imported: `source` is a name of the zoo or the path of an ONNX file; the signature is that of
+    a PyTorch module, None for others.
+    """
+
+    source: str
+    signature: Signature | None = None
+
+
+def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path, *, dynamic: bool) -> Model:
+    """The model as a name or a file, which is written into `folder` where there is none yet.
+
+    `model` is a name of the zoo, a path, an ONNX model, or a `torch.nn.Module` with example inputs.
+    Raises: ModelError, OptionError.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, str | Path):
+        return Model(str(model))
+    if isinstance(model, onnx.ModelProto):
+        return Model(store_onnx(model, model.graph.name or "model", folder))
+    if any(kind.__module__ == "torch.nn.modules.module" and kind.__name__ == "Module" for kind in type(model).__mro__):
+        return _exported(model, args, kwargs, folder, dynamic=dynamic)
+    raise ModelFormatError(
+        f"a model is a torch.nn.Module, an ONNX model or its path, or a name listed by `retune networks`, "
+        f"not {type(model).__module__}.{type(model).__qualname__}"
+    )
+
+
+def store_onnx(model: onnx.ModelProto, name: str, folder: Path) -> str:
+    """The path of an ONNX file with this model; its name has the checksum of the content."""
+    try:
+        content = model.SerializeToString(deterministic=True)
+    except ValueError as error:  # of protobuf, beyond 2 GiB
+        raise ModelFormatError(f"the model {name} is larger than one ONNX file can be; save it with external data and "
+                               "give the path") from error  # fmt: skip
+    label = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]
+    path = folder / f"{label}-{hashlib.sha256(content).hexdigest()[:12]}.onnx"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(content)
+    return str(path)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSignature:
+    """How a PyTorch module is called. The structures are PyTorch's tree specifications of `(args, kwargs)` and of the
+    result; `input_places` says which leaves of the arguments are inputs of the network.
+    """
+
+    arguments: Any
+    returns: Any
+    input_places: tuple[int, ...]
+    constants: tuple[Any, ...]
+    """The leaves of the example's arguments that are no tensors; None for those that are."""
+
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The tensors among the arguments. Raises: OptionError when the structure differs from the example's."""
+        from torch.utils import _pytree as pytree
+
+        leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+        if structure != self.arguments:
+            raise OptionError("the network is called with arguments of another structure than those of the example "
+                              f"it was compiled with: {structure} instead of {self.arguments}")  # fmt: skip
+        for leaf, known in zip(leaves, self.constants, strict=True):
+            if known is not None and leaf != known:
+                raise OptionError(f"the network was compiled for the argument {known!r}, not {leaf!r}")
+        return [leaves[place] for place in self.input_places]
+
+    def result(self, outputs: list[Any]) -> Any:
+        """What the module returns."""
+        from torch.utils import _pytree as pytree
+
+        if self.returns is None or self.returns.num_leaves != len(outputs):
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return pytree.tree_unflatten(outputs, self.returns)
+
+
+def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path, *, dynamic: bool) -> Model:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    name = type(module).__name__
+    if module.training:
+        raise ModelError(f"{name} is in training mode: call {name}.eval() first; Retune compiles inference")
+    if not args and not kwargs:
+        raise OptionError(f"example inputs are needed to export {name}: pass them behind the model")
+    leaves, arguments = pytree.tree_flatten((args, dict(kwargs)))
+    elsewhere = {str(one.device) for one in (*module.parameters(), *module.buffers()) if one.device.type != "cpu"}
+    elsewhere |= {str(leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"}
+    if elsewhere:
+        raise ModelError(f"{name} or its inputs are on {', '.join(sorted(elsewhere))}: move them to the CPU first")
+    proto, returns = export_onnx(module, args, kwargs, dynamic=dynamic)
+    tensors = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    if len(proto.graph.input) != len(tensors):
+        unused = len(tensors) - len(proto.graph.input)
+        raise ModelError(f"{name} does not read {unused} of its {len(tensors)} input tensors: leave them out")
+    constants = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+    return Model(store_onnx(proto, name, folder), TorchSignature(arguments, returns, tensors, constants))
+
+
+def export_onnx(
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, dynamic: bool = False
+) -> tuple[onnx.ModelProto, Any]:
+    """A PyTorch module as an ONNX model, and the structure of what it returns. With `dynamic` every dimension of the
+    inputs that the module lets vary is dynamic.
+
+    Raises: ModelError when PyTorch cannot export it, or its exporter is not complete.
+    """
+    import torch
+
+    try:
+        import onnxscript  # noqa: F401 - torch.onnx imports it
+    except ImportError as error:
+        raise ModelError(
+            f"PyTorch exports models with onnxscript, which is missing: {install_hint('torch')}"
+        ) from error
+    shapes = _dynamic_shapes(module, args, kwargs) if dynamic else None
+    try:
+        with torch.no_grad(), _silence():
+            program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+            exported = torch.onnx.export(program, dynamo=True, optimize=True, verbose=False)
+    except Exception as error:  # of PyTorch, which may raise anything
+        raise UnsupportedOperatorError(
+            f"PyTorch cannot export {type(module).__name__} to ONNX: {_reason(error)}"
+        ) from error
+    if exported is None:  # what PyTorch returns when it writes a file itself
+        raise UnsupportedOperatorError(f"PyTorch did not export {type(module).__name__} to ONNX")
+    proto: onnx.ModelProto = exported.model_proto
+    for node in proto.graph.node:  # stack traces, which differ from script to script
+        del node.metadata_props[:]
+    returns = program.call_spec.out_spec
+    return proto, returns
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the error that the others follow from; PyTorch's own text is advice for its developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {_COLORS.sub('', line).strip()}"[:300]
+
+
+def _dynamic_shapes(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every dimension of every tensor may vary, by the names of the module's parameters."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def shape(leaf: Any) -> Any:
+        return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
+
+    given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    return {name: pytree.tree_map(shape, value) for name, value in given.items()}
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what PyTorch's exporter prints and warns from the terminal; its errors say what is wrong."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -1,0 +1,428 @@
+"""A compiled network that is called like the model it was made from."""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.network import Coverage
+from retune.compiler.executor.plan import READ_ONLY, BufferSpec
+from retune.compiler.runtime.artifact import ALIGNMENT, Array
+from retune.compiler.runtime.buffers import aligned_array
+from retune.compiler.runtime.device import cpu, on_gpu
+from retune.compiler.runtime.readable import count, milliseconds
+from retune.compiler.vm.executable import Executable
+from retune.compiler.vm.machine import VirtualMachine
+
+if TYPE_CHECKING:
+    from retune.flows.kernel_explainer import KernelExplainer
+
+LARGE_BYTES = 1 << 20
+"""From this size on an array is used where it lies. Binding the calls of a network to another array takes tens of
+microseconds, more than copying a smaller one.
+"""
+
+
+class Signature(Protocol):
+    """How a model is called: turns its arguments into the inputs of the network, and outputs into its result."""
+
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arrays for the inputs of the network, in order."""
+
+    def result(self, outputs: list[Any]) -> Any:
+        """What the model returns, made of the outputs of the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputNames:
+    """The signature of a network that came from a file: inputs in order or by name; one output, or a tuple of them."""
+
+    names: tuple[str, ...]
+
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arrays in the order of the inputs. Raises: OptionError when one is missing, unknown or given twice."""
+        given = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.names):
+            raise OptionError(f"the network has {count(len(self.names), 'input')}, {', '.join(self.names)}: "
+                              f"{len(args)} were given")  # fmt: skip
+        for name, value in kwargs.items():
+            if name not in self.names:
+                raise OptionError(f"the network has no input {name!r}; its inputs are {', '.join(self.names)}")
+            if name in given:
+                raise OptionError(f"the input {name!r} is given twice: by its place and by its name")
+            given[name] = value
+        missing = [name for name in self.names if name not in given]
+        if missing:
+            raise OptionError(f"no value for {', '.join(missing)}; the inputs are {', '.join(self.names)}")
+        return [given[name] for name in self.names]
+
+    def result(self, outputs: list[Any]) -> Any:
+        """The output itself where there is one."""
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel of a report: `seconds` of all its calls in a run, which is the `share` of the network's time."""
+
+    name: str
+    calls: int
+    seconds: float
+    share: float
+    gflops: float
+    served_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReport:
+    """Where the time of a network goes: the median latency of a run, seconds, and its kernels, the slowest first.
+
+    `print(report)` shows a table; a notebook shows one in HTML.
+    """
+
+    name: str
+    threads: int
+    latency: float
+    coverage: str
+    kernels: tuple[KernelRow, ...]
+
+    _HEADER = ("kernel", "calls", "ms", "share", "GFLOP/s", "served by")
+
+    @property
+    def title(self) -> str:
+        """The network, its threads and its latency."""
+        return f"{self.name}: {milliseconds(self.latency)} ms on {count(self.threads, 'thread')}"
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.name, str(row.calls), milliseconds(row.seconds), f"{row.share:.1%}",
+                f"{row.gflops:.1f}" if row.gflops else "-", row.served_by,
+            )
+            for row in self.kernels
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        rows = [self._HEADER, *self._cells()]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(self._HEADER))]
+        lines = [
+            "  ".join(cell.rjust(width) if 0 < place < 5 else cell.ljust(width)
+                      for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+            for row in rows
+        ]  # fmt: skip
+        return "\n".join([self.title, self.coverage, "", *lines])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in self._HEADER)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self._cells())
+        return (
+            f"<p><b>{escape(self.title)}</b><br>{escape(self.coverage)}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+
+class Network:
+    """A compiled network. `retune.compile`, `retune.tune` and `retune.load` make it.
+
+    fast = retune.compile("resnet18")
+    scores = fast(image)
+
+    Arrays may be of NumPy, PyTorch or any library with DLPack; results are of the kind of the first input. An aligned,
+    dense input is read where it lies. Threads may call one network at the same time: each call takes an executor of
+    its own, which shares kernels and weights with the others.
+    """
+
+    def __init__(
+        self,
+        program: Library | Executable,
+        signature: Signature | None = None,
+        explainer: "KernelExplainer | None" = None,
+    ) -> None:
+        self.explainer = explainer
+        """What `retune.explain` asks; None for a network from a file."""
+        self._program = program
+        self._calls: _Calls = _GraphCalls(program) if isinstance(program, Library) else _MachineCalls(program)
+        self._signature = signature or InputNames(self._calls.input_names)
+
+    @property
+    def name(self) -> str:
+        """What the network is called."""
+        return self._calls.name
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The inputs by name, as a type and a shape such as `float32[1, 3, 224, 224]`."""
+        return self._calls.inputs
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """The outputs by name, as `inputs`; empty where shapes are not known before a run."""
+        return self._calls.outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network. Raises: OptionError when an input is missing, or is of another shape or type."""
+        values = self._signature.inputs(args, kwargs)
+        kind = _Kind.of(values[0]) if values else _Kind(None)
+        return self._signature.result(self._calls.run(values, kind))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the network into one file, NAME.retune or a shared library NAME.so, which `retune.load` reads.
+
+        Raises: ArtifactError for another ending, or when the file cannot be written.
+        """
+        return self._program.export_library(path)
+
+    def benchmark(self, *, repeat: int = 20) -> float:
+        """The median latency of `repeat` runs, in seconds, on zeros. Raises: OptionError."""
+        return self._calls.benchmark(repeat)
+
+    def report(self) -> NetworkReport:
+        """Where the time of a run on zeros goes, measured now. Raises: OptionError for shapes that are not known."""
+        return self._calls.report(None)
+
+    def profile(self, *args: Any, **kwargs: Any) -> NetworkReport:
+        """The same for a run on the given inputs."""
+        return self._calls.report(self._signature.inputs(args, kwargs))
+
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{name}: {kind}" for name, kind in self.inputs.items())
+        gives = f" -> {', '.join(self.outputs.values())}" if self.outputs else ""
+        return f"<retune.Network {self.name}({takes}){gives}>"
+
+    def _repr_html_(self) -> str:
+        rows = [("input", *row) for row in self.inputs.items()] + [("output", *row) for row in self.outputs.items()]
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<p><b>{escape(self.name)}</b><br>{escape(self._calls.coverage)}</p><table>{body}</table>"
+
+
+class _Calls(Protocol):
+    """What runs a network."""
+
+    name: str
+    input_names: tuple[str, ...]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    coverage: str
+
+    def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]: ...
+
+    def benchmark(self, repeat: int) -> float: ...
+
+    def report(self, values: Sequence[Any] | None) -> NetworkReport: ...
+
+
+class _GraphCalls:
+    """Runs a network of known shapes on executors, of which each serves one call at a time."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        network = library.network
+        plan = network.plan
+        self.name = plan.name
+        self.coverage = str(CoverageReport.of(network.coverage)) if network.coverage else "no coverage is known"
+        self._inputs = [plan.buffers[number] for number in plan.inputs]
+        self._outputs = [plan.buffers[number] for number in plan.outputs]
+        self.input_names = tuple(spec.name for spec in self._inputs)
+        self.inputs = {spec.name: _described(spec) for spec in self._inputs}
+        self.outputs = {spec.name: _described(spec) for spec in self._outputs}
+        roots = [plan.buffers[spec.storage] for spec in self._outputs]
+        storages = [spec.storage for spec in self._outputs]
+        self._writes_in_place = [
+            spec.nbytes >= LARGE_BYTES
+            and root.kind not in READ_ONLY
+            and spec.nbytes == root.nbytes
+            and storages.count(spec.storage) == 1
+            for spec, root in zip(self._outputs, roots, strict=True)
+        ]
+        """Whether an output can be written into an array that is made for the caller."""
+        self._idle: deque[GraphExecutor] = deque()
+        self._creating = threading.Lock()
+
+    def _take(self) -> GraphExecutor:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            with self._creating:  # kernels are loaded once
+                executor: GraphExecutor = self._library["default"](cpu())
+            return executor
+
+    def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
+        executor = self._take()
+        try:
+            for place, (spec, value) in enumerate(zip(self._inputs, values, strict=True)):
+                _set_input(executor, place, spec, value)
+            results: list[Any] = []
+            for place, spec in enumerate(self._outputs):
+                if self._writes_in_place[place]:
+                    array = aligned_array(spec.shape, spec.dtype)
+                    executor.set_output_zero_copy(place, array)
+                    results.append(array)
+                else:
+                    results.append(None)
+            executor.run()
+            for place, array in enumerate(results):
+                results[place] = kind.made_of(executor.get_output(place) if array is None else array)
+            return results
+        finally:
+            self._idle.append(executor)
+
+    def benchmark(self, repeat: int) -> float:
+        executor = self._take()
+        try:
+            return executor.benchmark(repeat=repeat, number=1, min_repeat_ms=1).median
+        finally:
+            self._idle.append(executor)
+
+    def report(self, values: Sequence[Any] | None) -> NetworkReport:
+        executor = self._take()
+        try:
+            for place, value in enumerate(values or ()):
+                executor.set_input(place, _as_numpy(value))
+            times = executor.profile()
+            latency = executor.benchmark(repeat=10, number=1, min_repeat_ms=1).median
+        finally:
+            self._idle.append(executor)
+        served = {one.task: one for one in self._library.network.coverage}
+        sums: dict[str, list[float]] = {}
+        for time in times:
+            sums.setdefault(time.kernel, []).append(time.seconds)
+        total = sum(map(sum, sums.values())) or math.inf
+        rows = []
+        for kernel, seconds in sums.items():
+            known = served.get(kernel)
+            flops = known.flops * len(seconds) if known else 0.0
+            spent = sum(seconds)
+            rows.append(
+                KernelRow(
+                    kernel, len(seconds), spent, spent / total, flops / spent / 1e9 if spent else 0.0, _served_by(known)
+                )
+            )
+        rows.sort(key=lambda row: -row.seconds)
+        return NetworkReport(self.name, executor.threads, latency, self.coverage, tuple(rows))
+
+
+class _MachineCalls:
+    """Runs a network of dynamic shapes on virtual machines, of which each serves one call at a time."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self.name = str(executable.lib.about.get("network", "main"))
+        self.input_names = tuple(executable.get_function_params("main"))
+        self.inputs = dict.fromkeys(self.input_names, "of any shape that fits")
+        self.outputs: dict[str, str] = {}
+        self.coverage = "kernels are compiled for each shape when it is first seen"
+        self._idle: deque[VirtualMachine] = deque()
+
+    def _take(self) -> VirtualMachine:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return VirtualMachine(self._executable, cpu())
+
+    def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
+        machine = self._take()
+        try:
+            found = machine.run(*map(_as_numpy, values))
+            return [kind.made_of(np.asarray(value)) for value in _leaves(found)]
+        finally:
+            self._idle.append(machine)
+
+    def benchmark(self, repeat: int) -> float:  # noqa: ARG002 - as its sibling
+        raise OptionError("the network has dynamic shapes: time calls of it with inputs of the shape that you mean")
+
+    def report(self, values: Sequence[Any] | None) -> NetworkReport:  # noqa: ARG002
+        raise NotYetError("the network has dynamic shapes: only one of known shapes can be profiled by kernel so far")
+
+
+class _Kind:
+    """The library that arrays belong to, and how to make its arrays from NumPy's."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[Array], Any] | None) -> None:
+        self._make = make
+
+    @classmethod
+    def of(cls, value: Any) -> "_Kind":
+        """The kind of an array."""
+        if type(value).__module__.partition(".")[0] == "torch":
+            return cls(_to_torch)
+        space = getattr(value, "__array_namespace__", None)
+        if isinstance(value, np.ndarray | np.generic) or space is None:
+            return cls(None)
+        return cls(space().from_dlpack)
+
+    def made_of(self, array: Array) -> Any:
+        """The same numbers, in the same memory, as an array of this kind."""
+        return array if self._make is None else self._make(array)
+
+
+def _to_torch(array: Array) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":  # NumPy's DLPack does not know it
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _as_numpy(value: Any) -> Any:
+    """An array of PyTorch as one of NumPy on the same memory, whatever its type; others as they are."""
+    if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "detach"):
+        return value
+    import torch
+
+    if value.device.type != "cpu":
+        raise OptionError(f"a tensor on {value.device} was given; the network runs on the CPU: pass tensor.cpu()")
+    tensor = value.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
+    return tensor.numpy()
+
+
+def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any) -> None:
+    """Let the executor read an array where it lies, or copy what is not aligned or dense. Raises: OptionError."""
+    array = _as_numpy(value)
+    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__") and not on_gpu(array):
+        array = np.from_dlpack(array)
+    is_large = spec.nbytes >= LARGE_BYTES and isinstance(array, np.ndarray)
+    if (
+        is_large
+        and array.shape == spec.shape
+        and array.dtype == np.dtype(spec.dtype)
+        and array.flags.c_contiguous
+        and array.ctypes.data % ALIGNMENT == 0
+    ):
+        executor.set_input_zero_copy(place, array)
+    else:
+        executor.set_input(place, array)
+
+
+def _served_by(known: Coverage | None) -> str:
+    if known is None:
+        return ""
+    return f"record {known.record_id}" if known.record_id else known.note or "default schedule"
+
+
+def _described(spec: BufferSpec) -> str:
+    return f"{spec.dtype}{list(spec.shape)}"
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The arrays in what a virtual machine returns: one, or a structure of them."""
+    if isinstance(value, Sequence) and not isinstance(value, np.ndarray | str):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value

@@ -1,0 +1,334 @@
+"""The backend "retune" of `torch.compile`, which tunes the graphs that PyTorch captures.
+
+    fast = torch.compile(model.eval(), backend="retune", options={"minutes": 2})
+    with torch.inference_mode():
+        y = fast(x)
+
+AOTAutograd makes each captured graph functional, so that operators in place and outputs that alias inputs are PyTorch's
+to handle. At the first call with inputs of new shapes the graph is exported to ONNX, with the weights as constants, and
+compiled. Operators that Retune does not take run as PyTorch would run them, between compiled parts of the graph.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.flop_counter import FlopCounterMode
+
+from retune.api import EFFORTS, compile, models_folder, tune
+from retune.compiler.errors import LoweringError, ModelError, NotYetError, OptionError
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.models import Model, export_onnx, store_onnx
+from retune.network import Network
+
+_log = logging.getLogger(__name__)
+
+MOST_SHAPES = 8
+"""For how many different shapes of its inputs a graph is compiled; calls with further ones run as PyTorch would."""
+
+OPTIONS = ("tune", "minutes", "trials", "effort", "threads", "store")
+
+_DECLINED = (ModelError, LoweringError, NotYetError)
+"""What a graph raises that Retune does not take."""
+
+
+def retune_backend(
+    graph: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a captured graph for inference.
+
+    `options` are `minutes`, `trials` or `effort` of the search, which is "quick" unless given; `{"tune": False}` takes
+    the best known programs and measures nothing; `threads` and `store` are as for `retune.tune`.
+    Raises: OptionError for other options, and where gradients are recorded.
+    """
+    if mode not in (None, "default"):
+        raise OptionError(f"the backend retune has no mode {mode!r}: say options={{'effort': 'thorough'}} instead")
+    chosen = _check_options(options or {})
+    if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs):
+        raise OptionError(
+            "Retune compiles inference, and gradients are recorded here: call the model under torch.inference_mode() "
+            "or torch.no_grad()"
+        )
+
+    def compile_forward(forward: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        boxed: Callable[..., Any] = make_boxed_func(_Forward(forward, _weights(graph, forward), chosen))
+        return boxed
+
+    made: Callable[..., Any] = aot_autograd(fw_compiler=compile_forward, inference_compiler=compile_forward)(
+        graph, example_inputs
+    )
+    return made
+
+
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise OptionError(f"the backend retune has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}")
+    chosen = dict(options)
+    if not isinstance(chosen.get("tune", True), bool):
+        raise OptionError(f"the option tune must be true or false, not {chosen['tune']!r}")
+    if chosen.get("effort", "quick") not in EFFORTS:
+        raise OptionError(f"effort must be one of {', '.join(EFFORTS)}, not {chosen['effort']!r}")
+    return chosen
+
+
+def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> frozenset[int]:
+    """Which inputs of the functional graph are parameters and buffers of the model: those that Dynamo marks as static,
+    where AOTAutograd has kept the inputs as they were.
+    """
+    before = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    after = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    if len(before) != len(after):
+        return frozenset()
+    return frozenset(
+        place for place, node in enumerate(before) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+    )
+
+
+class _Frozen(torch.nn.Module):
+    """A functional graph with some of its inputs fixed; its outputs without those that are no tensors."""
+
+    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int]) -> None:
+        super().__init__()
+        self._forward = forward
+        self._count = len(arguments)
+        self._fixed = {place: arguments[place] for place in fixed}
+        for place, value in self._fixed.items():
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(f"weight_{place}", value.detach())
+
+    def forward(self, *free: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that the graph returns."""
+        rest = iter(free)
+        arguments = [
+            (getattr(self, f"weight_{place}", self._fixed[place]) if place in self._fixed else next(rest))
+            for place in range(self._count)
+        ]
+        return tuple(one for one in _listed(self._forward(*arguments)) if isinstance(one, torch.Tensor))
+
+
+class _Compiled:
+    """The network of a graph for inputs of known shapes and for its weights as they are now."""
+
+    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int],
+                 options: Mapping[str, Any]) -> None:  # fmt: skip
+        self._free = [place for place in range(len(arguments)) if place not in fixed]
+        self._weights = [arguments[place] for place in fixed if isinstance(arguments[place], torch.Tensor)]
+        self._versions = list(map(_version, self._weights))
+        tensors = tuple(arguments[place] for place in self._free)
+        module = _Frozen(forward, arguments, fixed).eval()
+        # what the graph returns beside tensors: numbers that follow from the shapes, and None
+        returned = forward(*arguments)
+        self._returns = [None if isinstance(one, torch.Tensor) else (one,) for one in _listed(returned)]
+        proto, _ = export_onnx(module, tensors, {})
+        if len(proto.graph.input) != len(tensors) or len(proto.graph.output) != self._returns.count(None):
+            raise ModelError("the exported graph has other inputs or outputs than the captured one")
+        store = options.get("store")
+        model = Model(store_onnx(proto, "torch", models_folder(store)))
+        threads = options.get("threads")
+        if options.get("tune", True):
+            limits = {name: options[name] for name in ("minutes", "trials", "effort") if options.get(name) is not None}
+            more = {} if threads is None else {"threads": threads}
+            self._network: Network = tune(model, store=store, options=more, **(limits or {"effort": "quick"}))
+        else:
+            self._network = compile(model, store=store, threads=threads)
+
+    def is_current(self, weights: Sequence[Any]) -> bool:
+        """Whether the weights are those that were compiled in, and nothing has written to them."""
+        known = zip(weights, self._weights, self._versions, strict=True)
+        return all(one is other and _version(one) == version for one, other, version in known)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        found = self._network(*(arguments[place] for place in self._free))
+        tensors = iter(found if isinstance(found, tuple) else (found,))
+        return [next(tensors) if known is None else known[0] for known in self._returns]
+
+
+class _Forward:
+    """A captured graph: compiled for the shapes that it is called with. Where Retune declines operators of it, the
+    parts between them are compiled, and PyTorch runs the others.
+    """
+
+    def __init__(
+        self, forward: torch.fx.GraphModule, weights: Collection[int], options: Mapping[str, Any], *, whole: bool = True
+    ) -> None:
+        self._forward = forward
+        self._weights = sorted(weights)
+        self._options = options
+        self._is_whole = whole
+        self._known: dict[tuple[Any, ...], Callable[[Sequence[Any]], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the graph returns."""
+        key = tuple(
+            (tuple(one.shape), one.dtype, one.device.type) if isinstance(one, torch.Tensor) else one
+            for place, one in enumerate(arguments)
+            if place not in self._weights
+        )
+        known = self._known.get(key)
+        if isinstance(known, _Compiled) and not known.is_current([arguments[place] for place in self._weights]):
+            known = None
+        if known is None and (key in self._known or len(self._known) < MOST_SHAPES):
+            with torch.no_grad(), _disable_current_modes():  # AOTAutograd watches first calls by its own mode
+                known = self._known[key] = self._compile(arguments)
+        return self._in_torch(arguments) if known is None else known(arguments)
+
+    def _in_torch(self, arguments: Sequence[Any]) -> Any:
+        return self._forward(*arguments)
+
+    def _compile(self, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+        fixed = [*self._weights, *(place for place, one in enumerate(arguments) if not isinstance(one, torch.Tensor))]
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        if len(fixed) == len(arguments) or any(one.device.type != "cpu" for one in tensors):
+            return self._in_torch  # nothing depends on an input, or it is not for this CPU
+        try:
+            return _Compiled(self._forward, arguments, fixed, self._options)
+        except _DECLINED as error:
+            if not self._is_whole:
+                _log.warning("a part of a graph runs in PyTorch, because Retune cannot compile it: %s", error)
+                return self._in_torch
+            return self._compile_parts(arguments, error)
+
+    def _compile_parts(self, arguments: Sequence[Any], error: Exception) -> Callable[[Sequence[Any]], Any]:
+        """The graph in parts, and one warning that names the operators which stay with PyTorch."""
+        trial = _Trial(self._forward)
+        trial.run(*arguments)
+        if not trial.declined:
+            _log.warning("a graph runs in PyTorch, because Retune cannot compile it: %s", error)
+            return self._in_torch
+        names = ", ".join(sorted({str(node.target) for node in trial.declined}))
+        _log.warning("PyTorch runs %s, %.1f%% of the FLOPs of a graph: Retune does not take them", names, trial.share)
+        split = CapabilityBasedPartitioner(
+            copy.deepcopy(self._forward), _Taken(trial.taken), allows_single_node_partition=False
+        ).partition_and_fuse()
+        inputs = [node for node in split.graph.nodes if node.op == "placeholder"]
+        constant = {inputs[place] for place in self._weights}
+        for node in split.graph.nodes:
+            if node.op == "call_module":
+                weights = [place for place, one in enumerate(node.args) if one in constant]
+                part: Any = split.get_submodule(str(node.target))
+                is_single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
+                compiled = _Forward(part, weights, self._options, whole=False)
+                split.set_submodule(str(node.target), _Part(compiled, is_single=is_single))
+        return lambda given: split(*given)
+
+
+class _Part(torch.nn.Module):
+    """A compiled part of a graph as a module of it."""
+
+    def __init__(self, compiled: _Forward, *, is_single: bool) -> None:
+        super().__init__()
+        self._compiled = compiled
+        self._is_single = is_single
+
+    def forward(self, *arguments: Any) -> Any:
+        """What the part returns: one value, or several."""
+        found = self._compiled(*arguments)
+        return found[0] if isinstance(found, list) and self._is_single else found
+
+
+class _Taken(OperatorSupportBase):
+    """Which nodes Retune takes, by name."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node) -> bool:  # noqa: ARG002
+        """Whether the node may be part of a compiled graph."""
+        return node.name in self._names
+
+
+class _Trial(torch.fx.Interpreter):
+    """Runs a graph operator by operator, and tries to export and import each alone: `taken` are the names of the nodes
+    that Retune can compile, `declined` the others. Operators alike are tried once.
+    """
+
+    def __init__(self, forward: torch.fx.GraphModule) -> None:
+        super().__init__(forward)
+        self.taken: set[str] = set()
+        self.declined: list[torch.fx.Node] = []
+        self._verdicts: dict[str, bool] = {}
+        self._flops: dict[str, int] = {}
+
+    @property
+    def share(self) -> float:
+        """Per cent of the FLOPs that the operators declined do."""
+        total = sum(self._flops.values())
+        return 100 * sum(self._flops[node.name] for node in self.declined) / total if total else 0.0
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run a node and judge it."""
+        if n.op != "call_function":
+            return super().run_node(n)
+        with FlopCounterMode(display=False) as counter:
+            result = super().run_node(n)
+        self._flops[n.name] = counter.get_total_flops()
+        if self._takes(n, result):
+            self.taken.add(n.name)
+        else:
+            self.declined.append(n)
+        return result
+
+    def _takes(self, node: torch.fx.Node, result: Any) -> bool:
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        kinds = [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]
+        key = f"{node.target} {kinds}"
+        if key not in self._verdicts:
+            values = pytree.tree_leaves(result)
+            if not all(isinstance(one, torch.Tensor) for one in values):
+                self._verdicts[key] = False  # numbers that follow from shapes
+            else:
+                alone = _OneOperator(node.target, leaves, structure).eval()
+                self._verdicts[key] = alone.is_taken([one for one in leaves if isinstance(one, torch.Tensor)])
+        return self._verdicts[key]
+
+
+class _OneOperator(torch.nn.Module):
+    """An operator with all arguments that are no tensors fixed."""
+
+    def __init__(self, operator: Any, leaves: Sequence[Any], structure: Any) -> None:
+        super().__init__()
+        self._operator = operator
+        self._leaves = leaves
+        self._structure = structure
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """What the operator returns."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(one, torch.Tensor) else one for one in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return self._operator(*args, **kwargs)
+
+    def is_taken(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it can be exported and imported."""
+        if not tensors:
+            return True  # a constant
+        try:
+            proto, _ = export_onnx(self, tuple(tensors), {})
+            load_model(proto)
+        except _DECLINED:
+            return False
+        return True
+
+
+def _listed(returned: Any) -> Sequence[Any]:
+    """What a graph returns as a sequence: a part of a graph may return one tensor."""
+    return (returned,) if isinstance(returned, torch.Tensor) else returned
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """What changes when a tensor is written to or gets other memory; inference tensors do not count writes."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version

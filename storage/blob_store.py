@@ -1,0 +1,289 @@
+"""Where a store keeps its files: a folder, or a place in an object store. A name holds a whole file or nothing.
+
+A blob store is a tree of files below one root, a folder or a place in an object store (`retune.storage.object_store`).
+Names are relative paths with slashes. What is promised is what both can keep, see docs/reference/storage.md.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from retune.compiler.errors import CorruptRecordError, StoreError, without_passwords
+from retune.compiler.runtime.atomic_write import sync_folder
+from retune.compiler.runtime.temporaries import temporary_in
+from retune.storage.files import make_folder, put, write_through
+
+logger = logging.getLogger(__name__)
+
+READING = ("read", "move")
+"""What is done to a file that must be there."""
+
+QUARANTINE = "quarantine"
+"""The folder for files that could not be read back."""
+
+
+class Lock(Protocol):
+    """Something that one process owns until it closes it or dies."""
+
+    def close(self) -> None:
+        """Give it up."""
+        ...
+
+
+class BlobStore(ABC):
+    """Files by name below `url`. Any number of processes and threads may use one at once."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def where(self, name: str = "") -> str:
+        """The whole path or URL of a name, for people: without a password."""
+        return without_passwords(f"{self.url}/{name}" if name else self.url)
+
+    @abstractmethod
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Store every file, in this order; durable on return. Each is whole or absent at any moment.
+
+        Raises: StoreError; then what was not there before may be there or not.
+        """
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Store a file unless there is one of that name; whether it was stored. Of many who try at once one succeeds.
+
+        Raises: StoreError.
+        """
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """A whole file. Raises: FileNotFoundError, StoreError; CorruptRecordError for a pipe and other non-files."""
+
+    @abstractmethod
+    def read_end(self, name: str, count: int) -> bytes:
+        """The last `count` bytes of a file, or all of a shorter one. Raises: FileNotFoundError, StoreError."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """A file to read parts of. Raises: FileNotFoundError, StoreError."""
+
+    @abstractmethod
+    def files(self, folder: str) -> list[str]:
+        """The names of all files below a folder, at any depth and in any order; none when there is no such folder.
+
+        Raises: StoreError.
+        """
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of that name. Raises: StoreError."""
+
+    @abstractmethod
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name. Raises: FileNotFoundError, StoreError."""
+
+    @abstractmethod
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, also those that are gone already. Raises: StoreError."""
+
+    @abstractmethod
+    def add_line(self, name: str, line: bytes) -> None:
+        """Add a line, without a line break in it, to what `lines` gives; durable on return. Raises: StoreError."""
+
+    @abstractmethod
+    def lines(self, name: str) -> list[bytes]:
+        """The lines added under a name, oldest first; the last one of a killed writer may be cut off.
+
+        Raises: StoreError.
+        """
+
+    @abstractmethod
+    def lock(self, name: str) -> Lock:
+        """Own `name` until the lock is closed or this process dies, however it dies.
+
+        Raises: StoreError, which names the owner, when another process owns it.
+        """
+
+    def quarantine(self, name: str, reason: Exception) -> None:
+        """Move a file that cannot be read to the folder `quarantine`, keeping its place there, and say so once."""
+        try:
+            self.move(name, f"{QUARANTINE}/{name}")
+        except FileNotFoundError:
+            logger.warning("%s was unreadable and another process has set it aside", self.where(name))
+        except StoreError as error:
+            logger.warning("ignoring %s, which cannot be set aside either (%s): %s", self.where(name), error, reason)
+        else:
+            logger.warning("set aside an unreadable file as %s: %s", self.where(f"{QUARANTINE}/{name}"), reason)
+
+
+class LocalBlobStore(BlobStore):
+    """A folder. Files are written under another name, flushed to the disk and renamed."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+        super().__init__(str(self.root))
+        with self._refusals("open", ""):
+            if self.root.exists() and not self.root.is_dir():
+                raise StoreError(f"{self.root} is not a folder, so it cannot hold a record store")
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """See `BlobStore.publish`. All files are written before the first is renamed, so a full disk shows none."""
+        put({self.root / name: data for name, data in files.items()})
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `BlobStore.create`: a second name for a finished file is refused where there is one."""
+        path = self.root / name
+        with self._refusals("write", name):
+            make_folder(path.parent)
+            temporary = temporary_in(path.parent)
+            try:
+                write_through(temporary, data)
+                os.link(temporary, path)
+                sync_folder(path.parent)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+        return True
+
+    def read(self, name: str) -> bytes:
+        """See `BlobStore.read`."""
+        with self.open(name) as file, self._refusals("read", name):
+            return file.read()
+
+    def read_end(self, name: str, count: int) -> bytes:
+        """See `BlobStore.read_end`."""
+        with self.open(name) as file, self._refusals("read", name):
+            file.seek(max(0, file.seek(0, os.SEEK_END) - count))
+            return file.read()
+
+    def open(self, name: str) -> IO[bytes]:
+        """See `BlobStore.open`."""
+        path = self.root / name
+        with self._refusals("read", name):
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+            except OSError as error:
+                # any other error, as of a share that is away, may pass: the file is not to blame
+                if error.errno == errno.ENXIO or (error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink()):
+                    raise CorruptRecordError(f"{path} cannot be read: it is a socket, or a link to nothing") from None
+                raise
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise CorruptRecordError(f"{path} cannot be read: it is no regular file")
+            return os.fdopen(handle, "rb")
+
+    def files(self, folder: str) -> list[str]:
+        """See `BlobStore.files`; temporary files are among them."""
+        found: list[str] = []
+        with self._refusals("list", folder):
+            self._walk(folder, found)
+        return found
+
+    def _walk(self, folder: str, found: list[str]) -> None:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                for entry in entries:
+                    name = f"{folder}/{entry.name}"
+                    if entry.is_dir(follow_symlinks=False) or _is_linked_folder(entry):
+                        self._walk(name, found)
+                    else:
+                        found.append(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def exists(self, name: str) -> bool:
+        """See `BlobStore.exists`."""
+        return (self.root / name).exists()
+
+    def move(self, name: str, to: str) -> None:
+        """See `BlobStore.move`."""
+        with self._refusals("move", name):
+            make_folder((self.root / to).parent)
+            (self.root / name).rename(self.root / to)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `BlobStore.remove`."""
+        paths = [self.root / name for name in names]
+        for path in paths:
+            with self._refusals("remove", path.relative_to(self.root).as_posix()):
+                path.unlink(missing_ok=True)
+        for folder in dict.fromkeys(path.parent for path in paths):
+            if folder.is_dir():
+                sync_folder(folder)
+
+    def add_line(self, name: str, line: bytes) -> None:
+        """See `BlobStore.add_line`."""
+        with self._refusals("write", name):
+            make_folder((self.root / name).parent)
+            with (self.root / name).open("ab+", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - 1))
+                broken = b"" if file.read(1) in (b"", b"\n") else b"\n"  # by a writer that was killed
+                text = broken + line + b"\n"
+                try:
+                    if file.write(text) < len(text):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)
+                    raise
+
+    def lines(self, name: str) -> list[bytes]:
+        """See `BlobStore.lines`."""
+        try:
+            return self.read(name).splitlines()
+        except FileNotFoundError:
+            return []
+
+    def lock(self, name: str) -> Lock:
+        """See `BlobStore.lock`: an advisory lock of the kernel. Processes started with exec do not inherit it; forked
+        ones would.
+        """
+        with self._refusals("lock", name):
+            make_folder((self.root / name).parent)
+            file = (self.root / name).open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read() or "unknown"
+                file.close()
+                raise StoreError(busy(f"process {owner}")) from None
+            except OSError:
+                file.close()
+                raise
+        return file
+
+    @contextmanager
+    def _refusals(self, verb: str, name: str) -> Iterator[None]:
+        """Turn what the file system refuses into an error that says what and where; a missing file stays one."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and verb in READING:
+                raise
+            raise StoreError(f"cannot {verb} {self.root / name}: {error.strerror or error}") from error
+
+
+def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to a folder that it does not lie in itself."""
+    return (
+        entry.is_symlink()
+        and os.path.isdir(entry)
+        and not Path(os.path.realpath(os.path.dirname(entry.path))).is_relative_to(os.path.realpath(entry))
+    )
+
+
+def busy(owner: str) -> str:
+    """What is said to a process that wants what `owner` owns."""
+    return f"{owner} is working on this run already: wait for it, stop it, or change an option"

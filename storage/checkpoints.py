@@ -1,0 +1,79 @@
+"""What cost models learned, kept as bytes for later runs.
+
+A run that is resumed finds what it found when it began; what was learned from other features than a reader's
+own is neither found nor in its way.
+"""
+
+import hashlib
+import re
+from datetime import timedelta
+from pathlib import Path
+
+from ulid import ULID
+
+from retune.compiler.errors import CorruptRecordError
+from retune.compiler.measure.record import MOMENTS
+from retune.storage.files import ID, new_id
+from retune.storage.layout import target_slug
+from retune.storage.store_url import open_blob_store
+
+KEPT = 8
+"""Files kept of a place and version: each holds what is worth knowing of those before."""
+
+_SUFFIX = ".npz"
+_NAME = re.compile(rf"{ID}\.npz")
+
+
+class CheckpointStore:
+    """`root/lessons/<place>/features-<version>/<ulid>.npz`, a place being a target, a device and a number of threads,
+    `version` that of the features learned from. A file never changes; the oldest go as new ones come.
+    """
+
+    def __init__(self, root: Path | str, target: str, device: str, threads: int, version: int) -> None:
+        place = hashlib.sha256(device.encode()).hexdigest()[:8]
+        self._blobs = open_blob_store(root)
+        self._folder = f"lessons/{target_slug(target)}-{place}-{threads}/features-{version}"
+
+    def save(self, data: bytes) -> str:
+        """Keep `data` as the newest of its place, whatever the clock says, and return its name.
+
+        Raises: StoreError when it cannot be written.
+        """
+        known = self._names()
+        name = f"{self._folder}/{_newer(known[-1]) if known else new_id()}{_SUFFIX}"
+        self._blobs.put({name: data})
+        self._blobs.remove(self._names()[:-KEPT])
+        return name
+
+    def newest(self, before: float) -> bytes | None:
+        """What was saved last before a moment, in seconds since 1970; None when there is nothing.
+
+        Raises: StoreError when it cannot be read.
+        """
+        found = [name for name in self._names() if _id(name).timestamp < before]
+        try:
+            return self._blobs.read(found[-1]) if found else None
+        except FileNotFoundError:  # eight newer ones came at once
+            return None
+        except CorruptRecordError as error:
+            self._blobs.quarantine(found[-1], error)
+            return None
+
+    @property
+    def latest(self) -> float:
+        """When the newest was saved, in seconds since 1970 by the clock of whoever saved it; 0 when there is none."""
+        return max((_id(name).timestamp for name in self._names()), default=0.0)
+
+    def _names(self) -> list[str]:
+        names = (name for name in self._blobs.files(self._folder) if _NAME.fullmatch(name, len(self._folder) + 1))
+        return sorted(name for name in names if _id(name).timestamp < MOMENTS.stop)
+
+
+def _id(name: str) -> ULID:
+    return ULID.from_str(name[-26 - len(_SUFFIX) : -len(_SUFFIX)])
+
+
+def _newer(name: str) -> str:
+    """An id that sorts after that of a file, also when the clock was set back since it was made."""
+    last, fresh = _id(name), ULID()
+    return str(fresh if fresh > last else ULID.from_datetime(last.datetime + timedelta(milliseconds=1)))

@@ -1,0 +1,1 @@
+"""What the tests share: small networks and computations, doubles of devices, comparisons and servers."""

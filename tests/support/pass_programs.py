@@ -1,0 +1,197 @@
+"""Programs for single loop passes: where each acts, its edges, and where it must not act."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retune.compiler import te
+from retune.compiler.ir.expr import Expr
+from retune.compiler.lower.passes import (
+    DotProducts,
+    FlipSignedness,
+    LegalizeLoops,
+    PackConstants,
+    PackInside,
+    PartitionLoops,
+    RegisterTiles,
+    SimplifyIndices,
+    UnrollLocals,
+    VectorReductions,
+)
+from retune.compiler.lower.passes.base import LoopPass
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import Annotation
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Pragma, Reorder, Split, Step
+from tests.support.small_computations import doubled, matmul, sum_and_peak, window
+
+MIXED = frozenset({("uint8", "int8")})
+PARALLEL, VECTORIZE = Annotation.PARALLEL, Annotation.VECTORIZE
+
+
+@dataclass(frozen=True, slots=True)
+class PassProgram:
+    """A computation under a schedule, and passes, the last of which the case shows."""
+
+    passes: tuple[LoopPass, ...]
+    dag: ComputeDAG
+    steps: tuple[Step, ...] = ()
+
+
+def narrow_product(types: Sequence[str], k: int = 8) -> ComputeDAG:
+    """C = A B of narrow numbers in 2 rows and 4 columns; B may be packed."""
+    left, right, result = types
+    a, b, r = te.placeholder((2, k), left, "A"), te.placeholder((k, 4), right, "B"), te.reduce_axis(k, "k")
+
+    def body(i: te.Axis, j: te.Axis) -> Expr:
+        return te.sum(te.cast(result, a[i, r]) * te.cast(result, b[r, j]), r)
+
+    return ComputeDAG([a, b, te.compute((2, 4), body, "C", {"layout_free_placeholders": (b,)})])
+
+
+def rows_of_sums(read: str) -> ComputeDAG:
+    """Sums over elements of a matrix that are no neighbours in memory, or that a choice guards."""
+    x, n, k = te.placeholder((64, 64), name="x"), te.placeholder((64,), "int64", "n"), te.reduce_axis(32, "k")
+    reads: dict[str, Callable[[Expr], Expr]] = {
+        "across_rows": lambda i: x[k, i],
+        "every_second": lambda i: x[i, 2 * k],
+        "backwards": lambda i: x[i, 63 - k],
+        "through_an_index": lambda i: x[i, n[k]],
+        "by_a_choice": lambda i: te.if_then_else(k < 7, x[i, k], 0.0),
+        "of_no_array": lambda i: te.cast("float32", i + k),
+    }
+    return ComputeDAG([te.compute((64,), lambda i: te.sum(reads[read](i), k), "y")])
+
+
+def _row_maxima() -> ComputeDAG:
+    x, k = te.placeholder((3, 150), name="x"), te.reduce_axis(150, "k")
+    return ComputeDAG([x, te.compute((3,), lambda i: te.max(te.exp(x[i, k]), k), "y")])
+
+
+def _window_sums() -> ComputeDAG:
+    x, a, b = te.placeholder((2, 3, 5), "int32", "x"), te.reduce_axis(3, "a"), te.reduce_axis(5, "b")
+    return ComputeDAG([x, te.compute((2,), lambda i: te.sum(x[i, a, b], [a, b]), "y")])
+
+
+def _sums_of_planes() -> ComputeDAG:
+    x, p, q = te.placeholder((2, 3, 16), name="x"), te.reduce_axis(2, "p"), te.reduce_axis(16, "q")
+    return ComputeDAG([x, te.compute((3,), lambda i: te.sum(x[p, i, q], [p, q]), "y")])
+
+
+def _smallest() -> ComputeDAG:
+    x, k = te.placeholder((8, 3), name="x"), te.reduce_axis(3, "k")
+    smaller = te.comm_reducer(lambda a, b: te.if_then_else(a < b, a, b), float("inf"), "smaller")
+    return ComputeDAG([x, te.compute((8,), lambda i: smaller(x[i, k], axis=k), "low")])
+
+
+def _convolution_of_bytes() -> ComputeDAG:
+    x, w = te.placeholder((6, 4), "uint8", "x"), te.placeholder((4, 4, 4), "int8", "w")
+    kx, kc = te.reduce_axis(4, "kx"), te.reduce_axis(4, "kc")
+
+    def body(i: te.Axis, f: te.Axis) -> Expr:
+        return te.sum(te.cast("int32", x[i + kx, kc]) * te.cast("int32", w[kx, kc, f]), [kx, kc])
+
+    return ComputeDAG([x, w, te.compute((3, 4), body, "y")])
+
+
+ROWS_INSIDE: tuple[Step, ...] = (Split(2, 1, 8, (4,)), Reorder(2, (1, 3, 0, 2)))
+TILE: tuple[Step, ...] = (*ROWS_INSIDE, Annotate(2, 3, VECTORIZE))
+DOT_TILE: tuple[Step, ...] = (Reorder(2, (2, 0, 1)), Annotate(2, 2, VECTORIZE))
+UNSIGNED, SIGNED = ("uint8", "int8", "int32"), ("int8", "int8", "int32")
+
+
+def _dots(*types: str, native: frozenset[tuple[str, str]] = MIXED, k: int = 8) -> PassProgram:
+    return PassProgram((DotProducts(native),), narrow_product(types, k), DOT_TILE)
+
+
+def _signs(*types: str) -> PassProgram:
+    passes = DotProducts(MIXED), RegisterTiles(16), FlipSignedness(MIXED, 16)
+    return PassProgram(passes, narrow_product(types), DOT_TILE)
+
+
+def _of(one: LoopPass, dag: ComputeDAG, *steps: Step) -> PassProgram:
+    return PassProgram((one,), dag, steps)
+
+
+def _packed(*steps: Step) -> PassProgram:
+    return PassProgram((PackConstants(), PackInside()), matmul(2, 8, 4), steps)
+
+
+PASS_PROGRAMS: dict[str, PassProgram] = {
+    # legalize-loops
+    "vector_without_a_guard": _of(LegalizeLoops(), doubled(8), Split(1, 0, 8, (4,)), Annotate(1, 1, VECTORIZE)),
+    "vector_under_its_guard": _of(LegalizeLoops(), doubled(10), Split(1, 0, 10, (4,)), Annotate(1, 1, VECTORIZE)),
+    "vector_under_a_mask": _of(
+        LegalizeLoops(masks=True), doubled(10), Split(1, 0, 10, (4,)), Annotate(1, 1, VECTORIZE)
+    ),
+    "mask_over_rows": _of(
+        LegalizeLoops(masks=True),
+        matmul(10, 3, 3),
+        Reorder(2, (1, 0, 2)),
+        Split(2, 1, 10, (4,)),
+        Annotate(2, 2, VECTORIZE),
+    ),
+    "vector_with_a_buffer": _of(LegalizeLoops(), window(), ComputeAt(1, 2, 0), Annotate(2, 0, VECTORIZE)),
+    "temporaries_of_lanes": _of(LegalizeLoops(), sum_and_peak(8, 3), Reorder(1, (1, 0)), Annotate(1, 1, VECTORIZE)),
+    # partition-loops
+    "ragged_in_two_levels": _of(PartitionLoops(), doubled(50), Split(1, 0, 50, (8, 4))),
+    "ragged_parallel": _of(PartitionLoops(), doubled(50), Split(1, 0, 50, (16,)), Annotate(1, 0, PARALLEL)),
+    "ragged_and_fused": _of(PartitionLoops(), doubled(7), Split(1, 0, 7, (3,)), Fuse(1, (0, 1))),
+    "ragged_reduction": _of(PartitionLoops(), matmul(3, 5, 4), Split(2, 1, 5, (2,)), Reorder(2, (1, 0, 3, 2))),
+    "no_guards": _of(PartitionLoops(), window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0)),
+    # register-tiles
+    "tile_with_its_start": _of(RegisterTiles(16), matmul(2, 8, 4), *TILE),
+    "tile_of_unrolled_steps": _of(RegisterTiles(16), matmul(2, 8, 4), *TILE, Pragma(2, 0, "auto_unroll_max_step$8")),
+    "tile_between_steps": _of(RegisterTiles(16), matmul(2, 2, 4), Split(2, 2, 4, (2,)), Reorder(2, (2, 0, 3, 1))),
+    "guarded_update": _of(RegisterTiles(16), matmul(1, 5, 4), Split(2, 1, 5, (2,)), Reorder(2, (0, 1, 3, 2))),
+    "more_rows_than_registers": _of(RegisterTiles(16), matmul(65, 1, 4), Reorder(2, (2, 0, 1))),
+    "two_results_of_a_tile": _of(
+        RegisterTiles(16), sum_and_peak(8, 3), Split(1, 0, 8, (4,)), Reorder(1, (0, 2, 1)), Annotate(1, 2, VECTORIZE)
+    ),
+    "two_results_of_a_point": _of(RegisterTiles(16), sum_and_peak(8, 3)),
+    "join_by_a_choice": _of(RegisterTiles(16), _smallest()),
+    # pack-constants, pack-inside
+    "weight_in_loop_order": _of(PackConstants(), matmul(2, 8, 4), *ROWS_INSIDE),
+    "weight_of_a_ragged_split": _of(PackConstants(), matmul(2, 5, 4), Split(2, 1, 5, (2,))),
+    "weight_packed_before": _packed(*ROWS_INSIDE),
+    "nothing_to_pack": PassProgram((PackConstants(), PackInside()), matmul(2, 5, 4), (Split(2, 1, 5, (2,)),)),
+    "weight_in_its_layout": _packed(Reorder(2, (2, 0, 1))),
+    # dot-products
+    "dots_of_four": _dots(*UNSIGNED),
+    "dots_of_a_whole_loop": _dots("int8", "uint8", "int32", k=4),
+    "dots_of_bfloat16": _dots("bfloat16", "bfloat16", "float32", native=frozenset({("bfloat16", "bfloat16")})),
+    "dots_along_channels": PassProgram(
+        (DotProducts(MIXED),), _convolution_of_bytes(), (Reorder(2, (3, 2, 0, 1)), Annotate(2, 3, VECTORIZE))
+    ),
+    "no_dot_instruction": _dots(*UNSIGNED, native=frozenset()),
+    "no_dots_of_six": _dots(*UNSIGNED, k=6),
+    "no_dots_in_floats": _dots("uint8", "int8", "float32"),
+    "no_dots_of_wide_factors": _dots("int16", "int8", "int32"),
+    "no_dots_of_other_types": _dots("bfloat16", "bfloat16", "float32"),
+    "no_dots_without_a_vector": PassProgram(
+        (DotProducts(MIXED),), narrow_product(UNSIGNED), (Reorder(2, (2, 0, 1)),)
+    ),
+    "no_dots_of_a_ragged_split": PassProgram(
+        (DotProducts(MIXED),),
+        narrow_product(UNSIGNED),
+        (Split(2, 2, 8, (3,)), Reorder(2, (2, 3, 0, 1)), Annotate(2, 3, VECTORIZE)),
+    ),
+    # flip-signedness
+    "sign_of_both_factors": _signs(*SIGNED),
+    "signs_that_the_target_takes": _signs(*UNSIGNED),
+    "signs_in_the_other_order": _signs("int8", "uint8", "int32"),
+    # vector-reductions
+    "maxima_of_rows": _of(VectorReductions(16), _row_maxima()),
+    "sums_of_windows": _of(VectorReductions(16), _window_sums()),
+    "sums_of_planes": _of(VectorReductions(64), _sums_of_planes(), Reorder(1, (1, 0, 2))),
+    "sums_of_few": _of(VectorReductions(16), matmul(4, 4, 7)),
+    "sums_in_a_vector": _of(VectorReductions(16), matmul(4, 64, 64), Reorder(2, (0, 1, 2)), Annotate(2, 1, VECTORIZE)),
+    **{
+        f"sums_{read}": _of(VectorReductions(16), rows_of_sums(read))
+        for read in ("across_rows", "every_second", "backwards", "through_an_index", "by_a_choice", "of_no_array")
+    },
+    # unroll-locals, simplify-indices
+    "small_local_buffer": _of(
+        UnrollLocals(16), window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0), Annotate(2, 1, VECTORIZE)
+    ),
+    "no_local_buffer": _of(UnrollLocals(16), window()),
+    "no_quotients": _of(SimplifyIndices(), matmul(4, 4, 4)),
+}  # fmt: skip

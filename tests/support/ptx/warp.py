@@ -1,0 +1,72 @@
+"""Results of PTX instructions that involve a whole warp, for its 32 lanes.
+
+Layouts follow NVIDIA's PTX ISA and are written independently of the compiler, so that neither can hide an error of the
+other.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.ptx.program import PtxError
+from tests.support.ptx.values import Bits, from_bfloat16
+
+LANES = np.arange(32)
+_GROUP, _PLACE = LANES // 4, LANES % 4
+_NOWHERE = np.uint64(0x7FC0DEAD)
+"""What a lane gets from one that the block lacks: nobody may count on it."""
+
+
+def shuffled(mode: str, values: Bits, step: int, clamp: int, members: int, text: str) -> Bits:
+    """`shfl.sync` of the first lanes of a warp, as many as `values` are."""
+    if members != (1 << len(values)) - 1:
+        raise PtxError(f"the mask {members:#x} for {len(values)} lanes: {text}")
+    lane = np.arange(len(values))
+    segment, last = clamp >> 8 & 31, clamp & 31
+    end = (lane & segment) | (last & ~segment)
+    there = lane + step if mode == "down" else (lane & segment) | (step & ~segment)
+    source = np.where(there <= end, there, lane)
+    given = np.append(values, np.full(32, _NOWHERE))
+    return np.asarray(given[source])
+
+
+def loaded_matrices(rows: NDArray[np.uint16], count: int, *, transposed: bool) -> list[Bits]:
+    """`ldmatrix`: registers of `count` matrices of 8 rows of 8 halves each."""
+    found = []
+    for number in range(count):
+        matrix = rows[8 * number : 8 * number + 8].astype(np.uint64)
+        matrix = matrix.T if transposed else matrix
+        low, high = matrix[_GROUP, 2 * _PLACE], matrix[_GROUP, 2 * _PLACE + 1]
+        found.append(low | high << np.uint64(16))
+    return found
+
+
+def multiplied(shape: str, kind: str, left: list[Bits], right: list[Bits], sums: list[Bits]) -> list[Bits]:
+    """`mma.sync`: the registers of 16 x 8 sums."""
+    deep = shape == "m16n8k16"
+    depth = 16 if deep else 8
+    one, other = np.zeros((16, depth)), np.zeros((depth, 8))
+    for number, register in enumerate(left):
+        row, start = _GROUP + 8 * (number % 2), depth // 2 * (number // 2)
+        for half in range(2 if deep else 1):
+            one[row, start + (2 * _PLACE + half if deep else _PLACE)] = _element(register, half, kind)
+    for number, register in enumerate(right):
+        for half in range(2 if deep else 1):
+            place = depth // 2 * number + (2 * _PLACE + half if deep else _PLACE)
+            other[place, _GROUP] = _element(register, half, kind)
+    product = one @ other
+    found = []
+    for number, register in enumerate(sums):
+        before = register.astype(np.uint32).view(np.float32).astype(np.float64)
+        added = before + product[_GROUP + 8 * (number // 2), 2 * _PLACE + number % 2]
+        found.append(added.astype(np.float32).view(np.uint32).astype(np.uint64))
+    return found
+
+
+def _element(register: Bits, half: int, kind: str) -> NDArray[np.float64]:
+    """The numbers in one half of a register; of tf32 the lowest 13 bits do not count."""
+    if kind == "tf32":
+        bits = (register & np.uint64(0xFFFFE000)).astype(np.uint32)
+        return np.asarray(bits.view(np.float32).astype(np.float64))
+    bits = (register >> np.uint64(16 * half) & np.uint64(0xFFFF)).astype(np.uint16)
+    values = bits.view(np.float16) if kind == "f16" else from_bfloat16(bits)
+    return np.asarray(values.astype(np.float64))

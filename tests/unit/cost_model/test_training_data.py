@@ -1,0 +1,58 @@
+"""What a cost model knew, as bytes."""
+
+import zipfile
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from retune.compiler.cost_model import training_data
+from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
+from retune.compiler.errors import CorruptRecordError, StoreError
+from retune.compiler.features import FEATURE_VERSION
+from retune.compiler.runtime import machine
+from tests.support.synthetic_programs import batch
+
+
+def test_batches_come_back_as_they_were() -> None:
+    written = [batch("one", 5, 0), batch("two", 3, 1)]
+    read = batches_from_bytes(batches_to_bytes(written))
+    assert [one.task_key for one in read] == ["one", "two"]
+    for mine, theirs in zip(written, read, strict=True):
+        np.testing.assert_array_equal(mine.features, theirs.features)
+        np.testing.assert_array_equal(mine.seconds, theirs.seconds)
+    assert batches_from_bytes(batches_to_bytes([])) == []
+
+
+def test_other_features_and_other_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = batches_to_bytes([batch("one", 5, 0)])
+    with pytest.raises(CorruptRecordError):
+        batches_from_bytes(data[: len(data) // 2])
+    monkeypatch.setattr(training_data, "FEATURE_VERSION", FEATURE_VERSION + 1)
+    with pytest.raises(StoreError, match="features of version"):
+        batches_from_bytes(data)
+
+
+def test_a_header_that_is_no_python_is_damage() -> None:
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1 2), }"
+        archive.writestr("header.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(CorruptRecordError):
+        batches_from_bytes(buffer.getvalue())
+
+
+def test_one_array_is_no_archive() -> None:
+    buffer = BytesIO()
+    np.save(buffer, np.zeros(3))
+    with pytest.raises(CorruptRecordError):
+        batches_from_bytes(buffer.getvalue())
+
+
+def test_training_data_that_inflate_beyond_the_memory_are_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = BytesIO()
+    np.savez_compressed(buffer, header=np.zeros(8 << 20, np.uint8))
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
+    with pytest.raises(StoreError, match=r"does not fit into the free memory: .* GiB are free") as caught:
+        batches_from_bytes(buffer.getvalue())
+    assert not isinstance(caught.value, CorruptRecordError)

@@ -1,0 +1,80 @@
+"""The pass that changes what a program computes is found, with the lines that it changed: docs/how-to/debugging.md."""
+
+from dataclasses import replace
+
+import pytest
+
+from retune.compiler import te
+from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.wrong_pass import find_wrong_pass
+from retune.compiler.errors import OptionError
+from retune.compiler.ir.stmt import Block, For, Let, LoopFunction, LoopKind, Stmt
+from retune.compiler.lower.passes import SimplifyIndices, UnrollLocals
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+
+
+def product(target: str = "llvm -mcpu=znver4") -> SearchTask:
+    x, w = te.placeholder((2, 4), name="x"), te.placeholder((4, 8), name="w")
+    k = te.reduce_axis((0, 4), name="k")
+    y = te.compute((2, 8), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="y")
+    chosen = Target(target)
+    return SearchTask("product", ComputeDAG([x, w, y]), chosen, hardware_of(chosen, 1))
+
+
+def test_no_pass_is_blamed_for_a_right_program() -> None:
+    assert find_wrong_pass(product(), default_steps_of(product())) is None
+
+
+def test_a_planted_bug_is_found_with_the_line_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shortened(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Block):
+            return Block(tuple(map(shortened, stmt.statements)))
+        if isinstance(stmt, Let):
+            return replace(stmt, body=shortened(stmt.body))
+        if not isinstance(stmt, For):
+            return stmt
+        is_last = stmt.kind is LoopKind.SERIAL and stmt.extent == 4
+        return replace(stmt, body=shortened(stmt.body), extent=3 if is_last else stmt.extent)
+
+    apply = SimplifyIndices.apply
+
+    def apply_and_lose_an_iteration(self: SimplifyIndices, function: LoopFunction) -> LoopFunction:
+        function = apply(self, function)
+        return replace(function, body=shortened(function.body))
+
+    monkeypatch.setattr(SimplifyIndices, "apply", apply_and_lose_an_iteration)
+    found = find_wrong_pass(product(), default_steps_of(product()))
+    assert found is not None
+    assert found.name == "simplify-indices"
+    assert "by the definition" in found.reason
+    assert [line.strip() for line in found.difference.splitlines() if line[0] in "+-"] == [
+        "-    for k.s2 in 4:",
+        "+    for k.s2 in 3:",
+    ]
+
+
+def test_a_pass_that_writes_out_of_bounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(self: UnrollLocals, function: LoopFunction) -> LoopFunction:
+        del self
+        return replace(function, body=Block(()))  # nothing is written
+
+    monkeypatch.setattr(UnrollLocals, "apply", apply)
+    found = find_wrong_pass(product(), default_steps_of(product()))
+    assert found is not None
+    assert (found.name, "is never written" in found.reason) == ("unroll-locals", True)
+
+
+def test_a_definition_that_gives_nan_is_no_wrong_pass() -> None:
+    x = te.placeholder((2, 8), name="x")
+    target = Target("llvm -mcpu=znver4")
+    dag = ComputeDAG([x, te.compute((2, 8), lambda i, j: te.sqrt(x[i, j]), name="y")])
+    task = SearchTask("roots", dag, target, hardware_of(target, 1))
+    assert find_wrong_pass(task, default_steps_of(task)) is None
+
+
+def test_gpu_passes_are_refused() -> None:
+    with pytest.raises(OptionError, match="the passes of a CPU can be checked"):
+        find_wrong_pass(product("cuda -arch=sm_90"), ())

@@ -1,0 +1,167 @@
+"""`torch.compile(backend="retune")` and `retune.compile(module)`: results are those of PyTorch."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retune
+from retune.compiler.errors import ModelError, OptionError
+
+torch = pytest.importorskip("torch", reason="torch: pip install -e '.[torch]'")
+pytest.importorskip("onnxscript", reason="onnxscript: pip install -e '.[torch]'")
+nn = torch.nn
+
+UNTUNED = {"tune": False}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "state"))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Small(nn.Module):  # type: ignore[name-defined,misc]
+    """A convolution, a norm and a dense layer; returns a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.dense = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+    def forward(self, x: Any, scale: float = 1.0) -> dict[str, Any]:
+        """Scores, hidden values."""
+        hidden = torch.relu_(self.norm(self.conv(x))).mean((2, 3))
+        return {"scores": self.dense(hidden) * scale, "hidden": hidden}
+
+
+def _close(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_is_compiled_and_keeps_the_structure_of_its_results() -> None:
+    model, x = Small().eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        _close(retune.compile(model, x)(x), model(x))
+
+
+def test_arguments_that_are_no_tensors_are_fixed() -> None:
+    model, x = Small().eval(), torch.randn(2, 3, 16, 16)
+    fast = retune.compile(model, x, scale=2.0)
+    with torch.no_grad():
+        _close(fast(x, scale=2.0), model(x, scale=2.0))
+    with pytest.raises(OptionError, match=r"compiled for the argument 2\.0, not 3\.0"):
+        fast(x, scale=3.0)
+
+
+def test_a_dynamic_module_takes_other_sizes() -> None:
+    model = Small().eval()
+    fast = retune.compile(model, torch.randn(2, 3, 16, 16), dynamic=True)
+    x = torch.randn(3, 3, 20, 12)
+    with torch.no_grad():
+        _close(fast(x), model(x))
+
+
+def test_a_module_in_training_mode_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"call Small\.eval\(\) first"):
+        retune.compile(Small(), torch.randn(2, 3, 16, 16))
+
+
+def test_a_module_needs_example_inputs() -> None:
+    with pytest.raises(OptionError, match="example inputs are needed"):
+        retune.compile(Small().eval())
+
+
+def test_a_module_on_another_device_is_refused() -> None:
+    with pytest.raises(ModelError, match="are on meta: move them to the CPU"):
+        retune.compile(Small().eval().to("meta"), torch.randn(2, 3, 16, 16))
+
+
+def test_torch_compile_finds_the_backend_and_gives_the_results_of_eager() -> None:
+    model, x = Small().eval(), torch.randn(2, 3, 16, 16)
+    fast = torch.compile(model, backend="retune", options=UNTUNED)
+    with torch.no_grad():
+        _close(fast(x), model(x))
+        _close(fast(x), model(x))
+
+
+def test_torch_compile_follows_new_shapes_and_new_weights(caplog: pytest.LogCaptureFixture) -> None:
+    model = Small().eval()
+    fast = torch.compile(model, backend="retune", options=UNTUNED)
+    with torch.inference_mode(), caplog.at_level(logging.WARNING, "retune"):
+        for batch in (2, 3, 4):
+            x = torch.randn(batch, 3, 16, 16)
+            _close(fast(x), model(x))
+    with torch.no_grad():
+        model.dense.weight.mul_(2)
+        _close(fast(x), model(x))
+    assert not [record for record in caplog.records if record.name.startswith("retune")]
+
+
+def test_torch_compile_keeps_writes_to_inputs_and_aliases() -> None:
+    def change(x: Any) -> Any:
+        x.add_(1)
+        return x.view(-1)
+
+    fast = torch.compile(change, backend="retune", options=UNTUNED)
+    x = torch.zeros(4, 4)
+    with torch.no_grad():
+        y = fast(x)
+    assert x.sum() == 16
+    assert y.data_ptr() == x.data_ptr()
+
+
+def test_torch_compile_takes_bfloat16() -> None:
+    model, x = nn.Linear(16, 8).bfloat16().eval(), torch.randn(2, 16).bfloat16()
+    fast = torch.compile(model, backend="retune", options=UNTUNED)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_graph_breaks_make_several_graphs() -> None:
+    first, second = nn.Linear(8, 8).eval(), nn.Linear(8, 8).eval()
+
+    def both(x: Any) -> Any:
+        hidden = first(x)
+        torch._dynamo.graph_break()
+        return second(hidden)
+
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        _close(torch.compile(both, backend="retune", options=UNTUNED)(x), both(x))
+
+
+def test_operators_that_are_not_taken_run_in_pytorch_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = nn.Linear(16, 16).eval(), nn.Linear(16, 4).eval()
+
+    def mixed(x: Any) -> Any:
+        hidden = torch.erfinv(torch.sigmoid(first(x) + 1) * 0.5)
+        return torch.softmax(second(hidden) * 2, -1), torch.cummax(hidden, 0)[0]
+
+    fast, x = torch.compile(mixed, backend="retune", options=UNTUNED), torch.randn(3, 16)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "retune"):
+        _close(fast(x), mixed(x))
+        _close(fast(x), mixed(x))
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("retune")]
+    assert "aten.cummax.default, aten.erfinv.default" in said
+
+
+def test_recording_gradients_is_refused() -> None:
+    fast = torch.compile(nn.Linear(4, 4).eval(), backend="retune", options=UNTUNED)
+    with pytest.raises(Exception, match=r"call the model under torch\.inference_mode"):
+        fast(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speed": 1}, "no option speed"),
+        ({"tune": 3}, "tune must be true or false"),
+        ({"effort": "much"}, "effort must be one of"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
+    fast = torch.compile(nn.Linear(4, 4).eval(), backend="retune", options=options)
+    with torch.no_grad(), pytest.raises(Exception, match=words):
+        fast(torch.randn(2, 4))
