@@ -5,13 +5,15 @@ never loads the compiler.
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from retune.compiler import runtime
 
 if TYPE_CHECKING:
     from retune.compiler.driver.modules import build
     from retune.compiler.driver.network_build import build_network
     from retune.compiler.driver.pass_context import PassContext
-    from retune.compiler.loading import load_module
     from retune.compiler.runtime.device import cpu, cuda, device, opencl
     from retune.compiler.runtime.registry import (
         get_global_func,
@@ -29,12 +31,11 @@ _HOMES = {
     "device": "runtime.device",
     "get_global_func": "runtime.registry",
     "list_global_func_names": "runtime.registry",
-    "load_module": "loading",
     "opencl": "runtime.device",
     "register_func": "runtime.registry",
     "remove_global_func": "runtime.registry",
 }
-_PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "runtime", "te", "vm")
+_PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "te", "vm")
 
 __all__ = [
     "PassContext",
@@ -50,6 +51,14 @@ __all__ = [
     "register_func",
     "remove_global_func",
 ]
+
+
+def load_module(path: str | Path) -> Any:
+    """What is in a file of compiled code, see `retune.compiler.loading.load_module`. Raises: as that."""
+    return importlib.import_module(f"{__name__}.loading").load_module(path)
+
+
+runtime.load_module = load_module
 
 
 def __getattr__(name: str) -> Any:

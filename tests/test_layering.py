@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
 PACKAGES = ("compiler", "storage", "tasks", "flows")
+
+FACE = "retune"
+"""The package above all of these, whose own modules are in the folder of its name."""
 
 BELOW = {
     "storage": {
@@ -122,6 +126,8 @@ class Import:
     def is_upward(self) -> bool:
         """Whether it names one of our modules that is not below the file."""
         package, top = _top(self.path.replace("/", ".")), _top(self.module)
+        if top == FACE:
+            return True
         if top not in PACKAGES:
             return False
         if package != "compiler":
@@ -129,9 +135,9 @@ class Import:
         here, there = _part(self.path), _part(self.module)
         if top != "compiler":
             return True
-        if "" in (here, there) or here in (there, "__init__"):
+        if here in (there, "__init__"):
             return False
-        return RANK[there] >= RANK[here] and (here, there) not in NEIGHBOURS
+        return there == "" or (RANK[there] >= RANK[here] and (here, there) not in NEIGHBOURS)
 
 
 @cache
@@ -152,32 +158,47 @@ def strings() -> tuple[Import, ...]:
 
 
 def strings_of(source: str, path: str) -> Iterator[Import]:
-    """The strings of a file that name one of our modules."""
+    """The strings of a file that name one of our modules, and loads of `retune` itself or of what it computes there."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             named = re.fullmatch(r"retune\.([\w.]+)(:\w+)?", node.value)
             module = named and _module_of(named[1])
             if module:
                 yield Import(path, node.lineno, module, nested=True)
+        elif _is_load(node):
+            begin = _begin_of_name(node)
+            if isinstance(begin, ast.Constant) and begin.value in (FACE, f"{FACE}."):
+                yield Import(path, node.lineno, FACE, nested=True)
 
 
 def _module_of(name: str) -> str | None:
     """The module in a dotted name, which may go on with names inside the module."""
     words = name.strip(".").split(".")
     while words:
-        place = ROOT.joinpath(*words)
-        if place.with_suffix(".py").exists() or (place / "__init__.py").exists():
-            return ".".join(words)
+        for module in (words, [FACE, *words]):
+            path = ROOT.joinpath(*module)
+            if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
+                return ".".join(module)
         words.pop()
     return None
+
+
+def _is_load(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether a node is a call that loads a module by its name."""
+    return isinstance(node, ast.Call) and bool(re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)))
+
+
+def _begin_of_name(call: ast.Call) -> ast.expr:
+    """The name of the module that a call loads; of a formatted string its first piece."""
+    return call.args[0].values[0] if isinstance(call.args[0], ast.JoinedStr) else call.args[0]
 
 
 def computed_loads_of(source: str, path: str) -> Iterator[str]:
     """Where a file loads a module by a name that is no string, nor begins with its own name or one of ours."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or not re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)):
+        if not _is_load(node):
             continue
-        begin = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
+        begin = _begin_of_name(node)
         own = isinstance(begin, ast.FormattedValue) and ast.unparse(begin.value) == "__name__"
         if not own and not isinstance(begin, ast.Constant):
             yield f"{path}:{node.lineno}"
@@ -271,6 +292,11 @@ def test_strings_that_name_modules_point_down() -> None:
         ("storage/base.py", 'importlib.import_module("retune.tasks.store")', True),
         ("tasks/verify.py", 'importlib.import_module("retune.storage")', False),
         ("compiler/driver/extract.py", '["-m", "retune.flows.session"]', True),
+        ("compiler/runtime/__init__.py", 'importlib.import_module("retune.compiler").load_module', True),
+        ("compiler/runtime/loader.py", '__import__("retune.compiler.driver")', True),
+        ("compiler/runtime/loader.py", 'import_module("retune").load', True),
+        ("compiler/runtime/loader.py", 'import_module(f"retune.{part}")', True),
+        ("tasks/verify.py", 'importlib.import_module("retune.network")', True),
     ],
 )
 def test_a_string_that_points_upwards_is_found(path: str, text: str, is_upward: bool) -> None:

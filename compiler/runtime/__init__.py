@@ -4,12 +4,10 @@ Most of them load the TVM FFI, see `retune.compiler.runtime.ffi`.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    load_module: Callable[..., Any]
     from retune.compiler.runtime.container import (
         Array,
         Map,
@@ -55,9 +53,11 @@ __all__ = [
 ]
 
 
+load_module: Callable[..., Any]
+"""Loads any file of compiled code. `retune.compiler` sets it: files of packages above this one are among them."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "load_module":  # it reads files of packages above this one, too
-        return importlib.import_module("retune.compiler").load_module
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
