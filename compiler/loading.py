@@ -3,10 +3,11 @@
 A file that Retune wrote names its kind in its archive. Any other shared library is one with functions of the FFI.
 """
 
-import importlib
 from pathlib import Path
 from typing import Any
 
+from retune.compiler import runtime, vm
+from retune.compiler.executor.library import Library
 from retune.compiler.runtime.archive import has_part, kind_of
 from retune.compiler.runtime.paths import path_of
 
@@ -24,8 +25,7 @@ def load_module(path: str | Path) -> Any:
     path = path_of(path)
     kind = kind_of(path)
     if kind in _NETWORKS:
-        return importlib.import_module("retune.compiler.executor.library").Library.load(path)
+        return Library.load(path)
     if kind == _EXECUTABLE:
-        vm = importlib.import_module("retune.compiler.vm")
-        return vm.Executable.load(path) if has_part(path, _CODE) else vm.VMLibrary.load(path)
-    return importlib.import_module("retune.compiler.runtime.module").load_module(path)
+        return (vm.Executable if has_part(path, _CODE) else vm.VMLibrary).load(path)
+    return runtime.Module.load(path)

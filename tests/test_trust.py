@@ -30,7 +30,7 @@ from retune.compiler.frontend.network import load_network
 from retune.compiler.measure.fleet import BUILD
 from retune.compiler.measure.log import read_log
 from retune.compiler.measure.wire import from_bytes
-from retune.compiler.runtime.module import load_module
+from retune.compiler.runtime.module import Module
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.storage.artifacts import ArtifactStore
@@ -98,7 +98,7 @@ def test_a_bombs_array_goes_off_where_pickles_are_allowed(marker: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     "a compiled network": CompiledNetwork.load,
     "a shared library": load_shared_library,
-    "a module": load_module,
+    "a module": Module.load,
     "a network in ONNX": lambda path: load_network(str(path)),
     "parameters": lambda path: load_param_dict(path.read_bytes()),
     "lessons": lambda path: batches_from_bytes(path.read_bytes()),

@@ -41,7 +41,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.runtime.archive import MANIFEST
 from retune.compiler.runtime.container import load_json, save_json
 from retune.compiler.runtime.device import cpu
-from retune.compiler.runtime.module import load_module
+from retune.compiler.runtime.module import Module
 from retune.compiler.target import Target
 
 _PARAMS_HEAD = struct.Struct("<8sII32s")
@@ -177,7 +177,7 @@ CASES = (
     ),
     FuzzCase("network", _networks, drawn(_rezipped), _load_network, _REFUSED, ".retune"),
     FuzzCase("network-library", _libraries, drawn(_relinked), Library.load, _REFUSED, ".so", 5000),
-    FuzzCase("module-archive", _modules(".retune", "module.tar"), drawn(_retarred), load_module, _REFUSED, ".retune"),
-    FuzzCase("module-library", _modules(".so", "module.so"), drawn(mutated_bytes), load_module, _REFUSED, ".so", 5000),
+    FuzzCase("module-archive", _modules(".retune", "module.tar"), drawn(_retarred), Module.load, _REFUSED, ".retune"),
+    FuzzCase("module-library", _modules(".so", "module.so"), drawn(mutated_bytes), Module.load, _REFUSED, ".so", 5000),
     FuzzCase("values", _values, drawn(mutated_json), _load_values, _REFUSED, ".json"),
 )

@@ -51,6 +51,26 @@ class Module(TimedFunctions):
         self._main: PackedFunc | None = None
         self._imports: list[Module] = []
 
+    @staticmethod
+    def load(path: str | Path) -> "Module":
+        """The module in a file that `export_library` or `save` made, or in any shared library with functions of the
+        FFI.
+
+        Code runs with your rights: load only files that you trust.
+        Raises: ArtifactError when the file is missing, damaged, or neither.
+        """
+        path = path_of(path)
+        if not path.is_file():
+            raise ArtifactError(f"{path}: there is no such file")
+        if path.suffix == _LIBRARY:
+            check_library(path)
+            with suppress(ArtifactError):  # a library without parallel loops needs no OpenMP
+                openmp_runtime()  # first, so that its threads wait as ours do
+            return Module(library=open_library(path.absolute()))
+        if path.suffix in _ARCHIVES:
+            return Module(load_functions(path))
+        raise OptionError(f"{path}: a module is a {_LIBRARY} or a {_ARCHIVE}")
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the functions; none for a shared library, which does not list them."""
@@ -193,25 +213,6 @@ class Module(TimedFunctions):
         if path_of(path).suffix not in _ARCHIVES:
             raise ArtifactError(f"{path}: a module is saved as {_ARCHIVE}; export_library makes a shared library")
         return self.export_library(path)
-
-
-def load_module(path: str | Path) -> Module:
-    """The module in a file that `export_library` or `save` made, or in any shared library with functions of the FFI.
-
-    Code runs with your rights: load only files that you trust.
-    Raises: ArtifactError when the file is missing, damaged, or neither.
-    """
-    path = path_of(path)
-    if not path.is_file():
-        raise ArtifactError(f"{path}: there is no such file")
-    if path.suffix == _LIBRARY:
-        check_library(path)
-        with suppress(ArtifactError):  # a library without parallel loops needs no OpenMP
-            openmp_runtime()  # first, so that its threads wait as ours do
-        return Module(library=open_library(path.absolute()))
-    if path.suffix in _ARCHIVES:
-        return Module(load_functions(path))
-    raise OptionError(f"{path}: a module is a {_LIBRARY} or a {_ARCHIVE}")
 
 
 def _refuse_clashes(path: Path, functions: Sequence[CompiledFunction]) -> None:

@@ -15,7 +15,7 @@ from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph_executor import cpu, load_module
 from retune.compiler.runtime.buffers import aligned_zeros
 from retune.compiler.runtime.cpu_features import check_cpu
-from retune.compiler.runtime.module import load_module as load_functions
+from retune.compiler.runtime.module import Module
 
 FILES = Path(__file__).parent / "version1"
 X = np.arange(10, dtype=np.float32).reshape(2, 5) / 10
@@ -42,7 +42,7 @@ def test_a_network_of_an_earlier_version_runs(name: str) -> None:
 def test_a_module_of_an_earlier_version_runs(name: str) -> None:
     _require_cpu()
     given, result = aligned_zeros((6, 4), "float32"), aligned_zeros((6, 4), "float32")
-    load_functions(FILES / name)["one"](given, result)
+    Module.load(FILES / name)["one"](given, result)
     np.testing.assert_array_equal(result, given + 1)
 
 
@@ -54,7 +54,7 @@ def test_a_damaged_module_of_an_earlier_version_is_refused(name: str, tmp_path: 
     for damaged in (data[:code] + b"?" + data[code + 1 :], data[: len(data) // 2]):
         file.write_bytes(damaged)
         with pytest.raises(ArtifactError, match="damaged"):
-            load_functions(file)
+            Module.load(file)
 
 
 def test_an_executable_of_an_earlier_version_runs_and_is_saved_again(tmp_path: Path) -> None:
