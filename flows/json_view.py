@@ -1,6 +1,54 @@
 """The events and the report of a run as JSON lines, for programs that start `retune tune --json`.
 
-The fields are those that docs/reference/cli.md lists; times are in seconds, and null where there is none.
+One object per line, its kind in `event`. Times are in seconds, null while unknown. Fields may be added; these stay.
+
+### `run_opened`
+
+- `run_id`, `network`, `folder` (of the state), `resumed`, `tasks` (every task as below)
+- `trials`, `elapsed`: spent before; `trials_limit`, `seconds_limit`: the budget, or null
+- `known`: programs measured by earlier runs, not measured again
+
+### `task`
+
+- `name`, `task_key` (as in the records), `weight` (uses), `flops` and `moved_bytes` of one use
+- `rounds`, `trials`: spent in this run; `stop_reason`: why it gets no more, or empty
+- `default_seconds`, `best_seconds`, `gflops`: the default schedule, the best program, its speed
+- `behind`: whether another task that computes the same layer, such as Winograd, is faster
+
+### `round_started`
+
+- `round`: its number, from 0; `task`: the name of its task
+
+### `round_done`
+
+- `round`, `task` (as above), `failed`: failed programs of the round
+- `trials`, `elapsed`: so far; `seconds_left`: estimate
+- `latency`: estimate over the tasks that have a time; `latency_is_complete`: whether all have
+- `contention`: share of the timings lost to other processes
+
+### `task_stopped`
+
+- `task`, `reason`
+
+### `phase_started`
+
+- `text`: what the run does; the first events, such as reading the network, are of this kind
+
+### `phase_advanced`
+
+- `done`, `total`: steps
+
+### `report`
+
+The last line: the content of `report.json` in the run's folder.
+
+- `run_id`, `request` (network and options), `trials`, `elapsed`
+- `artifact`: the compiled network; `records`: their folder or URL; `folder`: of the run
+- `comparison`: `comparison.contenders` with name, seconds and output error; `speedup`: untuned ÷ tuned; `is_right`:
+  whether all outputs are within tolerance
+- `coverage`: `coverage.shares` of the kernels by origin; `tasks`: every kernel, its times, trials, record and origin
+- `limits`: measured `limits.peak_gflops`, `limits.memory_gbs`, `limits.cache_gbs`
+- `contention`: the larger of a typical trial's and the comparison's; above 0.05 the machine was busy
 """
 
 import json

@@ -33,7 +33,6 @@ from tests.test_docs import OURS, PAGES, ROOT
 SLOW = {
     "README.md",
     "first-network.md",
-    "fuzzing.md",
     "operator.md",
     "python.md",
     "pytorch.md",

@@ -19,7 +19,20 @@ MOMENTS = range(-62_135_596_800, 253_402_300_800)
 
 
 class MeasureStatus(IntEnum):
-    """How a trial ended. The numbers are those of TVM's logs; where a name differs, TVM's is an alias."""
+    """How a trial ended. The numbers are those of TVM's logs; where a name differs, TVM's is an alias.
+
+    | number | status | meaning |
+    |---:|---|---|
+    | 0 | `OK` | it was timed |
+    | 1 | `INSTANTIATION` | the steps do not apply to the computation |
+    | 2 | `COMPILE_HOST` | the code generator rejected it or crashed |
+    | 3 | `COMPILE_DEVICE` | the object code cannot be loaded |
+    | 4 | `RUNTIME_DEVICE` | it crashed, wrote out of bounds, returned an error, or found no memory |
+    | 5 | `WRONG_ANSWER` | its results differ from the default schedule's |
+    | 6 | `BUILD_TIMEOUT` | the build took more than 15 s |
+    | 7 | `RUN_TIMEOUT` | the run took more than 10 s |
+    | 8 | `UNKNOWN` | only in imported logs |
+    """
 
     OK = 0
     INSTANTIATION = 1

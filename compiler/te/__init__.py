@@ -1,4 +1,34 @@
-"""Tensor expressions: what to compute, never how."""
+"""Tensor expressions: what to compute, never how.
+
+| in a body | meaning |
+|---|---|
+| `+ - * /`, `//`, `%`, unary `-` | of integers `/` rounds towards zero, `//` and `%` towards minus infinity |
+| `< <= > >=`, `te.equal`, `te.not_equal` | make bools; `==` compares expressions, not values |
+| `te.logical_and`, `te.logical_or`, `te.logical_not` | of bools |
+| `& \\| ^ ~ << >>` | of integers |
+| `te.exp log sqrt rsqrt tanh erf sigmoid pow` | of floats; error at most 4 ulp |
+| `te.floor ceil round abs minimum maximum isnan` | `round` takes ties to even; a NaN stays |
+| `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |
+| `te.if_then_else(condition, a, b)` | the side not taken is not evaluated, so it may lie out of bounds |
+| `te.sum prod max min argmax argmin` | over one reduce axis or a list of them; the whole body of a compute |
+| `te.comm_reducer(join, identity)` | a custom reduction of one value, or of a tuple of values |
+| `te.extern(…)` | a stage that calls a registered function |
+
+Arithmetic of the element types:
+
+| operation | result |
+|---|---|
+| `+ - *` of integers | wraps around, as in NumPy |
+| `//`, `%` of integers | rounds towards minus infinity; by zero 0; nothing traps |
+| `//`, `%` of floats | as in NumPy, of the exact quotient |
+| `%`, `-`, `/`, `//` of bools | rejected; cast first |
+| `+ - * /` of float16, bfloat16 | each operation rounded once |
+| functions of float16, bfloat16 | computed in float32, rounded once |
+| cast to bfloat16 | through float32, to nearest, ties to even |
+| cast of a float to an 8- or 16-bit integer | through int32, whose lowest bits stay |
+| cast of NaN or a too large float to an integer | unspecified |
+| mixed types | as NumPy promotes; bfloat16 meets float16 and the wider integers in float32 |
+"""
 
 from retune.compiler.ir.expr import const, select
 from retune.compiler.te.compute import (

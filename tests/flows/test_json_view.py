@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,11 @@ from retune.compiler.cost_model import ModelMetrics
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import Comparison, Contender, Report
 from retune.compiler.driver.tuning import TaskRow
+from retune.flows import json_view
 from retune.flows.commands.output import warn_in_one_line
 from retune.flows.json_view import JsonView, event_fields, report_line
 from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
-DOCS = Path(__file__).parent.parent.parent / "docs/reference/cli.md"
 COVERAGE = CoverageReport.of(())
 ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
 EVENTS: tuple[Event, ...] = (
@@ -38,7 +37,7 @@ def report() -> Report:
 
 def documented(heading: str) -> set[str]:
     """The names in the list below a heading of the documentation."""
-    text = DOCS.read_text(encoding="utf-8").partition(f"### `{heading}`\n")[2].partition("\n#")[0]
+    text = str(json_view.__doc__).partition(f"### `{heading}`\n")[2].partition("\n#")[0]
     return set(re.findall(r"`(\w+)`", "".join(re.findall(r"^- .*$", text, re.MULTILINE))))
 
 

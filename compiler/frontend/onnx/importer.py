@@ -189,7 +189,7 @@ def check_operators(model: onnx.ModelProto) -> None:
         near = [name for one in unknown for name in get_close_matches(one, CONVERTERS, 1) if name != one]
         hints = [f"only ONNX's own operators are known, not those of {', '.join(foreign)}"] if foreign else []
         hints += [f"nearest supported operators: {', '.join(dict.fromkeys(near[:_MOST_NAMED]))}"] if near else []
-        hints.append("docs/reference/onnx.md lists them all")
+        hints.append("docs/reference/onnx.md lists what is missing")
         _refuse(model, list(map(missing_operator, missing)), hints=hints)
 
 
