@@ -21,6 +21,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
     """`lhs op rhs` on values of one type and the same number of lanes; without a `library` to call the remainder of
     floats is that of `libdevice`.
     """
+    # float32's 24 bits are at least 2 x 8 + 2: rounding a bfloat16 operation twice equals rounding it once.
     if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
         wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"), library)
         return wide if op in COMPARISONS else cast(emit, wide, lhs.dtype)
@@ -47,6 +48,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
 
 def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
     """The larger or smaller value; a NaN on either side stays, as NumPy's maximum and minimum have it."""
+    # A literal is no NaN: on the right it needs no test of its own.
     if is_float(lhs.dtype) and _literal(lhs):
         lhs, rhs = rhs, lhs
     found = joined_extreme(emit, op, lhs, rhs)
@@ -84,6 +86,7 @@ def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
     width = item_bytes(dtype) * 8
     inside = emit(f"icmp ult {amount.typed}, {literal(width, dtype, lanes)}", lanes, "bool")
     most = Value(literal(width - 1, dtype, lanes), lanes, dtype)
+    # An arithmetic shift by too much leaves the sign in all bits, as one by the width less one does.
     if op is BinaryOp.SHR and not is_unsigned(dtype):
         amount = emit(f"select {inside.typed}, {amount.typed}, {most.typed}", lanes, dtype)
         return emit(f"ashr {value.typed}, {amount.text}", lanes, dtype)
@@ -105,6 +108,8 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bo
         return quotient if op is BinaryOp.FLOORDIV else rest
     zero = literal(0, dtype, lanes)
     nonzero = emit(f"icmp ne {rest.typed}, {zero}", lanes, "bool")
+    # The sign bit of the xor is set where remainder and divisor have different signs; only there truncation and floor
+    # differ.
     mixed = emit(f"xor {rest.typed}, {rhs.text}", lanes, dtype)
     opposite = emit(f"icmp slt {mixed.typed}, {zero}", lanes, "bool")
     adjust = emit(f"and {nonzero.typed}, {opposite.text}", lanes, "bool")
@@ -128,9 +133,12 @@ def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: b
     if op is BinaryOp.FLOORMOD:
         return write.choose(nonzero, write.choose(below, write.add(rest, rhs), rest), write.with_sign(zero, rhs))
     quotient = write.div(lhs, rhs)
+    # As in NumPy's npy_divmod: lhs - rest is a multiple of rhs, so the quotient is near an integer and rounding cannot
+    # lift it past one.
     near = write.div(write.sub(lhs, rest), rhs)
     near = write.choose(below, write.sub(near, one), near)
     floor = write.call("floor", near)
+    # The division may round just below the integer it should be.
     floor = write.choose(write.test("ogt", write.sub(near, floor), write.number(0.5)), write.add(floor, one), floor)
     whole = write.choose(write.test("une", near, zero), floor, write.with_sign(zero, quotient))
     return write.choose(write.test("oeq", rhs, zero), quotient, whole)
@@ -149,6 +157,8 @@ def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     if sign == "s":
         by_minus_one = emit(f"icmp eq {rhs.typed}, {literal(-1, dtype, lanes)}", lanes, "bool")
         odd = emit(f"or {by_zero.typed}, {by_minus_one.text}", lanes, "bool")
+    # LLVM leaves x / 0 and the least number / -1 undefined, and x86 traps: such lanes divide by one and are replaced
+    # afterwards.
     safe = emit(f"select {odd.typed}, {one.typed}, {rhs.typed}", lanes, dtype)
     quotient = emit(f"{sign}div {lhs.typed}, {safe.text}", lanes, dtype)
     rest = emit(f"{sign}rem {lhs.typed}, {safe.text}", lanes, dtype)
@@ -168,6 +178,7 @@ def _compare(op: BinaryOp, dtype: str) -> str:
     names = {BinaryOp.EQ: "eq", BinaryOp.NE: "ne", BinaryOp.LT: "lt", BinaryOp.LE: "le"}
     name = names[op]
     if is_float(dtype):
+        # Unordered for `!=` alone: a NaN differs from everything and is less than nothing, as IEEE 754 has it.
         return f"fcmp {'u' if op is BinaryOp.NE else 'o'}{name}"
     if op in (BinaryOp.EQ, BinaryOp.NE):
         return f"icmp {name}"

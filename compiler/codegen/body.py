@@ -74,6 +74,7 @@ class BodyEmitter(ExpressionEmitter):
     def loop(self, loop: For) -> None:
         """A loop of any kind but an outermost parallel one."""
         if loop.kind is LoopKind.UNROLL:
+            # Unrolled here and not by LLVM: indices become literals at once, which keeps accumulators in registers.
             for value in range(loop.extent):
                 self.env[loop.var] = value
                 self.statement(loop.body)
@@ -100,6 +101,7 @@ class BodyEmitter(ExpressionEmitter):
         writer.start_block(tail)
         writer.out.append(counter.steps)
         writer.put(f"{name}.next = add nuw nsw i64 {name}, 1")
+        # Tested at the end: a loop has at least one iteration, so the entry needs no branch.
         writer.put(f"{name}.more = icmp ult i64 {name}.next, {high}")
         writer.put(f"br i1 {name}.more, label %{head}, label %{done}")
         writer.pop_scope()
@@ -191,6 +193,7 @@ class BodyEmitter(ExpressionEmitter):
             # One element that all lanes read needs no literal: the loop may be long.
             small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
             small = small and any(node == loop.var for index in indices for node in walk(index))
+            # LLVM's SROA splits an array into registers only where every index into it is a literal.
             if (buffer.scope == "register" and buffer.shape) or small:
                 return True
         return False
@@ -241,6 +244,7 @@ class BodyEmitter(ExpressionEmitter):
             return
         size = self.room(buffer, max(1, buffer.size) * lanes)
         pointer = self.temporaries[known] = self.writer.fresh("buf")
+        # In the entry block LLVM gives an alloca a fixed frame slot; inside a loop it would grow the stack each time.
         self.writer.entry.append(f"  {pointer} = alloca [{size} x {memory_type(buffer.dtype)}], align 64")
         self.storage[buffer] = Storage(pointer, lanes)
         self.stack_bytes += size * item_bytes(buffer.dtype)
@@ -252,6 +256,7 @@ class BodyEmitter(ExpressionEmitter):
 
     def store(self, stmt: Store) -> None:
         """Write one element, or one vector of them."""
+        # `binary` may drop NaNs for a minimum or maximum that is joined into its own element: reductions ignore them.
         joins = isinstance(stmt.value, Binary) and stmt.value.lhs == Load(stmt.buffer, stmt.indices)
         self.update = stmt.value if joins else None
         value = self.evaluate(stmt.value)
@@ -279,6 +284,7 @@ class BodyEmitter(ExpressionEmitter):
             ):
                 item = self.writer.value(f"extractelement {kind} {value.text}, i32 {lane}")
                 self.writer.put(f"store {memory_type(stmt.buffer.dtype)} {item}, ptr {scalar}, align {size}")
+        # Loads are reused within a block until the buffer is written; buffers do not overlap, so others stay valid.
         self.writer.loaded.pop(stmt.buffer.name, None)
 
 

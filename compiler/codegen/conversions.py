@@ -25,6 +25,7 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         zero = literal(0, source, value.lanes)
         compare = "fcmp une" if is_float(source) else "icmp ne"
         return emit(f"{compare} {value.typed}, {zero}", value.lanes, "bool")
+    # A direct conversion has no result out of range; through int32 the low bits stay, as NumPy's do.
     if is_float(source) and not is_float(dtype) and item_bytes(dtype) < 4:
         return cast(emit, cast(emit, value, "int32"), dtype)
     if item_bytes(dtype) == item_bytes(source) and not is_float(source) and not is_float(dtype) and source != "bool":
@@ -54,6 +55,7 @@ def _rounded_to_odd(emit: Emit, value: Value) -> Value:
     rounding once; without it LLVM calls a library function for float64 to float16.
     """
     lanes = value.lanes
+    # Rounding to odd: with at least two spare bits a second rounding then equals a single one (Boldo and Melquiond).
     near = cast(emit, value, "float32")
     back = cast(emit, near, "float64")
     bits = emit(f"bitcast {near.typed} to {llvm_type('int32', lanes)}", lanes, "int32")
@@ -92,9 +94,11 @@ def _rounded(emit: Emit, value: Value) -> Value:
     bits = emit(f"bitcast {value.typed} to {llvm_type('uint32', lanes)}", lanes, "uint32")
     upper = emit(f"lshr {bits.typed}, {whole(16)}", lanes, "uint32")
     odd = emit(f"and {upper.typed}, {whole(1)}", lanes, "uint32")
+    # 0x7FFF plus the last kept bit is half an ulp, rounded so that ties go to even.
     half = emit(f"add {odd.typed}, {whole(0x7FFF)}", lanes, "uint32")
     sum_ = emit(f"add {bits.typed}, {half.text}", lanes, "uint32")
     near = emit(f"lshr {sum_.typed}, {whole(16)}", lanes, "uint32")
+    # The carry of the rounding could turn a NaN into infinity; the quiet bit keeps it one.
     quiet = emit(f"or {upper.typed}, {whole(0x40)}", lanes, "uint32")
     is_nan = emit(f"fcmp uno {value.typed}, {value.text}", lanes, "bool")
     chosen = emit(f"select {is_nan.typed}, {quiet.typed}, {near.typed}", lanes, "uint32")

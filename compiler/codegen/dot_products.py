@@ -60,6 +60,8 @@ class DotEmitter(MemoryEmitter):
         if plan.turned is None:
             return self.issue(plan.instruction, sums, words)
         bits = Value(literal(SIGN_BITS, WORD, lanes), lanes, WORD)
+        # Flipping the sign bit adds 128 to every byte of one factor; 128 times the sum of the other is taken off again,
+        # once a block.
         key = ("turned", *(word.text for place, word in enumerate(words) if place != plan.turned))
         words[plan.turned] = self.result(f"xor {words[plan.turned].typed}, {bits.text}", lanes, WORD)
         total = self.issue(plan.instruction, sums, words)
@@ -76,6 +78,7 @@ class DotEmitter(MemoryEmitter):
             factors = (expr.lhs, expr.rhs) if order else (expr.rhs, expr.lhs)
             return _Plan(self.dots[factors[0].dtype, factors[1].dtype], factors)
         either = ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs))
+        # The factor in fewer vectors is turned: that takes fewer instructions.
         for turned, other in sorted(either, key=lambda factors: self.lanes_in(factors[0])):
             sign = OTHER_SIGN.get(turned.dtype, turned.dtype)
             order = in_order(self.dots, sign, other.dtype)
@@ -86,6 +89,7 @@ class DotEmitter(MemoryEmitter):
 
     def issue(self, instruction: DotInstruction, sums: Value, words: list[Value]) -> Value:
         """The instruction, as often as it takes for all lanes."""
+        # The widest form that divides the lanes needs the fewest instructions.
         width = max(width for width in instruction.names if sums.lanes % width == 0)
         count = width * 4 // (1 if instruction.element == "i8" else 2)
         parts = []
@@ -134,6 +138,7 @@ class DotEmitter(MemoryEmitter):
                 value = self.words(factor.lhs, dot, lanes)
                 key = ("xor", value.text, mask.text)
                 return Value(self.writer.once(key, f"xor {value.typed}, {mask.text}"), lanes, WORD)
+        # One word for all lanes, as of an activation that every output channel reads: a load and a broadcast.
         if self.lanes_in(factor) == 1:
             return self.same_words(factor, dot, lanes)
         found = self.neighbours(factor, dot, lanes) if isinstance(factor, Load) else None

@@ -130,6 +130,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         condition = self.holds(expr.condition)
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
+        # Only loads can fault: arithmetic has a result for all operands, so it may be evaluated speculatively.
         reads = any(_may_fault(node) for side in (expr.then, expr.otherwise) for node in parts(side))
         if not reads:
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
@@ -139,6 +140,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         if condition.lanes == 1:
             chosen = self.chosen_load(condition, expr)
             return self.branch(condition, expr) if chosen is None else chosen
+        # A vector condition: a masked load never touches the lanes that are off, lane by lane is the fallback.
         masked = self.masked_load(condition, expr)
         return self.by_lane(expr) if masked is None else masked
 
@@ -166,6 +168,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         load, other = expr.then, expr.otherwise
         if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
             return None
+        # The address is computed for all lanes, so an index that itself reads memory could fault.
         if any(_may_fault(node) for index in load.indices for node in parts(index)):
             return None
         lanes = self.lanes_of(load.indices)

@@ -51,6 +51,7 @@ class VectorBuilder:
         scalar, kind = llvm_type(dtype), llvm_type(dtype, self.lanes)
         if self.lanes == 1:
             return self.emit(f"call {scalar} @{symbol}({', '.join(arg.typed for arg in args)})", 1, dtype)
+        # LLVM has no vector form of a library call, so lanes are unpacked and packed again.
         made = Value("poison", self.lanes, dtype)
         for lane in range(self.lanes):
             items = [self.emit(f"extractelement {arg.typed}, i64 {lane}", 1, dtype) for arg in args]
@@ -94,6 +95,7 @@ class VectorBuilder:
     def polynomial(self, variable: Value, coefficients: tuple[float, ...]) -> Value:
         """The sum of `coefficients[k] * variable**k`, by Horner's rule."""
         result = self.number(coefficients[-1])
+        # One fused multiply-add a coefficient, each rounded once.
         for coefficient in reversed(coefficients[:-1]):
             result = self.fma(result, variable, self.number(coefficient))
         return result
@@ -121,6 +123,7 @@ class VectorBuilder:
 
     def at_most(self, value: Value, limit: float) -> Value:
         """The value, or the limit if that is less; a NaN stays."""
+        # A comparison and a choice instead of `minnum`, which would replace a NaN by the limit.
         top = self.number(limit)
         return self.choose(self.test("ogt", value, top), top, value)
 
@@ -169,6 +172,8 @@ def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value],
     if x.lanes == 1:
         return emit(f"extractelement {parts[0].typed}, i64 0", 1, x.dtype)
     while len(parts) > 1:
+        # `shufflevector` joins two vectors of one length; the last part is doubled to make pairs and cut off at the
+        # end.
         if len(parts) % 2:
             parts.append(parts[-1])
         parts = [_joined(emit, one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)]

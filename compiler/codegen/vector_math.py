@@ -82,8 +82,10 @@ _ERFC_ROOT = (
 def exp(emit: Emit, x: Value) -> Value:
     """2**n * exp(r) with x = n ln 2 + r; the power comes in two factors, so that subnormal results round once."""
     write = VectorBuilder(emit, x.lanes)
+    # Beyond the bounds the result is 0 or infinity anyway; within them the power fits the exponent arithmetic below.
     shifted, grown = _reduced_expm1(write, write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW))
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
+    # One factor 2**n would overflow or be subnormal at both ends; two halves are normal for every n.
     half = write.binary("ashr", power, write.whole(1))
     rest = write.binary("sub", power, half)
     scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))
@@ -102,9 +104,12 @@ def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
     x = write.at_least(write.at_most(x, _EXP_ABOVE), _EXP_BELOW)
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_SIXTEENTHS_ROUNDER))
     count = write.sub(shifted, write.number(_SIXTEENTHS_ROUNDER))
+    # Cody-Waite reduction: ln 2 in two parts, so that the cancellation in x - n ln 2 costs no bits.
     rest = write.fma(count, write.number(-_LN2_HIGH), x)
     rest = write.fma(count, write.number(-_LN2_LOW), rest)
     grown = write.fma(write.mul(rest, rest), write.polynomial(rest, _SMALL_EXPM1), rest)
+    # The low four bits of the shifted sum are the sixteenths, which number the root; `scalef` takes the floor of the
+    # rest.
     root = write.looked_up(_ROOTS, write.bits(shifted))
     return write.scaled_by_floor(write.fma(root, grown, root), count)
 
@@ -112,6 +117,7 @@ def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
 def _reduced_expm1(write: VectorBuilder, x: Value) -> tuple[Value, Value]:
     """(the nearest n to x / ln 2 in the low bits of a float, expm1(x - n ln 2)) for |x| < 2**20."""
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_ROUNDER))
+    # The float addition rounded to the nearest integer; subtracting the constant again leaves that integer as a float.
     count = write.sub(shifted, write.number(_ROUNDER))
     rest = write.fma(count, write.number(-_LN2_HIGH), x)
     rest = write.fma(count, write.number(-_LN2_LOW), rest)
@@ -130,6 +136,8 @@ def log(emit: Emit, x: Value) -> Value:
     write = VectorBuilder(emit, x.lanes)
     small = write.test("olt", x, write.number(_LEAST_NORMAL))
     normal = write.choose(small, write.mul(x, write.number(2.0**_MANTISSA_BITS)), x)
+    # Counted from sqrt(1/2) and not from 1, the exponent rounds up in the upper half of a binade, so that |f| stays
+    # below 0.42.
     offset = write.binary("sub", write.bits(normal), write.whole(_ROOT_HALF_BITS))
     power = write.binary("ashr", offset, write.whole(_MANTISSA_BITS))
     power = write.choose(small, write.binary("sub", power, write.whole(_MANTISSA_BITS)), power)
@@ -138,8 +146,10 @@ def log(emit: Emit, x: Value) -> Value:
     count = write.to_float(power)
     rest = write.sub(reduced, write.number(1.0))
     curve = write.fma(rest, write.polynomial(rest, _LOG), write.number(-0.5))
+    # Small terms are added first: only the last addition, of k ln 2, rounds at the size of the result.
     tail = write.fma(write.mul(rest, rest), curve, write.mul(count, write.number(_LN2_LOW)))
     result = write.fma(count, write.number(_LN2_HIGH), write.add(rest, tail))
+    # Special cases last: infinity and NaN pass through, a negative number gives NaN, zero minus infinity.
     result = write.choose(write.test("olt", x, write.number(math.inf)), result, x)
     result = write.choose(write.test("olt", x, write.number(0.0)), write.number(math.nan), result)
     return write.choose(write.test("oeq", x, write.number(0.0)), write.number(-math.inf), result)
@@ -151,6 +161,7 @@ def tanh(emit: Emit, x: Value) -> Value:
     size = write.at_most(write.magnitude(x), _TANH_ONE)
     shifted, grown = _reduced_expm1(write, write.add(size, size))
     scale = _power_of_two(write, write.bits(shifted))
+    # expm1(2|x|) = 2**n expm1(r) + (2**n - 1): for small x there is no cancellation, which exp(2x) - 1 would suffer.
     whole = write.fma(scale, grown, write.sub(scale, write.number(1.0)))
     return write.with_sign(write.div(whole, write.add(whole, write.number(2.0))), x)
 
@@ -161,7 +172,9 @@ def erf(emit: Emit, x: Value) -> Value:
     size = write.at_most(write.magnitude(x), _ERF_ONE)
     inner = write.fma(write.polynomial(write.mul(size, size), _ERF), size, size)
     root = write.polynomial(write.sub(size, write.number(1.0)), _ERFC_ROOT)
+    # erfc falls like exp(-x**2): its eighth root is smooth enough for degree 6, three squarings restore it.
     fourth = write.mul(write.mul(root, root), write.mul(root, root))
     outer = write.sub(write.number(1.0), write.mul(fourth, fourth))
+    # Both forms are computed: without branches that is cheaper than to separate the lanes.
     chosen = write.choose(write.test("olt", size, write.number(1.0)), inner, outer)
     return write.with_sign(chosen, x)

@@ -79,6 +79,7 @@ def _log2(emit: Emit, size: Value) -> Value:
     mantissa = write.binary("and", offset, write.whole(_MANTISSA_MASK))
     reduced = write.from_bits(write.binary("add", mantissa, write.whole(_ROOT_HALF_BITS)))
     one = write.number(1.0)
+    # atanh's series in s = (m - 1)/(m + 1) has odd powers only and |s| < 0.172, so five terms reach 2**-37.
     ratio = write.div(write.sub(reduced, one), write.add(reduced, one))
     result = write.fma(ratio, write.polynomial(write.mul(ratio, ratio), _LOG2), count)
     result = write.choose(write.test("olt", wide, write.number(math.inf)), result, wide)
@@ -92,6 +93,7 @@ def _two_to(emit: Emit, logarithm: Value, exponent: Value) -> Value:
     total = write.at_least(write.at_most(total, _MOST), -_MOST)
     shifted = write.add(total, write.number(_ROUNDER))
     rest = write.sub(total, write.sub(shifted, write.number(_ROUNDER)))
+    # The integer is in the low bits of the sum; the shift moves it to the exponent and drops what was above.
     scale = write.binary("shl", write.bits(shifted), write.whole(_MANTISSA_BITS))
     scale = write.from_bits(write.binary("add", scale, write.whole(_ONE_BITS)))
     wide = write.mul(write.polynomial(rest, _EXP2), scale)

@@ -80,19 +80,23 @@ def estimate_columns(
     loads = values["tile_vector_loads"] + values["tile_broadcasts"] + values["tile_gathers"]
     each = np.where(np.asarray(values["tile_dot_width"]) > 1, 1.0, cost)
     operations = accumulators * each + values["tile_conversions"]
+    # Arithmetic and load units are separate ports: the busier one sets the pace.
     busy = np.maximum(operations, loads) / PER_CYCLE
     spilled = _SPILL * values["tile_spilled"]
     if is_reduction:
         blocks = steps / np.maximum(values["tile_reduction"], 1.0)
         around = 2.0 * values["tile_accumulator_moves"] + _BLOCK * blocks
+        # Each accumulator waits for its last result: with fewer than latency x ports of them the chain is the limit.
         arithmetic = steps * (np.maximum(busy, _LATENCY) + _STEP + spilled) + around
     else:
         arithmetic = steps * (busy + _STEP + spilled)
     memory = np.zeros(1)
     for name, rate in _BYTES_PER_CYCLE.items():
+        # A roofline over the hierarchy: the slowest level bounds, transfers of the others overlap with it.
         memory = np.maximum(memory, values[name] / rate)
     alone = np.maximum(arithmetic, memory) + _OVERLAP * np.minimum(arithmetic, memory)
     parallel = np.asarray(values["parallel_chunks"]) > 1
+    # Time of the slowest thread: chunks that do not divide among the cores leave some idle.
     share = np.where(parallel, values["parallel_imbalance"] / hardware.num_cores, 1.0)
     yield "estimate_arithmetic", arithmetic
     yield "estimate_memory", memory

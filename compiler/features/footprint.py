@@ -79,6 +79,7 @@ def _footprint(
         is_read=use[0],
         is_write=use[1],
         elements=elements,
+        # Every run of contiguous elements touches at least one line; an unaligned second one is neglected.
         lines=elements / run * np.maximum(1.0, run * (element_bytes / line_bytes)),
         strides=strides,
         moving=(strides > 0) & nest.real,
@@ -101,6 +102,7 @@ def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> 
     reach = apart
     end = nest.depth + 1
     for index in reversed(starts):
+        # Distinct positions are bounded by the span, by the number of accesses and by the dimension itself.
         region[index + 1 : end] = np.minimum(np.minimum(reach + 1, points), extent)
         end = index + 1
         key = nest.source.loops[index].key
@@ -164,6 +166,7 @@ def _strides(nest: Nest, access: Access, weights: Sequence[Floats]) -> Floats:
             if key in nest.place:
                 strides[nest.place[key]] += coefficient * weight
     strides = np.abs(strides)
+    # An index that is read from data has no stride: anything but 0 says that it moves.
     return strides if exact else np.maximum(strides, 1.0)
 
 

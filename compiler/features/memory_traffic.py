@@ -26,6 +26,8 @@ def memory_columns(nest: Nest, footprints: Sequence[Footprint], operations: Floa
     total = nest.inner[0] * operations
     for name, capacity in CACHES.items():
         # Regions shrink inwards: the first level that fits is kept, and the loop around it renews what it needs.
+        # Working-set model: a level whose region fits the cache loads it once for each iteration of the loops around
+        # it.
         overflowing = (region > capacity).sum(axis=0)
         moved = pick(traffic, np.clip(overflowing - 1, 0, nest.depth))
         yield f"traffic_{name}", moved
@@ -41,6 +43,7 @@ def intensity_columns(nest: Nest, all_bytes: Floats, operations: Floats) -> Colu
     last = nest.depth - 1
     shares = np.arange(1, INTENSITY_POINTS + 1)[:, None] / INTENSITY_POINTS
     target = done[last] * shares
+    # The tolerance absorbs rounding of the products, so that a target at a loop's edge picks that loop.
     upper = np.minimum((done < target[:, None] * (1 - 1e-12)).sum(axis=1), last)
     lower = np.maximum(upper - 1, 0)
     programs = np.arange(nest.count)

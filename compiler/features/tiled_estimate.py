@@ -80,6 +80,7 @@ class _TiledLoop(MainLoop):
         self.iterations = outer
         if nest.source.pipeline is not None:
             self.starts = outer / nest.extents[nest.place[nest.source.stage, nest.source.pipeline[0]]]
+        # A block's threads share the register file; what exceeds their part goes to local memory.
         self.spilled = np.maximum(0.0, self.registers() - facts.most_registers(launched.threads))
         self.loading = np.full(nest.count, _LOAD_CYCLES)
         cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
@@ -93,6 +94,7 @@ class _TiledLoop(MainLoop):
     def chain(self) -> Floats:
         """Cycles of the steps of one warp that has its scheduler to itself."""
         each = self.operations / self.steps * WARP / (self.facts.lanes / PARTS)
+        # One warp alone waits for each addition before the next to the same sum.
         return np.asarray(self.steps * np.maximum(each, _ADD_CYCLES))
 
     def instructions(self) -> Floats:

@@ -109,6 +109,8 @@ def _is_beginning(graph: Graph, node: Node) -> bool:
     shape, taken = graph.values[node.inputs[0]].shape, graph.values[node.output].shape
     cut = [axis for axis, extent in enumerate(taken) if extent != shape[axis]]
     in_front = shape[: cut[0]] if cut else ()
+    # Only the outermost axis that is longer than 1 may be cut: then the elements taken are the first in row-major
+    # order.
     steady = all(step == 1 for step in node.ints("steps"))
     return steady and len(cut) <= 1 and not any(node.ints("starts")) and all(extent == 1 for extent in in_front)
 

@@ -216,6 +216,7 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
 def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
     """Operands; of a commutative operator the one computed in the group comes first."""
     if OPS[node.op].commutative and node.inputs[1] in inside and node.inputs[0] not in inside:
+        # One order for `a + b` and `b + a` gives them one workload key.
         return node.inputs[::-1]
     return node.inputs
 

@@ -80,6 +80,7 @@ class LoopBuilder:
         self.bounds = infer_stage_bounds(state)
         self.fused_parts = fused_parts_of(self.bounds)
         every = (loop for found in self.bounds.values() for loop in found.own)
+        # Variables of loops with one iteration would hide equal indices from the simplifier: they are the literal 0.
         self.trivial = {loop.key for loop in every if fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
         self.buffers = self.make_buffers()
@@ -143,6 +144,7 @@ class LoopBuilder:
         dag = self.state.dag
         called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
         nests = [i for i in self.bounds if isinstance(self.state.stages[i].location, Root)]
+        # Stages are numbered in topological order, so producers run first.
         return [(i, self.call(i) if i in called else self.nest(i)) for i in sorted((*called, *nests))]
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
@@ -218,6 +220,7 @@ class LoopBuilder:
         spatial = [loop for loop in loops[first:] if not loop.reduces]
         spatial_vars = {loop.var for loop in spatial} | {var for loop in spatial for var, _, _ in loop.parts}
         outer_vars = {loop.var for loop in loops[:first]} | {var for loop in loops[:first] for var, _, _ in loop.parts}
+        # The initial values run outside the reduction loops: a guard over a reduction variable cannot apply to them.
         init_guards = [
             guard
             for guard in guards
@@ -301,6 +304,7 @@ class LoopBuilder:
         collect(name)
         parts = []
         stride = 1
+        # Mixed-radix digits of the fused loop, the innermost first; the outermost needs no remainder.
         for position, leaf in enumerate(reversed(leaves)):
             quotient = value // stride
             last = position == len(leaves) - 1

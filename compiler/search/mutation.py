@@ -114,6 +114,8 @@ def exchange_columns(rng: np.random.Generator, rows: Rows, mates: Rows, layout: 
     """
     children = rows.copy()
     for group in layout.groups():
+        # Uniform crossover over column groups: columns of one split must stay together, since their product is the
+        # extent.
         taken = rng.random(len(rows)) < 0.5
         children[taken, group] = mates[taken, group]
     return children

@@ -24,6 +24,7 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
     `flop_count` is what one call of the whole program computes.
     """
     per_cycle = 2.0 * hardware.multiply_adds_per_cycle(PER_CYCLE)
+    # Features hold log2(1 + x), which is undone here.
     cycles = np.exp2(features[:, :, _CYCLES].astype(np.float64)) - 1.0
     return np.asarray(max(flop_count, 1.0) / per_cycle / np.maximum(cycles.sum(axis=1), 1.0))
 
@@ -49,5 +50,6 @@ def blended(scores: Scores, prior: Scores, weight: float) -> Scores:
     """
     if weight <= 0.0:
         return scores
+    # A geometric mean does not depend on the scales of the two scores.
     mixed = np.maximum(scores, _HOPELESS) ** (1.0 - weight) * prior**weight
     return np.asarray(np.where(np.isneginf(scores), -np.inf, mixed))

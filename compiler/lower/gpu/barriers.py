@@ -135,6 +135,7 @@ class _Planner:
         """
         carried: _Accesses = frozenset()
         always = True
+        # Fixed point of the data flow around the loop: accesses only grow and are finite, so it ends.
         while True:  # a barrier that other iterations need may replace one after which there were fewer accesses
             alone, after_iterations = self.visit(stmt.body, carried | {_ANY}, threads)
             always = always and _ANY not in after_iterations
@@ -230,6 +231,8 @@ class _Planner:
                 return False
             along = np.arange(self.kernel.block[dim]) * form.terms.get(index, 0)
             places = places + along.reshape([-1 if other == dim else 1 for other in range(3)])
+        # Injectivity over all threads of a block, at most 1,024, is tested by enumeration: exact where affine reasoning
+        # gives up.
         return np.unique(places).size == places.size
 
 
@@ -242,6 +245,8 @@ def _in_other_slots(one: Expr, other: Expr) -> bool:
     """Whether two indices, each a remainder of the same number, differ by no multiple of that whatever the loops."""
     match one, other:
         case Binary(BinaryOp.FLOORMOD, lhs, Const(by)), Binary(BinaryOp.FLOORMOD, rhs, Const(value)) if by == value:
+            # Multi-buffering numbers tiles by `k % depth`: a constant difference that is no multiple means another
+            # tile.
             apart = affine(lhs).plus(affine(rhs), -1)
             return not apart.terms and apart.const % by != 0
     return False

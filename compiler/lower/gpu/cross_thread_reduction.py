@@ -77,6 +77,7 @@ def plan_cross_thread_reduction(
     partials = tuple(Buffer(f"{buffer.name}.part", shape, dtype, "local") for buffer, dtype in pairs)
     reducing = (loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS)
     across = [ThreadLoop(loop.kind, loop.var, loop.extent) for loop in reducing]
+    # Shuffles need no memory and no barrier, so they come first; a tree works for every number of threads.
     join = _Serial if not across else _WarpShuffle if _in_warps(across, others, sizes) else _TreeReduction
     plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 

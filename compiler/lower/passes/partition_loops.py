@@ -62,6 +62,7 @@ class PartitionLoops:
         if not has_stmt(If, function.body) and not any(map(_is_vector_of_choices, walk_stmt(function.body))):
             return function
         tops = statements_of(function.body)
+        # Copies multiply code size and compile time: the budget shrinks with the statements of the nest.
         done = [_visit(top, {}, min(MAX_COPIES, max(1, MAX_STATEMENTS // _leaves(top)))) for top in tops]
         return replace(function, body=block(*done))
 
@@ -119,6 +120,7 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
         return _around(loop, _visit(loop.body, ranges_inside(loop, ranges), 0))
     done = []
     for low, high in parts:
+        # A part of one iteration becomes a literal, which decides the guards inside.
         if high == low:
             part = _at(loop.body, loop.var, low)
         else:
@@ -155,6 +157,7 @@ def _parts(
         if not slope or any(uses(atom, var) for atom in rest.terms):
             continue
         least, most = limits(rest, inside)
+        # The guard is linear in the variable: at the least value of the rest it holds for sure, at the greatest it may.
         for worst in (least, most):  # where the guard always holds, or else where it may
             first, last = _solved(slope, worst, limit)
             if max(first, low) <= min(last, high):

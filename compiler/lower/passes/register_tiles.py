@@ -82,6 +82,7 @@ class _Rewriter:
             return None
         used = variables(*stores[0].indices)
         first_spatial = len(chain)
+        # Scanned from the innermost loop outwards: the tile's loops, then the reduction loops around them.
         while first_spatial and chain[first_spatial - 1].var in used:
             first_spatial -= 1
         first_reduce = first_spatial
@@ -104,6 +105,8 @@ class _Rewriter:
     def whole_vectors(self, extent: int, stores: Sequence[Store]) -> int:
         """Room for a row of accumulators whose last vector may be in part: up to the next power of two."""
         rest = extent % self.lanes(stores)
+        # A remainder that is a power of two is one shorter vector; any other is rounded up to one, so that it needs no
+        # second.
         return extent if rest.bit_count() < 2 else extent - rest + (1 << rest.bit_length())
 
     def lanes(self, stores: Sequence[Store]) -> int:
@@ -143,6 +146,7 @@ class _Rewriter:
         result: list[For] = []
         for loop in reversed(loops):
             work *= loop.extent
+            # `work` counts straight-line statements: an outer loop stays rolled once the product exceeds the limit.
             result.append(replace(loop, kind=LoopKind.UNROLL) if work <= limit else loop)
         return tuple(reversed(result))
 
