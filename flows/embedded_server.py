@@ -21,6 +21,7 @@ class EmbeddedServer:
 
     def __init__(self) -> None:
         with socket.socket() as free:
+            # Port 0 lets the kernel pick a free one; loopback only, since the API has no login.
             free.bind((_LOOPBACK, 0))
             self.port: int = free.getsockname()[1]
         self.url = f"http://{_LOOPBACK}:{self.port}/api"

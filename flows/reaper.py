@@ -25,6 +25,7 @@ def start_reaper(mark: str) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # In a session of its own: the signal that ends the terminal's processes must not end the reaper first.
         start_new_session=True,
     )
 
@@ -33,12 +34,15 @@ def kill_marked(mark: str) -> None:
     """Kill every process but this one that carries `mark`."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
+            # By the mark in the environment, which children inherit: process groups would miss those that made a
+            # session.
             if process.pid != os.getpid() and process.environ().get(config.SESSION) == mark:
                 process.kill()
 
 
 def main(owner: int, mark: str) -> None:
     """Wait until the owner, the parent of this process, is gone; then clean up after it."""
+    # An orphan gets another parent, so this also sees kill -9; process ids may be reused, parents not.
     while os.getppid() == owner:
         time.sleep(_POLL_SECONDS)
     kill_marked(mark)

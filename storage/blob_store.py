@@ -144,7 +144,9 @@ class LocalBlobStore(BlobStore):
             temporary = temporary_in(path.parent)
             try:
                 write_through(temporary, data)
+                # link(2) fails if the name exists, atomically; rename would replace the file of whoever was first.
                 os.link(temporary, path)
+                # The new name is durable only with the folder's entry.
                 sync_folder(path.parent)
             except FileExistsError:
                 return False
@@ -191,6 +193,7 @@ class LocalBlobStore(BlobStore):
             with os.scandir(self.root / folder) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}"
+                    # A link to a folder that contains it would recurse without end.
                     if entry.is_dir(follow_symlinks=False) or _is_linked_folder(entry):
                         self._walk(name, found)
                     else:
@@ -206,6 +209,7 @@ class LocalBlobStore(BlobStore):
         """See `BlobStore.move`."""
         with self._refusals("move", name):
             make_folder((self.root / to).parent)
+            # A rename within one file system is atomic: readers find the file under one of the names.
             (self.root / name).rename(self.root / to)
 
     def remove(self, names: Iterable[str]) -> None:
@@ -214,6 +218,7 @@ class LocalBlobStore(BlobStore):
         for path in paths:
             with self._refusals("remove", path.relative_to(self.root).as_posix()):
                 path.unlink(missing_ok=True)
+        # One flush a folder, after all its removals.
         for folder in dict.fromkeys(path.parent for path in paths):
             if folder.is_dir():
                 sync_folder(folder)
@@ -228,8 +233,11 @@ class LocalBlobStore(BlobStore):
                 broken = b"" if file.read(1) in (b"", b"\n") else b"\n"  # by a writer that was killed
                 text = broken + line + b"\n"
                 try:
+                    # An unbuffered write may be short on a full disk; the half line is cut off again, so the file ends
+                    # with a whole one.
                     if file.write(text) < len(text):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    # A line counts as stored once it survives a power cut.
                     os.fsync(file.fileno())
                 except OSError:
                     file.truncate(end)
@@ -250,8 +258,10 @@ class LocalBlobStore(BlobStore):
             make_folder((self.root / name).parent)
             file = (self.root / name).open("a+")
             try:
+                # The kernel releases it when the process dies, however it dies: no stale lock has to be broken.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.truncate(0)
+                # For the error of the next process; the lock itself does not depend on it.
                 file.write(str(os.getpid()))
                 file.flush()
             except BlockingIOError:

@@ -42,6 +42,7 @@ class CheckpointStore:
         known = self._names()
         name = f"{self._folder}/{_newer(known[-1]) if known else new_id()}{_SUFFIX}"
         self._blobs.put({name: data})
+        # Listed again after the put, since other processes save too.
         self._blobs.remove(self._names()[:-KEPT])
         return name
 
@@ -76,4 +77,5 @@ def _id(name: str) -> ULID:
 def _newer(name: str) -> str:
     """An id that sorts after that of a file, also when the clock was set back since it was made."""
     last, fresh = _id(name), ULID()
+    # ULIDs sort by their milliseconds: one more keeps the order if the clock went back.
     return str(fresh if fresh > last else ULID.from_datetime(last.datetime + timedelta(milliseconds=1)))

@@ -64,9 +64,11 @@ class Retention:
         """
         seconds = table.column("seconds").fill_null(math.inf).to_numpy()
         looked_at = table.column("censored").to_numpy()
+        # The last key sorts first: failures last, then trials with one short look, then by time.
         ranked = np.lexsort((seconds, looked_at, np.isinf(seconds)))
         fast = np.zeros(table.num_rows, dtype=bool)
         fast[ranked[: self.best]] = True
+        # The fastest row stays even if it was only looked at: views of the best would change otherwise.
         fast[np.argmin(seconds)] = True
         moments = pc.cast(table.column("timestamp"), pa.int64()).to_numpy() / 1e6
         runs = np.isin(table.column("run_id").to_numpy().astype(str), np.array(sorted(unfinished), dtype=str))
@@ -163,6 +165,7 @@ class _Joined:
         for start in range(0, self._table.num_rows, FULL_ROWS):
             data = encode_compacted(self._table.slice(start, FULL_ROWS))
             files[f"{self._folder}/{part_name(data)}"] = data
+        # First the new files, then the removal: a crash in between leaves duplicates, never a gap.
         blobs.put(files)
         blobs.remove(self._names)
         return Compaction(

@@ -138,6 +138,7 @@ class ParquetRecordStore(RecordStore):
         for name, value in limits.items():
             whole = whole.filter(pc.equal(whole.column(name), value))
         whole = whole.sort_by([(name, "ascending") for name in _ORDER])
+        # Dictionary codes are integers: `np.unique` sorts them much faster than strings.
         ids = whole.column("record_id").combine_chunks().dictionary_encode()
         _, first = np.unique(ids.indices.to_numpy(), return_index=True)
         if len(first) < whole.num_rows:
@@ -256,6 +257,8 @@ class ParquetRecordStore(RecordStore):
     def _names_until_settled(self, selection: Selection) -> Iterator[str]:
         """The files to read, and those that have taken the place of files which went while they were read."""
         read: set[str] = set()
+        # A compaction writes the large file before it removes the small ones, so a second listing shows what replaced
+        # them.
         while names := [name for name in self._names(selection) if name not in read]:
             read.update(names)
             yield from names

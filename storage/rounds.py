@@ -51,6 +51,7 @@ def _rounds(blobs: BlobStore, name: str) -> list[dict[str, Field]]:
         except CorruptRecordError:
             continue
         if isinstance(number := row.get("round"), int):
+            # A resumed run may repeat a round: the last line counts.
             found[number] = row
     return [found[number] for number in sorted(found)]
 

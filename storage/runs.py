@@ -94,6 +94,7 @@ class RunLedger:
         Raises:
             StoreError: another process owns it now, or the ledger cannot be written.
         """
+        # Locked by fingerprint, not by run: two equal commands must not both open a new run.
         lock = self._blobs.lock(f"{RUNS}/.{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.lock")
         try:
             unfinished = [run for run in self.list() if run.fingerprint == fingerprint and not run.is_complete]
@@ -103,6 +104,7 @@ class RunLedger:
             else:
                 info = RunInfo(new_id(), fingerprint, dict(describe), time.time())
             self._write(info)
+        # Also on Ctrl-C: the lock would outlive this call.
         except BaseException:
             lock.close()
             raise
@@ -125,6 +127,7 @@ class RunLedger:
             StoreError: there is no such run, or the ledger cannot be written.
         """
         info = self.get(run_id)
+        # The first horizon stays: a resumed run must replay the same records as before.
         if info.horizon is not None:
             return info.horizon
         self._write(replace(info, horizon=horizon))

@@ -192,6 +192,7 @@ class _FleetRun:
         name = state.name or "" if state else ""
         if name != self._state:
             self._state, self._since = name, now
+        # The limit doubles with each attempt: a slow fleet is not taken for a lost worker again and again.
         return now - self._since > self._longest * float(2 ** (self._attempts - 1))
 
     def _give_up_worker(self) -> None:

@@ -87,6 +87,7 @@ class AdaptiveTimer:
     @property
     def timing(self) -> Timing:
         """The repeats so far, at least one."""
+        # Noise only adds time, so the minimum is the best estimate of the program's own time.
         fastest = min(self._samples, key=lambda sample: sample.seconds)
         return Timing(tuple(sample.seconds for sample in self._samples), False, fastest.contention)
 
@@ -101,9 +102,11 @@ class AdaptiveTimer:
             sample, elapsed = self._pass(number)
             best = min(best, sample, key=lambda one: one.seconds)
             if 0 < elapsed < least and not self._single:
+                # At least doubled, so that finding the number of calls takes few passes.
                 number = max(number * 2, math.ceil(number * least / elapsed))
                 continue
             probes += 1
+            # One slow probe may be an interrupt; a program is given up only after two, the last one undisturbed.
             if best.seconds <= limit or (probes >= _PROBES and not self._is_disturbed(sample)):
                 break
         self._number = self._calls_of(best.seconds)
@@ -118,6 +121,7 @@ class AdaptiveTimer:
             if 0 < elapsed < least * _CLOSE and not self._single:
                 self._number = max(self._number + 1, math.ceil(self._number * least / elapsed))
                 continue
+            # Least disturbed, not fastest: choosing the fastest would favor programs that had more retries.
             best = sample if best is None else min(best, sample, key=lambda one: one.disturbance)
             if not self._is_disturbed(sample):
                 break
@@ -155,6 +159,7 @@ class AdaptiveTimer:
 def _no_collector() -> Iterator[None]:
     """Python's garbage collector waits."""
     collecting = gc.isenabled()
+    # A collection inside a pass takes milliseconds, as long as the pass itself.
     gc.disable()
     try:
         yield

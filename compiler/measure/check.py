@@ -24,6 +24,7 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
     """An array of `spec.shape`: floats uniform in [-1, 1), signed bytes in [-8, 8), other integers in [0, 8),
     fair bools.
     """
+    # crc32 is the same in every process; Python's `hash` of a string is not.
     rng = np.random.default_rng([seed, zlib.crc32(key.encode()), position])
     dtype = np.dtype(spec.dtype)
     if is_float(dtype.name):
@@ -71,6 +72,7 @@ class Expected:
         values = _widened(values)
         finite = np.abs(values[np.isfinite(values)])
         scale = float(finite.max()) if finite.size else 0.0
+        # A wrong program is off by about the size of its terms, several orders above this allowance.
         relative = factor * unit * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
         allowed = np.where(np.isfinite(values), relative * (np.abs(values, dtype=np.float64) + scale), 0.0)
         return cls(name, values, allowed.astype(values.dtype))
@@ -86,6 +88,7 @@ class Expected:
             actual = _widened(actual)
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(actual - self.values)
+                # The usual case, without the masks for NaN and infinity below.
                 if (error <= self.allowed).all():
                     return ""
                 same = (actual == self.values) | (np.isnan(actual) & np.isnan(self.values))  # infinities and NaN

@@ -37,6 +37,7 @@ def lock_name(device: str = CPU) -> str:
 
 def lock_path(device: str = CPU) -> Path:
     """The file that is locked."""
+    # The one folder that all users of a machine can write to.
     return Path(tempfile.gettempdir()) / f"{lock_name(device)}.lock"
 
 
@@ -105,6 +106,7 @@ def _opened(path: Path) -> int:
             try:
                 handle = os.open(path, safe)
             except FileNotFoundError:
+                # O_EXCL: never a file or link that somebody else put there meanwhile.
                 handle = os.open(path, safe | os.O_CREAT | os.O_EXCL, 0o444)
         except FileExistsError:  # another process was quicker
             continue

@@ -64,6 +64,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
         )
     _tasks[key] = buffers
     while len(_tasks) > 1 and sum(task.nbytes for task in _tasks.values()) > _KEPT_BYTES:
+        # Least recently used first: `buffers_of` moves a task to the end.
         _tasks.popitem(last=False)
 
 
@@ -76,6 +77,7 @@ def run_stream(
     for artifact in artifacts:
         begun = time.perf_counter()
         result = _run(buffers, artifact, best_seconds, options)
+        # A fast program of the batch raises the bar for those after it, which then get one look only.
         best_seconds = min(best_seconds, *result.costs, math.inf)
         yield replace(result, run_seconds=time.perf_counter() - begun)
 
@@ -91,6 +93,7 @@ def compare_stream(
     buffers = buffers_of(key)
     yield STARTED
     kernels = [buffers.bind(artifact, options.threads) for artifact in artifacts]
+    # One untimed call each: page faults and cold caches must not count.
     for kernel in kernels:
         kernel()
     before_pass = _before_pass(buffers, options)

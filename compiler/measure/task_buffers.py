@@ -65,6 +65,7 @@ class TaskBuffers:
                 given = setup.inputs.get(position)
                 values = random_input(spec, seed, key, position) if given is None else _fitting(given, spec)
                 fenced.array[...] = values
+                # A candidate that writes to an input faults at once instead of spoiling those after it.
                 fenced.protect(writable=False)
         return cls(specs, arrays, tuple(place for place in setup.constants if specs[place].nbytes))
 
@@ -130,6 +131,7 @@ class TaskBuffers:
         for place in self.constants:
             nbytes = self.specs[place].nbytes
             step = nbytes + -nbytes % ALIGNMENT
+            # Every constant gets equally many copies, so their proportions are those of one call.
             count = max(2, -(-pool_bytes // max(total, 1)))
             if place not in self.pools or self.pools[place].nbytes < count * step:
                 require_memory(count * step, "the copies of constants")
@@ -172,6 +174,7 @@ class TaskBuffers:
             if nbytes >= _LARGE:
                 require_memory(nbytes, "the temporary buffers of the kernel")
             self.workspace = FencedArray((nbytes,), "uint8")
+        # Stale contents of an earlier candidate could make a kernel right that forgets to initialize.
         self.workspace.array.fill(CANARY)
         return self.workspace.array
 
@@ -190,6 +193,7 @@ class Sweeper:
     """Goes through more memory than the caches hold: for CPUs without an instruction to flush them."""
 
     def __init__(self) -> None:
+        # More than the caches hold, so that nothing of what was there before is left.
         self._scratch = np.zeros(2 * last_cache_bytes(), np.uint8)
 
     def __call__(self) -> None:

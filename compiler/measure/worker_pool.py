@@ -48,6 +48,7 @@ class WorkerPool:
         with self._changed:
             self._waiting.append(_Call(function, future))
             idle = next((place for place in range(len(self._workers)) if place not in self._serving), None)
+            # Threads are started on demand and end when nothing waits: an idle pool has none.
             if idle is not None:
                 self._serving.add(idle)
                 threading.Thread(target=self._serve, args=(idle,), name=f"worker-{idle}", daemon=True).start()
@@ -105,6 +106,7 @@ class WorkerPool:
             future.cancel()
         with self._changed:
             self._changed.notify_all()
+            # Only workers of these calls are stopped: the pool is shared with other callers.
             for worker in (self._running[future] for future in futures if future in self._running):
                 self._ended.add(worker)
                 worker.stop()
@@ -125,6 +127,7 @@ class WorkerPool:
                 self._ended.discard(worker)
                 self._busy_guests -= is_guest
                 self._changed.notify_all()
+            # After the lock is released: closing waits for the process to end.
             if was_ended:
                 worker.close()  # a stopped worker serves again after this
             if error is None:
@@ -139,10 +142,12 @@ class WorkerPool:
                 self._changed.wait_for(lambda: not self._held or not self._waiting)
             while self._waiting:
                 call = self._waiting.popleft()
+                # False for a call that was cancelled while it waited.
                 if call.future.set_running_or_notify_cancel():
                     self._running[call.future] = self._workers[place]
                     self._busy_guests += is_guest
                     return call
+            # Under the same lock as `submit`: no call can be queued between the last look and the thread's end.
             self._serving.discard(place)
             return None
 

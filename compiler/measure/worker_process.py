@@ -156,6 +156,7 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """From another thread: make the call in progress fail, and every later one until `close`."""
+        # Set before the signal: a worker that is being started sees it and ends itself.
         self._stopped = True
         running = self._running
         if running is not None:
@@ -189,6 +190,7 @@ class WorkerProcess:
         ours, theirs = Pipe()
         with socket.socket(fileno=os.dup(ours.fileno())) as end:  # a worker that was stopped takes no large message
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
+        # A file and not a pipe: a worker that writes much would block on a full pipe nobody reads.
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         paths = [str(Path(entry).resolve()) for entry in sys.path]
         arguments = (str(theirs.fileno()), str(os.getpid()))
@@ -200,6 +202,7 @@ class WorkerProcess:
                 stderr=stderr,
                 env=child_environment({**self.environment, "PYTHONPATH": os.pathsep.join(paths)}),
                 pass_fds=(theirs.fileno(),),
+                # Its own process group: Ctrl-C of the terminal does not reach it, and `killpg` ends what it started.
                 start_new_session=True,
             )
         except OSError as error:
@@ -207,6 +210,7 @@ class WorkerProcess:
             stderr.close()
             raise WorkerStartError(f"cannot start a worker process: {error}") from error
         finally:
+            # The parent's copy would keep the pipe open, and the end of the worker would never show as EOF.
             theirs.close()
         return _Running(process, ours, stderr, weakref.finalize(self, _end, process, ours, stderr))
 
@@ -248,6 +252,7 @@ class WorkerProcess:
 
     def _lost(self, running: _Running) -> WorkerLostError:
         """Find out how the worker ended, and tidy up after it."""
+        # The pipe closes before the process is gone: its exit code says what killed it.
         limit = time.monotonic() + _GRACE_SECONDS
         while not (has_ended := _has_ended(running.process)) and time.monotonic() < limit:
             time.sleep(0.01)

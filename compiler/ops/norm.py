@@ -55,7 +55,9 @@ def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centre
         one = difference(point(i, q))
         return te.sum(one * one, q)
 
+    # Two passes: E[x^2] - E[x]^2 would cancel where the mean is large against the deviation.
     squares = te.compute(outer, square, name=f"{name}_squares")
+    # One root a row; each element costs a subtraction and a product.
     factor = te.compute(outer, lambda *i: te.rsqrt(squares[i] * share + epsilon), name=f"{name}_factor")
     return te.compute(source.shape, lambda *i: difference(i) * factor[row(i)], name=name)
 

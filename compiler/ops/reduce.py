@@ -44,6 +44,7 @@ def _mean(call: OpCall) -> Lowered:
         axes = call.ints("axes")
         total = _reduce(x, axes, te.sum, shape, call.flag("keepdims"), f"{call.name}_sum")
         count = math.prod(x.shape[axis] for axis in axes)
+        # A multiplication is several times cheaper than a division; for floats it differs by one rounding.
         divided = (lambda *i: total[i] * (1.0 / count)) if is_float(dtype) else (lambda *i: total[i] / count)
         return te.compute(shape, divided, name=call.name)
 
@@ -110,6 +111,7 @@ def _softmax(call: OpCall) -> Lowered:
 
     def build(x: Tensor) -> Tensor:
         _, power, total = _exponentials(x, axis, call.name)
+        # One division a row instead of one an element.
         inverse = te.compute(total.shape, lambda *i: 1.0 / total[i], name=f"{call.name}_inverse")
         return te.compute(shape, lambda *i: power[i] * inverse[_without(i, axis)], name=call.name)
 
@@ -122,6 +124,7 @@ def _log_softmax(call: OpCall) -> Lowered:
 
     def build(x: Tensor) -> Tensor:
         peak, _, total = _exponentials(x, axis, call.name)
+        # log of the sum and not of the quotient: small probabilities would be 0 and their logarithm infinite.
         log = te.compute(total.shape, lambda *i: te.log(total[i]), name=f"{call.name}_log")
         return te.compute(shape, lambda *i: x[i] - peak[_without(i, axis)] - log[_without(i, axis)], name=call.name)
 
@@ -131,6 +134,7 @@ def _log_softmax(call: OpCall) -> Lowered:
 def _exponentials(x: Tensor, axis: int, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """max(x), exp(x - max(x)) and the sums of these along `axis`; the first and the last are without it."""
     kept = tuple(extent for place, extent in enumerate(x.shape) if place != axis)
+    # The largest exponent becomes 0: no power overflows, and the sum is at least 1.
     peak = _reduce(x, (axis,), te.max, kept, keepdims=False, name=f"{name}_max")
     power = te.compute(x.shape, lambda *i: te.exp(x[i] - peak[_without(i, axis)]), name=f"{name}_exp")
     return peak, power, _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{name}_sum")

@@ -48,6 +48,8 @@ def transform_matrices(tile: int, kernel: int) -> tuple[Matrix, Matrix, Matrix]:
     alpha = tile + kernel - 1
     if tile < 1 or kernel < 1 or alpha - 1 > len(_POINTS):
         raise DefinitionError(f"a Winograd transform of {kernel} weights and {tile} outputs is not available")
+    # Toom-Cook construction: evaluate at alpha - 1 points and at infinity, multiply, interpolate. Fractions keep it
+    # exact.
     points = _FIVE_POINTS if alpha - 1 == len(_FIVE_POINTS) else _POINTS[: alpha - 1]
     a = [[point**power for power in range(tile)] for point in points]
     g = []
@@ -111,6 +113,7 @@ def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     height, width = x.shape[1] + top + bottom - 2, x.shape[2] + left + right - 2
     below, beside = -height % tile, -width % tile
     padded = np.pad(x, ((0, 0), (top, bottom + below), (left, right + beside), (0, 0)))
+    # Tiles overlap by r - 1 = 2 inputs: every window of m + 2 starts m after the one before.
     windows = sliding_window_view(padded, (tile + 2, tile + 2), axis=(1, 2))[:, ::tile, ::tile]
     turned = np.einsum("ie,bhwcij,jf->efbhwc", b, windows, b, optimize=True)
     products = np.einsum("efbhwc,efco->efbhwo", turned, weight, optimize=True)
@@ -137,6 +140,7 @@ def winograd_conv2d(
     a, b, _ = transform_matrices(tile, kernel)
     batch, height, width, _ = data.shape
     out_h, out_w = height + sum(pads[0]) - kernel + 1, width + sum(pads[1]) - kernel + 1
+    # The last tiles may compute results beyond the edge, which are never read.
     tiles_h, tiles_w = -(-out_h // tile), -(-out_w // tile)
     padded = _padded(data, pads, (tiles_h * tile + kernel - 1, tiles_w * tile + kernel - 1))
     rows_of = _products(list(zip(*b, strict=True)))

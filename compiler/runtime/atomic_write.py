@@ -26,8 +26,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary = temporary_in(path.parent)
         yield temporary
         with temporary.open("rb") as file:
+            # Without it a power cut after the rename could leave the new name on an empty file.
             os.fsync(file.fileno())
+        # rename(2) within one folder is atomic: readers see the old file or the new one.
         temporary.replace(path)
+        # The rename itself becomes durable with the folder.
         sync_folder(path.parent)
     except OSError as error:
         raise ArtifactError(f"cannot write {path}: {error}") from error
@@ -43,6 +46,7 @@ def require_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        # A real write, since permission bits say nothing about read-only mounts, quotas or network shares.
         probe.open("x").close()
         probe.unlink()
     except OSError as error:

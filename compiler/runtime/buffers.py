@@ -68,6 +68,7 @@ def _aligned(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> 
         raw = make(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # NumPy's words for a size beyond any address are a ValueError
         raise ArtifactError(f"no memory for an array of the shape {list(shape)}, {nbytes} bytes") from error
+    # NumPy aligns to 16 bytes only: room for 64 more lets the view start at a cache line.
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
@@ -146,6 +147,7 @@ class FencedArray:
 
     def __init__(self, shape: tuple[int, ...], dtype: str, *, at_start: bool = False, filler: int = CANARY) -> None:
         nbytes = math.prod(shape) * item_bytes(dtype)
+        # The end is rounded to the alignment, so the fence is less than 64 bytes from the last element.
         padded = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         self._room = padded + -padded % _PAGE
         base = _map_fenced(self._room)
@@ -185,6 +187,7 @@ class FencedArray:
 
 
 def _map_fenced(room: int) -> int:
+    # Everything is inaccessible first, then all but the two outer pages is opened.
     base = _LIBC.mmap(None, room + 2 * _PAGE, _PROT_NONE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
         raise MemoryError(f"no memory for a buffer of {room} bytes (error {ctypes.get_errno()})")

@@ -44,6 +44,7 @@ class BoundKernel:
 
     def __init__(self, kernel: "Kernel", pointers: Any, threads: int, keep: Sequence[object]) -> None:
         self._kernel = kernel
+        # ctypes objects are made once: converting arguments would cost more than a small kernel takes.
         self._function = kernel.function
         self._array = pointers
         self._pointers = ctypes.c_void_p(ctypes.addressof(pointers))
@@ -211,6 +212,7 @@ def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapp
     Raises: ArtifactError when the library is for another kind of CPU, cannot be loaded, or lacks a kernel.
     """
     theirs, ours = _machine(path), _machine(Path("/proc/self/exe"))
+    # dlopen would say only that the format is wrong.
     if theirs and ours and theirs != ours:
         raise ArtifactError(f"{path} is code for another kind of CPU: {metadata.get('triple', 'unknown')}")
     openmp_runtime()  # its functions, and those of the other two, are found by name
@@ -244,6 +246,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
     builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(symbol or artifact.name)
     for entry in more:
         builder.add_object_img(entry)
+    # By address: names of the process could resolve to another OpenMP runtime.
     for name, address in (*openmp_runtime().symbols.items(), *callbacks.items()):
         builder.import_symbol(name, address)
     try:

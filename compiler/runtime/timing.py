@@ -138,6 +138,7 @@ class TimeEvaluator:
 
 def time_calls(function: Callable[[], object], number: int) -> int:
     """Nanoseconds that `number` calls take."""
+    # Made before the clock starts.
     calls = range(number)
     start = time.perf_counter_ns()
     for _ in calls:
