@@ -82,28 +82,34 @@ class GraphBuilder:
             chunks = [inputs[start : start + _MOST_JOINED] for start in range(0, len(inputs), _MOST_JOINED)]
             inputs = [self.emit(op, chunk, attrs, name=name, output=wish) for chunk in chunks]
             return self.emit(op, inputs, attrs, name=name, output=wish)
-        output = self._fresh(wish)
-        node = Node(op, tuple(inputs), (output,), dict(attrs or {}), name)
+        node = Node(op, tuple(inputs), (self._fresh(wish),), dict(attrs or {}), name)
         described = [self._values[operand] for operand in inputs]
         value = infer_value(node, described)
-        if value.size > _MOST_ELEMENTS:
+        if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
             raise call_of(node, described).misfit(f"{value} has too many elements")
+        constant = self._folded(node, value, described)
+        if constant is not None:
+            return self.constant(constant, wish)
+        self._nodes.append(node)
+        self._values[node.output] = value
+        self._producers[node.output] = node
+        return node.output
+
+    def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
+        """The constant that takes the place of a node; None when there is none. Raises: DefinitionError."""
         # Constant folding on construction, so every pass folds what it emits. A constant far larger than its operands
         # is an error: a broken network may ask for any size.
-        if op not in KEPT and all(operand in self._constants for operand in inputs):
+        if node.op not in KEPT and all(operand in self._constants for operand in node.inputs):
             if value.size > max([_MOST_FOLDED, *(operand.size for operand in described)]):
                 raise call_of(node, described).misfit(f"{value} has too many elements for a constant")
-            known = [self._constants[operand] for operand in inputs]
-            what = (op, tuple(sorted(node.attrs.items())))
-            return self.constant(memoized(what, known, lambda: evaluate_node(node, known)), wish)
+            known = [self._constants[operand] for operand in node.inputs]
+            what = (node.op, tuple(sorted(node.attrs.items())))
+            return memoized(what, known, lambda: evaluate_node(node, known))
         if value.size == 0:
-            return self.constant(np.empty(value.shape, value.dtype), wish)
+            return np.empty(value.shape, value.dtype)
         if all(operand.size == 0 for operand in described):
-            return self.constant(evaluate_node(node, [np.empty(v.shape, v.dtype) for v in described]), wish)
-        self._nodes.append(node)
-        self._values[output] = value
-        self._producers[output] = node
-        return output
+            return evaluate_node(node, [np.empty(v.shape, v.dtype) for v in described])
+        return None
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> str:
         """The constant of this shape whose elements are all one number."""

@@ -3,9 +3,12 @@
 A `Graph` is valid for all inputs of its shapes that have the same values of the determining inputs.
 """
 
+import hashlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
 from retune.compiler.errors import ShapeMismatchError
 from retune.compiler.graph.evaluate import evaluate
@@ -142,6 +145,53 @@ def check_results(region: Region, graph: Graph) -> None:
         numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
         if not fits or any(dim != extent for dim, extent in numbers):
             raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {found}")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DescribedRegion:
+    """The fields of a region whose shapes are not known, in files too; see `Region` for their meaning."""
+
+    name: str
+    inputs: tuple[str, ...]
+    constants: tuple[str, ...]
+    determining: tuple[str, ...]
+    results: tuple[Param, ...]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the results."""
+        return tuple(result.name for result in self.results)
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of all but the name."""
+        return hashlib.sha256(self._content()).hexdigest()[:32]
+
+    @abstractmethod
+    def _content(self) -> bytes:
+        """What regions that compute the same have in common."""
+
+    def _description(self) -> dict[str, object]:
+        """The fields but for the name, as JSON."""
+        return {
+            "inputs": self.inputs,
+            "constants": self.constants,
+            "determining": self.determining,
+            "results": [result.to_json() for result in self.results],
+        }
+
+    @staticmethod
+    def _fields(head: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields in what was written of them and the name. Raises: KeyError or TypeError for anything else."""
+        names = {key: names_in(head[key]) for key in ("inputs", "constants", "determining")}
+        return {"name": str(head["name"]), **names, "results": tuple(Param.from_json(*row) for row in head["results"])}
+
+
+def names_in(found: object) -> tuple[str, ...]:
+    """The names in a list that was read. Raises: TypeError when there is anything else."""
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise TypeError(f"{found!r:.80} is no list of names")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

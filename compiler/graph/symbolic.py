@@ -16,7 +16,7 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.builder import KEPT, GraphBuilder
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
-from retune.compiler.graph.verify import call_of, infer_value
+from retune.compiler.graph.verify import call_of
 from retune.compiler.ir.dims import Dim, Guard, integers, substitute
 
 _SCALES = (7, 37, 211)
@@ -52,26 +52,11 @@ class SymbolicBuilder(GraphBuilder):
         vector = self.emit("extents", [], {"values": tuple(array.flat)}, output=name)
         return vector if array.ndim == 1 else self.emit("reshape", [vector], {"shape": array.shape}, output=name)
 
-    def emit(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        attrs: Mapping[str, Attribute] | None = None,
-        *,
-        name: str = "",
-        output: str = "",
-    ) -> str:
-        """As `GraphBuilder.emit`, for symbolic dimensions."""
-        node = Node(op, tuple(inputs), (self._fresh(output or name or op),), dict(attrs or {}), name)
-        described = [self._values[operand] for operand in inputs]
-        value = infer_value(node, described)
-        is_folded = op not in KEPT and all(self._is_known(operand) for operand in inputs)
-        if is_folded or value.size == 0 or all(operand.size == 0 for operand in described):
+    def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> None:
+        """Note a constant, of which nothing is computed yet."""
+        is_known = node.op not in KEPT and all(map(self._is_known, node.inputs))
+        if is_known or value.size == 0 or all(operand.size == 0 for operand in described):
             self._known[node.output] = None
-        self._nodes.append(node)
-        self._values[node.output] = value
-        self._producers[node.output] = node
-        return node.output
 
     def array(self, name: str) -> Array | None:
         """As `GraphBuilder.array`; some elements may be `Dim`s. Raises: DefinitionError for a constant whose elements

@@ -4,7 +4,6 @@ Which of its symbolic graphs serves is decided by their guards. Shapes that fit 
 region, the `origin`, which is read when that happens.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_parts, graph_to_parts
 from retune.compiler.graph.ir import Array, Graph
-from retune.compiler.graph.region import Dimension, Dims, Param, Region, Shape, check_results
+from retune.compiler.graph.region import DescribedRegion, Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicGraph
 from retune.compiler.ir.dims import Dim, Guard, dim_from_json, dim_to_json
 from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
@@ -27,40 +26,28 @@ ReadRegion = Callable[[str, bytes], Region]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RegionBytes:
     """The region of a front end, as data."""
 
     kind: str
     data: bytes
 
 
-@dataclass(frozen=True, eq=False)
-class SymbolicRegion:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SymbolicRegion(DescribedRegion):
     """A region as symbolic graphs, the first that fits serves."""
 
-    name: str
-    inputs: tuple[str, ...]
-    constants: tuple[str, ...]
-    determining: tuple[str, ...]
-    results: tuple[Param, ...]
     variants: tuple[SymbolicGraph, ...]
-    origin: Origin
+    origin: RegionBytes
     read: ReadRegion
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the results."""
-        return tuple(result.name for result in self.results)
 
     @property
     def kind(self) -> str:
         """Read by `SymbolicRegion.from_bytes`."""
         return KIND
 
-    @cached_property
-    def key(self) -> str:
-        """The hash of what it was made of."""
-        return hashlib.sha256(json.dumps([self.origin.kind, self.inputs]).encode() + self.origin.data).hexdigest()[:32]
+    def _content(self) -> bytes:
+        return json.dumps([self.origin.kind, self.inputs]).encode() + self.origin.data
 
     @cached_property
     def original(self) -> Region:
@@ -113,10 +100,7 @@ class SymbolicRegion:
             arrays |= {f"variants/{number}/{place}.npy": array for place, array in enumerate(constants)}
         head = {
             "name": self.name,
-            "inputs": self.inputs,
-            "constants": self.constants,
-            "determining": self.determining,
-            "results": [result.to_json() for result in self.results],
+            **self._description(),
             "origin": self.origin.kind,
             "variants": rows,
         }
@@ -132,13 +116,9 @@ class SymbolicRegion:
             head = archive.json("region.json")
             rows = enumerate(head["variants"])
             return cls(
-                name=str(head["name"]),
-                inputs=_names(head["inputs"]),
-                constants=_names(head["constants"]),
-                determining=_names(head["determining"]),
-                results=tuple(Param.from_json(*row) for row in head["results"]),
+                **cls._fields(head),
                 variants=tuple(_variant(row, archive, f"variants/{number}/{{}}.npy") for number, row in rows),
-                origin=Origin(str(head["origin"]), archive.blob("origin")),
+                origin=RegionBytes(str(head["origin"]), archive.blob("origin")),
                 read=read,
             )
 
@@ -153,7 +133,7 @@ def _variant(row: Mapping[str, Any], archive: Archive, part: str) -> SymbolicGra
     count = len(row["graph"]["constants"])
     graph = graph_from_parts(row["graph"], [archive.array(part.format(place)) for place in range(count)])
     guards = tuple(_guard(*each) for each in row["guards"])
-    return SymbolicGraph(graph, guards, frozenset(_names(row["constants"])))
+    return SymbolicGraph(graph, guards, frozenset(names_in(row["constants"])))
 
 
 def _guard(dim: object, is_zero: object, holds: object) -> Guard:
@@ -161,9 +141,3 @@ def _guard(dim: object, is_zero: object, holds: object) -> Guard:
     if not isinstance(found, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
         raise TypeError(f"{dim!r:.80} is not guarded")
     return Guard(found, is_zero, holds)
-
-
-def _names(given: object) -> tuple[str, ...]:
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"{given!r:.80} is no list of names")
-    return tuple(given)

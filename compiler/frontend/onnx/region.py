@@ -4,12 +4,10 @@ What a region computes is said by its nodes alone; constants are the program's, 
 a graph for given shapes, or once for symbolic dimensions.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -22,9 +20,9 @@ from retune.compiler.frontend.onnx.importer import CONVERTERS
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.region import Dimension, Dims, Param, Region, Shape, check_results
+from retune.compiler.graph.region import DescribedRegion, Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
-from retune.compiler.graph.symbolic_region import Origin, SymbolicRegion
+from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir.dims import Assumptions, Dim
 from retune.compiler.runtime.archive import DAMAGE
 
@@ -32,35 +30,21 @@ KIND = "onnx"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class OnnxRegion:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OnnxRegion(DescribedRegion):
     """The nodes of an ONNX graph. `dtypes` are those of the inputs, "" where nothing says it."""
 
-    name: str
     graph: onnx.GraphProto
     opset: int
-    inputs: tuple[str, ...]
     dtypes: tuple[str, ...]
-    constants: tuple[str, ...]
-    determining: tuple[str, ...]
-    results: tuple[Param, ...]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the results."""
-        return tuple(result.name for result in self.results)
 
     @property
     def kind(self) -> str:
         """Read by `OnnxRegion.from_bytes`."""
         return KIND
 
-    @cached_property
-    def key(self) -> str:
-        """The hash of all but the name."""
-        digest = hashlib.sha256(json.dumps(self._head()).encode())
-        digest.update(self.graph.SerializeToString(deterministic=True))
-        return digest.hexdigest()[:32]
+    def _content(self) -> bytes:
+        return json.dumps(self._description()).encode() + bytes(self.graph.SerializeToString(deterministic=True))
 
     def specialise(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
@@ -107,7 +91,7 @@ class OnnxRegion:
             determining=self.determining,
             results=self.results,
             variants=found,
-            origin=Origin(KIND, self.to_bytes()),
+            origin=RegionBytes(KIND, self.to_bytes()),
             read=lambda _, data: OnnxRegion.from_bytes(data),
         )
 
@@ -171,19 +155,12 @@ class OnnxRegion:
         check_results(self, graph)
         return graph
 
-    def _head(self) -> dict[str, object]:
-        return {
-            "opset": self.opset,
-            "inputs": self.inputs,
-            "dtypes": self.dtypes,
-            "constants": self.constants,
-            "determining": self.determining,
-            "results": [result.to_json() for result in self.results],
-        }
+    def _description(self) -> dict[str, object]:
+        return {"opset": self.opset, "inputs": self.inputs, "dtypes": self.dtypes, **super()._description()}
 
     def to_bytes(self) -> bytes:
         """The region as an ONNX graph with its head as documentation."""
-        head = json.dumps({"name": self.name, **self._head()})
+        head = json.dumps({"name": self.name, **self._description()})
         graph = onnx.GraphProto(doc_string=head)
         graph.MergeFrom(self.graph)
         return bytes(graph.SerializeToString(deterministic=True))
@@ -197,14 +174,10 @@ class OnnxRegion:
             head = json.loads(graph.doc_string)
             graph.ClearField("doc_string")
             region = cls(
-                name=str(head["name"]),
+                **cls._fields(head),
                 graph=graph,
                 opset=int(head["opset"]),
-                inputs=_names(head["inputs"]),
-                dtypes=_names(head["dtypes"]),
-                constants=_names(head["constants"]),
-                determining=_names(head["determining"]),
-                results=tuple(Param.from_json(*row) for row in head["results"]),
+                dtypes=names_in(head["dtypes"]),
             )
             check_bodies(graph)
         except (*DAMAGE, DecodeError, ModelFormatError) as error:
@@ -234,11 +207,3 @@ class OnnxRegion:
 def _extent(symbol: str, dim: Dimension) -> int:
     """A dimension; one without a symbol gets this one."""
     return dim if isinstance(dim, int) else Dim.symbol(dim or symbol)
-
-
-def _names(given: object) -> tuple[str, ...]:
-    """The names in a list. Raises: TypeError when there is anything else."""
-    names = tuple(name for name in given if isinstance(name, str)) if isinstance(given, list) else None
-    if names is None or not isinstance(given, list) or len(names) != len(given):
-        raise TypeError(f"{given!r} is no list of names")
-    return names

@@ -9,13 +9,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from retune.compiler.errors import ArtifactError, RetuneError, ShapeMismatchError
+from retune.compiler.errors import ArtifactError, DefinitionError, RetuneError, ShapeMismatchError
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.frontend.onnx.region import OnnxRegion
+from retune.compiler.graph.ir import Value
 from retune.compiler.graph.program import Call, Program
 from retune.compiler.graph.region import Region
+from retune.compiler.graph.symbolic import SymbolicBuilder
 from retune.compiler.graph.symbolic_region import SymbolicRegion
+from retune.compiler.ir.dims import Assumptions, Dim
 from retune.compiler.vm.dim_flow import DimFlow
 from tests.support.dynamic_models import INT64, attention, floats, model, tensor
 
@@ -149,6 +152,24 @@ def test_shapes_that_no_symbolic_graph_fits_are_left_to_the_importer() -> None:
         np.testing.assert_array_equal(found, call.region.evaluate({"x": floats(steps, 3, 2)}, program.constants))
     with pytest.raises(ShapeMismatchError):
         region.specialise({"x": (3,)}, {}, program.constants)
+
+
+def test_a_symbolic_graph_joins_many_operands_in_groups() -> None:
+    """An expression is as deep as a concatenation has operands, see `GraphBuilder.emit`."""
+    joined = node("Concat", ["x"] * 200, ["out"], axis=0)
+    program = load_program(model([joined], [tensor("x", ["n", 4])], [tensor("out", [None, 4])], {}))
+    ((_, region),) = _regions(program)
+    assert max(len(one.inputs) for one in region.variants[0].graph.nodes) == 64
+    _agree(program, {"x": (3, 4)})
+
+
+def test_a_symbolic_graph_has_no_value_beyond_the_largest_size() -> None:
+    builder = SymbolicBuilder("large", [Value("x", (1,))], {})
+    with pytest.raises(DefinitionError, match="too many elements"):
+        builder.emit("broadcast_to", ["x"], {"shape": (2**20, 2**20)})
+    with Assumptions({"n": 7}) as assumed:
+        builder.emit("broadcast_to", ["x"], {"shape": (Dim.symbol("n"), 2**20)})
+    assert all(2**20 not in guard.dim.terms.values() for guard in assumed.guards)
 
 
 def test_numpy_computes_the_same_by_either_region() -> None:
