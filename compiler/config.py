@@ -12,7 +12,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from retune.compiler.settings import Origin, Settings, Value, resolve, unknown_variables
+from retune.compiler.settings import ResolvedSetting, Settings, Value, resolve, unknown_variables
 
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
@@ -36,7 +36,7 @@ def load(environment: Mapping[str, str] | None = None, flags: Mapping[str, Value
 
 def explain(
     environment: Mapping[str, str] | None = None, flags: Mapping[str, Value] | None = None
-) -> tuple[Origin, ...]:
+) -> tuple[ResolvedSetting, ...]:
     """Every setting as `load` has it, and where it comes from. Raises: OptionError."""
     return resolve(os.environ if environment is None else environment, Path.cwd(), flags)[1]
 

@@ -64,7 +64,7 @@ class Settings(TuneOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ResolvedSetting:
     """One setting as it stands: its value, where that comes from, what it means, and how to set it."""
 
     name: str
@@ -76,8 +76,8 @@ class Origin:
 
 def resolve(
     environment: Mapping[str, str], folder: Path, flags: Mapping[str, Value] | None = None
-) -> tuple[Settings, tuple[Origin, ...]]:
-    """The settings of a process in `folder`, and the origin of each; a flag that is None was not given.
+) -> tuple[Settings, tuple[ResolvedSetting, ...]]:
+    """The settings of a process in `folder`, each with its source; a flag that is None was not given.
 
     Raises: OptionError for a file that cannot be read, a key that is no setting, a value that makes no sense.
     """
@@ -92,12 +92,12 @@ def resolve(
     ):
         values.update(layer)
         sources.update(places)
-    origins = tuple(
-        Origin(name, values[name], sources[name], about(one).meaning, variables_of(name)[0])
+    found = tuple(
+        ResolvedSetting(name, values[name], sources[name], about(one).meaning, variables_of(name)[0])
         for name, one in _fields().items()
     )
     known: dict[str, Any] = {one.name: values[name] for name, one in _fields().items()}
-    return Settings(**known), origins
+    return Settings(**known), found
 
 
 def variables_of(name: str) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ def allocate_trials(
     home, device = job.place, job.device
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
     measuring = job.measuring(extracted.constant_bytes)
-    tuning = begin_tuning(opaque(extracted), job.origin(run_id, measuring), job.options)
-    training_data = recall_checkpoint(run_id, home, tuning.origin)
+    tuning = begin_tuning(opaque(extracted), job.run_info(run_id, measuring), job.options)
+    training_data = recall_checkpoint(run_id, home, tuning.run_info)
     if known.own or known.programs or training_data:
         others = sum(len(batch.seconds) for batch in training_data if batch.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
@@ -84,7 +84,7 @@ def tune_round(job: TuneJob, tuning: Tuning, round_: Round, workers: Workers, cl
         store(name, job.place, opaque(records))
         train(name, tuning, index, opaque(records))
         done = RoundDone.of(tuning, index, records, job.budget)
-        note_round(job.place, tuning.origin.run_id, done.row_fields())
+        note_round(job.place, tuning.run_info.run_id, done.row_fields())
         announce(done)
     else:
         tuning.exhaust(index, EMPTY_ROUND)

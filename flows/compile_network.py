@@ -68,8 +68,8 @@ def compile_network(
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id)
-        origin = job.origin(run.run_id, job.measuring(extracted.constant_bytes))
-        nothing = begin_tuning(opaque(extracted), origin).summary()
+        run_info = job.run_info(run.run_id, job.measuring(extracted.constant_bytes))
+        nothing = begin_tuning(opaque(extracted), run_info).summary()
         report = publish(
             run.run_id,
             job.describe(),
@@ -109,8 +109,8 @@ def compile_best(
         for layer in layers:
             chosen += resolve([confirm(task.name, workers, opaque(task), opaque(programs)) for task, programs in layer])
             announce(PhaseAdvanced(len(chosen), sum(map(len, layers))))
-    origin = replace(job.origin(run_id, measuring), round=rounds, elapsed=elapsed)
-    winners, guesses = record_guesses(chosen, origin, new_id)
+    run_info = replace(job.run_info(run_id, measuring), round=rounds, elapsed=elapsed)
+    winners, guesses = record_guesses(chosen, run_info, new_id)
     if guesses:
         store("first-guesses", job.place, opaque(guesses))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}

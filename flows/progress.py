@@ -49,8 +49,8 @@ class RunOpened:
         """The event for a run that was just replayed from its records."""
         spent = tuning.summary()
         return cls(
-            tuning.origin.run_id,
-            tuning.origin.network,
+            tuning.run_info.run_id,
+            tuning.run_info.network,
             folder,
             spent.trials > 0,
             spent.trials,

@@ -17,7 +17,7 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import DefinitionError, LoweringError, ScheduleError
-from retune.compiler.executor.network import CompiledNetwork, Coverage, Origin
+from retune.compiler.executor.network import CompiledNetwork, Coverage, ProgramSource
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.to_plan import to_plan
@@ -33,10 +33,10 @@ from retune.compiler.target import Target
 _log = logging.getLogger(__name__)
 
 _ORIGINS = {
-    FIRST_GUESS: (Origin.GUESS, "a first guess of the search"),
-    FITTED_GUESS: (Origin.TRANSFER, "fitted from a record of a similar kernel"),
+    FIRST_GUESS: (ProgramSource.GUESS, "a first guess of the search"),
+    FITTED_GUESS: (ProgramSource.TRANSFER, "fitted from a record of a similar kernel"),
 }
-"""Origin and note of programs by their `mutation`; all others are tuned."""
+"""ProgramSource and note of programs by their `mutation`; all others are tuned."""
 
 _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
@@ -51,7 +51,7 @@ class ChosenProgram:
     task: SearchTask
     steps: tuple[Step, ...]
     record_id: str | None = None
-    origin: Origin = Origin.DEFAULT
+    origin: ProgramSource = ProgramSource.DEFAULT
     note: str = ""
     on_cpu: bool = False
 
@@ -173,12 +173,12 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
         state = DispatchContext.current().query(task.target, task.workload_key, heavy, task.dag)
         if state is None:
             return _default(task)
-        return ChosenProgram(task, steps_of(state), None, Origin.CONTEXT, "the program of the dispatch context")
+        return ChosenProgram(task, steps_of(state), None, ProgramSource.CONTEXT, "the program of the dispatch context")
     try:
         steps = load_steps(best.steps)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
-    otherwise = (Origin.RECORD, "") if best.record_id else _ORIGINS[FIRST_GUESS]
+    otherwise = (ProgramSource.RECORD, "") if best.record_id else _ORIGINS[FIRST_GUESS]
     origin, note = _ORIGINS.get(best.mutation, otherwise)
     return ChosenProgram(task, steps, best.record_id or None, origin, note)
 
@@ -221,7 +221,7 @@ def _build_or_else(choice: ChosenProgram, build: BuildKernels, threads: int) -> 
         return choice, artifact
     except _BAD_PROGRAM as error:
         task = choice.task
-        if choice.origin is not Origin.DEFAULT:
+        if choice.origin is not ProgramSource.DEFAULT:
             other = _default(task, f"{choice.label} cannot be built: {error}")
         elif task.target.kind != Target.host().kind:
             other = _on_cpu(choice, threads, error)

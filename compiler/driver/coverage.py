@@ -6,14 +6,14 @@ Shares are of all kernels, those that are not worth tuning too, and add up to on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retune.compiler.executor.network import Coverage, Origin
+from retune.compiler.executor.network import Coverage, ProgramSource
 
 WORDS = {
-    Origin.RECORD: "tuned records",
-    Origin.TRANSFER: "programs of similar kernels",
-    Origin.GUESS: "first guesses",
-    Origin.CONTEXT: "programs of the dispatch context",
-    Origin.DEFAULT: "the default schedule",
+    ProgramSource.RECORD: "tuned records",
+    ProgramSource.TRANSFER: "programs of similar kernels",
+    ProgramSource.GUESS: "first guesses",
+    ProgramSource.CONTEXT: "programs of the dispatch context",
+    ProgramSource.DEFAULT: "the default schedule",
 }
 
 
@@ -23,7 +23,7 @@ class Share:
     of all calls and of all operations that is. So many of the kernels are worth tuning, `tunable`.
     """
 
-    origin: Origin
+    origin: ProgramSource
     kernels: int
     tunable: int
     calls: int
@@ -50,7 +50,7 @@ class CoverageReport:
     @property
     def fallbacks(self) -> tuple[Coverage, ...]:
         """Those of them that run untuned, with the default schedule."""
-        return tuple(kernel for kernel in self.tunable if kernel.origin == Origin.DEFAULT)
+        return tuple(kernel for kernel in self.tunable if kernel.origin == ProgramSource.DEFAULT)
 
     def fallback_text(self) -> str:
         """How many kernels use the default schedule, of those worth tuning, and which; empty where none does."""
@@ -66,7 +66,7 @@ class CoverageReport:
         calls = sum(kernel.weight for kernel in kernels)
         flops = sum(kernel.weight * kernel.flops for kernel in kernels)
         shares = []
-        for origin in Origin:
+        for origin in ProgramSource:
             served = [kernel for kernel in kernels if kernel.origin == origin]
             if not served:
                 continue

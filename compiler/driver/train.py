@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics
-from retune.compiler.driver.tuning import Origin, Tuning, begin
+from retune.compiler.driver.tuning import RunInfo, Tuning, begin
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.schedule.task import SearchTask
@@ -34,7 +34,7 @@ def train_model(
     tasks: Sequence[SearchTask],
     records: Mapping[str, Sequence[MeasureRecord]],
     training_data: Sequence[TrainingBatch],
-    origin: Origin,
+    run_info: RunInfo,
     holdout: float = 0.2,
 ) -> TrainedModel:
     """Train on the records of the tasks, by workload key, after `training_data` of other tasks.
@@ -43,7 +43,7 @@ def train_model(
     """
     if not 0.0 <= holdout < 1.0:
         raise OptionError(f"the share held out must be at least 0 and less than 1, not {holdout}")
-    tuning = begin(tasks, [1] * len(tasks), origin)
+    tuning = begin(tasks, [1] * len(tasks), run_info)
     early: dict[str, Sequence[MeasureRecord]] = {}
     late: dict[str, Sequence[MeasureRecord]] = {}
     for task in tasks:

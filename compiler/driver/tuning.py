@@ -39,7 +39,7 @@ DEFAULT_SCHEDULE = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RunInfo:
     """What every record of a run has in common, or of a round, with its number and the run's clock in seconds at its
     end. `options` is the JSON text of the measurement options.
     """
@@ -129,7 +129,7 @@ class Tuning(TuningLoop[TunedTask]):
 
     def __init__(
         self,
-        origin: Origin,
+        run_info: RunInfo,
         tasks: Sequence[SearchTask],
         weights: Sequence[int],
         make_policy: Callable[[SearchTask], Policy],
@@ -147,8 +147,8 @@ class Tuning(TuningLoop[TunedTask]):
             TunedTask(task, first_state(task, float(weight), name), weight=weight, policy=make_policy(task))
             for task, weight, name in zip(tasks, weights, names, strict=True)
         )
-        super().__init__(tuned, scheduler, seed=origin.seed)
-        self.origin = origin
+        super().__init__(tuned, scheduler, seed=run_info.seed)
+        self.run_info = run_info
         self.model = model
         for task, small in zip(self.tasks, are_small(tasks, weights), strict=True):
             if small:  # its time is no part of the estimated latency: nothing measures it before the end
@@ -265,9 +265,9 @@ class Tuning(TuningLoop[TunedTask]):
         new_id: Callable[[], str],
     ) -> tuple[MeasureRecord, ...]:
         """The rows of one measured round, in the order of the candidates. `elapsed` is the run's clock now."""
-        task, origin = self.tasks[index].task, replace(self.origin, round=self.rounds, elapsed=elapsed)
+        task, run_info = self.tasks[index].task, replace(self.run_info, round=self.rounds, elapsed=elapsed)
         return tuple(
-            origin.record(task.workload_key, task.name, candidate, measured, new_id())
+            run_info.record(task.workload_key, task.name, candidate, measured, new_id())
             for candidate, measured in zip(candidates, measurements, strict=True)
         )
 
@@ -301,7 +301,7 @@ class Tuning(TuningLoop[TunedTask]):
 def begin(
     tasks: Sequence[SearchTask],
     weights: Sequence[int],
-    origin: Origin,
+    run_info: RunInfo,
     options: SearchOptions | None = None,
     layers: Sequence[int] = (),
     scheduler: SchedulerOptions | None = None,
@@ -309,10 +309,18 @@ def begin(
     """A run before its first round: a sketch policy for every task, all learning into one boosted-tree model. `layers`
     says which tasks compute the same and `scheduler` how rounds are given to them, see `Tuning`.
     """
-    model = XGBModel(seed=origin.seed, threads=1)  # one thread: no idle ones that spin beside the programs being timed
+    model = XGBModel(
+        seed=run_info.seed, threads=1
+    )  # one thread: no idle ones that spin beside the programs being timed
     chosen = options or SearchOptions()
     return Tuning(
-        origin, tasks, weights, lambda task: SketchPolicy(task, model, chosen, origin.seed), model, layers, scheduler
+        run_info,
+        tasks,
+        weights,
+        lambda task: SketchPolicy(task, model, chosen, run_info.seed),
+        model,
+        layers,
+        scheduler,
     )
 
 

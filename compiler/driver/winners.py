@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
-from retune.compiler.driver.tuning import Origin
+from retune.compiler.driver.tuning import RunInfo
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement
@@ -93,7 +93,7 @@ def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
 
 
 def record_guesses(
-    confirmed: Iterable[Confirmation], origin: Origin, new_id: Callable[[], str]
+    confirmed: Iterable[Confirmation], run_info: RunInfo, new_id: Callable[[], str]
 ) -> tuple[tuple[Confirmation, ...], tuple[MeasureRecord, ...]]:
     """What was confirmed, with a record for every program that had none, and these records."""
     found, records = [], []
@@ -101,7 +101,7 @@ def record_guesses(
         guess, measured = one.program, one.measured
         if guess is not None and not guess.record_id and measured is not None:
             candidate = Candidate(load_steps(guess.steps), guess.steps, None, None, guess.mutation)
-            records.append(origin.record(one.task_key, one.name, candidate, measured, new_id()))
+            records.append(run_info.record(one.task_key, one.name, candidate, measured, new_id()))
             one = replace(one, program=BestProgram.of(records[-1]))
         found.append(one)
     return tuple(found), tuple(records)

@@ -29,7 +29,7 @@ KIND, VERSION = "network", 2
 _UNSEALED_VERSION = 1
 
 
-class Origin(StrEnum):
+class ProgramSource(StrEnum):
     """Where a kernel's program comes from."""
 
     RECORD = "record"  # a measured record of the very task
@@ -53,7 +53,7 @@ class Coverage:
     tunable: bool
     record_id: str | None = None
     note: str = ""
-    origin: str = Origin.DEFAULT
+    origin: str = ProgramSource.DEFAULT
     flops: float = 0.0
 
 

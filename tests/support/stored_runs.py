@@ -8,8 +8,7 @@ from pathlib import Path
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
-from retune.compiler.executor.network import Coverage
-from retune.compiler.executor.network import Origin as CoverageOrigin
+from retune.compiler.executor.network import Coverage, ProgramSource
 from retune.compiler.measure.record import MeasureRecord
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import append_round
@@ -49,8 +48,8 @@ def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
         beaten = ("winograd", 2, 1e8, 16, 1.0, 1.0, "", False, False, "another is faster", "wl", 1 << 20, False)
         lost = TaskOutcome(*beaten)
         kernels = (
-            Coverage("conv", "w0", 2, True, "record", "", CoverageOrigin.RECORD, 3e8),
-            Coverage("pool", "wp", 1, True, None, "", CoverageOrigin.GUESS, 1e8),
+            Coverage("conv", "w0", 2, True, "record", "", ProgramSource.RECORD, 3e8),
+            Coverage("pool", "wp", 1, True, None, "", ProgramSource.GUESS, 1e8),
         )
         ours = (Contender("untuned", 0.1, 1e-7), Contender("tuned", 0.01, 2e-7))
         contenders = (*ours, Contender("ONNX Runtime", 0.012, None))

@@ -16,7 +16,7 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.network_build import build_network
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import ModelFormatError
-from retune.compiler.executor.network import Origin
+from retune.compiler.executor.network import ProgramSource
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.partition import partition
@@ -70,7 +70,7 @@ def test_contexts_nest_and_an_option_turns_all_of_them_off(caplog: pytest.LogCap
 
     def served() -> set[str]:
         coverage = build_network("mlp", TARGET).network.coverage
-        return {kernel.workload_key for kernel in coverage if kernel.origin == Origin.CONTEXT}
+        return {kernel.workload_key for kernel in coverage if kernel.origin == ProgramSource.CONTEXT}
 
     with ApplyHistoryBest([split_by_one(first)]):
         with ApplyHistoryBest([split_by_one(second)]):

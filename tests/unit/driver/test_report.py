@@ -11,7 +11,7 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import TOLERANCE, Comparison, Contender, Report
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Confirmation
-from retune.compiler.executor.network import Coverage, Origin
+from retune.compiler.executor.network import Coverage, ProgramSource
 from retune.compiler.measure.record import FITTED_GUESS, BestProgram
 
 COMPARISON = Comparison(
@@ -20,7 +20,7 @@ COMPARISON = Comparison(
 )
 ROW = TaskRow("conv", "key", 2, 2e9, 3, 64, 0.1, 0.01, "")
 KERNELS = (
-    Coverage("conv", "key", 2, True, "R2", "", Origin.RECORD, 3e9),
+    Coverage("conv", "key", 2, True, "R2", "", ProgramSource.RECORD, 3e9),
     Coverage("softmax", "other", 3, True, flops=1e9),
     Coverage("copy", "third", 1, False),
 )

@@ -11,7 +11,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.cost_model import RandomModel, TrainingBatch
-from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, Origin, TunedTask, Tuning, begin, common_failure
+from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, RunInfo, TunedTask, Tuning, begin, common_failure
 from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
@@ -21,7 +21,7 @@ from retune.compiler.search.policy import Candidate, Observation, SketchPolicy
 from retune.compiler.target import HardwareParams, Target
 from tests.support.synthetic_programs import programs
 
-ORIGIN = Origin("run", "net", "llvm", "device", 1, 0, "{}")
+RUN_INFO = RunInfo("run", "net", "llvm", "device", 1, 0, "{}")
 
 
 class CountingPolicy:
@@ -51,7 +51,7 @@ def matmul(size: int) -> SearchTask:
 
 def tuning(limit: int = 1000, scheduler: SchedulerOptions | None = None) -> Tuning:
     tasks = [matmul(8), matmul(16)]
-    return Tuning(ORIGIN, tasks, [1, 3], lambda task: CountingPolicy(task, limit), scheduler=scheduler)
+    return Tuning(RUN_INFO, tasks, [1, 3], lambda task: CountingPolicy(task, limit), scheduler=scheduler)
 
 
 def policy_of(task: TunedTask) -> CountingPolicy:
@@ -158,7 +158,7 @@ def test_first_guesses_of_earlier_runs_are_known_but_no_progress_of_the_search()
 def test_no_way_to_compute_a_layer_is_given_up_for_a_first_guess() -> None:
     guess = replace(one_round(tuning(), 0)[1], mutation=FIRST_GUESS, costs=(3.1e-3,))
     rival = replace(one_round(tuning(), 1)[1], costs=(2e-3,))
-    run = Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 1], CountingPolicy, layers=[0, 0])
+    run = Tuning(RUN_INFO, [matmul(8), matmul(16)], [1, 1], CountingPolicy, layers=[0, 0])
     run.replay({guess.task_key: [guess], rival.task_key: [rival]}, ())
     assert not run.tasks[0].state.exhausted
 
@@ -249,7 +249,7 @@ def pretended(run: Tuning, index: int) -> tuple[MeasureRecord, ...]:
 
 def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> None:
     tasks, weights = [matmul(32), matmul(64)], [1, 2]
-    run = begin(tasks, weights, ORIGIN)
+    run = begin(tasks, weights, RUN_INFO)
     stored: list[MeasureRecord] = []
     for _ in range(4):
         index = run.choose()
@@ -257,7 +257,7 @@ def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> Non
         records = pretended(run, index)
         stored += records
         run.tell(index, records)
-    again = begin(tasks, weights, ORIGIN)
+    again = begin(tasks, weights, RUN_INFO)
     again.replay({}, stored)
     for index in range(2):
         expected = [candidate.steps_text for candidate in run.ask(index, 24)]
@@ -268,7 +268,7 @@ def test_a_resumed_search_asks_for_what_an_uninterrupted_one_would_have() -> Non
 
 def test_training_data_of_other_networks_is_used_before_measuring() -> None:
     def started(training_data: Sequence[TrainingBatch]) -> Tuning:
-        run = begin([matmul(64)], [1], ORIGIN)
+        run = begin([matmul(64)], [1], RUN_INFO)
         run.replay({}, (), training_data)
         return run
 
@@ -284,7 +284,7 @@ def test_training_data_of_other_networks_is_used_before_measuring() -> None:
 
 
 def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
-    run = begin([matmul(64)], [1], ORIGIN)
+    run = begin([matmul(64)], [1], RUN_INFO)
     stored: list[MeasureRecord] = []
     for number in range(5):
         candidates = run.ask(0, 16)
@@ -294,7 +294,7 @@ def test_a_long_run_is_replayed_to_the_very_model_that_it_had() -> None:
         records = run.records_of(0, candidates, results, run.elapsed + 1.0, ids.__next__)
         stored += records
         run.tell(0, records)
-    again = begin([matmul(64)], [1], ORIGIN)
+    again = begin([matmul(64)], [1], RUN_INFO)
     again.replay({}, stored)
     assert [one.steps_text for one in again.ask(0, 16)] == [one.steps_text for one in run.ask(0, 16)]
 
@@ -304,7 +304,7 @@ def test_small_reductions_get_no_round_and_do_not_keep_the_latency_unknown() -> 
     k = te.reduce_axis(4, "k")
     sums = ComputeDAG([a, te.compute((4,), lambda i: te.sum(a[i, k], k), "s")])
     small = SearchTask("sums", sums, Target.host(), HardwareParams(num_cores=1))
-    run = Tuning(ORIGIN, [matmul(256), small], [1, 1], CountingPolicy)
+    run = Tuning(RUN_INFO, [matmul(256), small], [1, 1], CountingPolicy)
     assert run.live == 1
     assert "too small" in run.row(1).stop_reason
     for _ in range(3):
@@ -320,7 +320,7 @@ def test_similar_tasks_share_their_best_programs() -> None:
         def warm_start(self, programs: Sequence[str]) -> None:
             heard[self.task.name] = list(programs)
 
-    run = Tuning(ORIGIN, [matmul(8), matmul(16)], [1, 3], lambda task: Listening(task, RandomModel(0)))
+    run = Tuning(RUN_INFO, [matmul(8), matmul(16)], [1, 3], lambda task: Listening(task, RandomModel(0)))
     texts = [candidate.steps_text for candidate in run.ask(1, 5)]
     (sample, *_) = one_round(tuning(), 0)
     costs = [5e-3, 2e-3, 4e-3, 3e-3, 1e-3]
@@ -337,7 +337,7 @@ def test_similar_tasks_share_their_best_programs() -> None:
 
 def test_of_two_ways_the_loser_gets_no_further_rounds_also_after_a_replay() -> None:
     def race() -> Tuning:
-        return Tuning(ORIGIN, [matmul(8), matmul(16)], [3, 3], CountingPolicy, layers=[0, 0])
+        return Tuning(RUN_INFO, [matmul(8), matmul(16)], [3, 3], CountingPolicy, layers=[0, 0])
 
     def measured(run: Tuning, index: int, seconds: float) -> tuple[MeasureRecord, ...]:
         return tuple(replace(record, costs=(seconds,)) for record in one_round(run, index))

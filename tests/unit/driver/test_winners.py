@@ -7,7 +7,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
-from retune.compiler.driver.tuning import Origin
+from retune.compiler.driver.tuning import RunInfo
 from retune.compiler.driver.winners import (
     TRIED,
     Confirmation,
@@ -218,16 +218,16 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
     guesses = (BestProgram("key", "[]", mutation=FIRST_GUESS), BestProgram("key", "[ ]", mutation=FITTED_GUESS))
-    origin = Origin("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
+    run_info = RunInfo("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
-    found, records = record_guesses([guessed, tuned, default], origin, lambda: "NEW")
+    found, records = record_guesses([guessed, tuned, default], run_info, lambda: "NEW")
     (one,) = records
     assert [winner.program for winner in found] == [BestProgram.of(one), RECORDS[0], None]
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_GUESS, 3e-3, MeasureStatus.OK, 5)
-    assert record_guesses(found, origin, lambda: "AGAIN")[1] == ()
+    assert record_guesses(found, run_info, lambda: "AGAIN")[1] == ()
 
 
 def product(size: int) -> SearchTask:

@@ -16,7 +16,7 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.transfer import transfer_program
 from retune.compiler.driver.winners import first_guesses
 from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
-from retune.compiler.executor.network import Origin
+from retune.compiler.executor.network import ProgramSource
 from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
@@ -178,8 +178,8 @@ def test_a_record_serves_its_shape_and_the_shapes_near_it() -> None:
     for rows in (64, 96):
         expect(machine, two_products(), rows)
     tuned, fitted = machine.specialisations()
-    assert {each.origin for each in tuned.coverage if each.tunable} == {Origin.RECORD}
-    assert {each.origin for each in fitted.coverage if each.tunable} == {Origin.TRANSFER}
+    assert {each.origin for each in tuned.coverage if each.tunable} == {ProgramSource.RECORD}
+    assert {each.origin for each in fitted.coverage if each.tunable} == {ProgramSource.TRANSFER}
     assert "2 record" in str(tuned)
     assert "2 transfer" in str(fitted)
 
@@ -190,14 +190,14 @@ def test_records_travel_with_the_executable(tmp_path: Path) -> None:
     machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
     expect(machine, two_products(), 64)
     (found,) = machine.specialisations()
-    assert {each.origin for each in found.coverage if each.tunable} == {Origin.RECORD}
+    assert {each.origin for each in found.coverage if each.tunable} == {ProgramSource.RECORD}
 
 
 def test_without_records_kernels_are_untuned() -> None:
     machine = machine_of(two_products())
     expect(machine, two_products(), 21)
     (found,) = machine.specialisations()
-    assert {each.origin for each in found.coverage} == {Origin.DEFAULT}
+    assert {each.origin for each in found.coverage} == {ProgramSource.DEFAULT}
 
 
 def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
