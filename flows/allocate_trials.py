@@ -51,6 +51,7 @@ def allocate_trials(
     replay(run_id, tuning, opaque(known.history), opaque(known.own), opaque(training_data), opaque(known.foreign))
     budget = job.budget
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
+    # The run's clock goes on where the last stored round stopped it; pauses between two processes do not count.
     began, shown = time.monotonic() - tuning.elapsed, 0.0
 
     def clock() -> float:
@@ -81,6 +82,7 @@ def tune_round(job: TuneJob, tuning: Tuning, round_: Round, workers: Workers, cl
     if candidates:
         measured = workers.measure(name, task, candidates, tuning.tasks[index].state.best_seconds)
         records = tuning.records_of(index, candidates, measured, clock(), new_id)
+        # Stored before it is learned: after a crash the replay sees every result that influenced a decision.
         store(name, job.place, opaque(records))
         train(name, tuning, index, opaque(records))
         done = RoundDone.of(tuning, index, records, job.budget)

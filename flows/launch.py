@@ -44,8 +44,10 @@ _ending = threading.Lock()
 def end(sentence: str, code: int) -> None:
     """End this process now with one sentence, whatever its threads do. Returns only where another thread does so."""
     if _ending.acquire(blocking=False):
+        # A raw write: Python's streams are not reentrant, and the signal may have interrupted one.
         with contextlib.suppress(OSError):
             os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}\nretune: {sentence}\n".encode())
+        # Exit handlers and other threads are skipped: they may hang, and records are on disk already.
         os._exit(code)
 
 
@@ -70,7 +72,9 @@ def end_on_signals_within(seconds: float, module: str) -> None:
     Prefect has set its own, which waits for a server that may be gone.
     """
     receiver, sender = os.pipe()
+    # A full pipe must not block a signal handler.
     os.set_blocking(sender, False)
+    # Written by the C handler at once, even while the main thread is in native code.
     signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # signals to a child do not end its parent
 

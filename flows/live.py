@@ -119,6 +119,7 @@ def shown_on(stream: TextIO, mode: Mode = Mode.PEOPLE) -> Iterator[View]:
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
+    # Prefect's handlers would print every event a second time.
     logger.propagate = False
     try:
         yield view

@@ -64,7 +64,9 @@ def retune_stale(
                     estimates.append(judge(name, job.place, job.target, job.device, job.threads, job.options))
                     logger.info("%s", estimates[-1])
                 except RetuneError as error:
+                    # One network must not cost the others their night: it is named at the end.
                     failures[name] = str(error)
+        # Judged again after every slice, since its records change what is expected.
         chosen = most_promising(estimates, least_gain)
         if chosen is None:
             break

@@ -144,7 +144,7 @@ class LocalBlobStore(BlobStore):
             temporary = temporary_in(path.parent)
             try:
                 write_through(temporary, data)
-                # link(2) fails if the name exists, atomically; rename would replace the file of whoever was first.
+                # link(2) fails if the name exists, atomically; rename would replace the first file.
                 os.link(temporary, path)
                 # The new name is durable only with the folder's entry.
                 sync_folder(path.parent)

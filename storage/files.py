@@ -40,7 +40,9 @@ def put(files: Mapping[Path, bytes]) -> None:
             pending.append((temporary, path))
             write_through(temporary, data)
         for temporary, path in pending:
+            # Only renames are left: they need no space, so a full disk cannot interrupt them.
             temporary.replace(path)
+        # One flush a folder makes all its new names durable.
         for folder in dict.fromkeys(path.parent for path in files):
             sync_folder(folder)
     except OSError as error:
@@ -56,6 +58,7 @@ def write_through(path: Path, data: bytes) -> None:
     with path.open("xb") as file:
         file.write(data)
         file.flush()
+        # Before the rename: a file system may order the rename before the data.
         os.fsync(file.fileno())
 
 
@@ -66,4 +69,5 @@ def make_folder(path: Path) -> None:
     if path.parent != path:
         make_folder(path.parent)
     path.mkdir(exist_ok=True)
+    # A folder that is not durable in its parent would take its files with it.
     sync_folder(path.parent)

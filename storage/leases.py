@@ -86,6 +86,7 @@ class Lease:
 
     def _renew(self) -> None:
         renewed = time.monotonic()
+        # In a separate thread: the main one may be busy in native code for longer than a lease lasts.
         while not self._closed.wait(BEAT_SECONDS):
             try:
                 if _highest(self._objects, self._folder) > self._number:
@@ -106,6 +107,7 @@ class Lease:
     def _end(self, reason: str) -> None:
         logger.error("stopped: %s", reason)
         self._closed.set()
+        # A signal, since an exception in this thread would not reach the main one.
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -123,6 +125,7 @@ def acquire(objects: Objects, folder: str) -> Lease:
         try:
             # a request that is repeated for want of an answer may find the claim that it has put itself
             if objects.create(mine, json.dumps(claim).encode()) or _is_owned(objects, mine, claim):
+                # Older claims are void once a higher one exists; removing them only tidies up.
                 objects.remove([name for old, name in _claims(objects, folder).items() if old <= number])
                 return Lease(objects, folder, number + 1, claim)
         except BaseException:
@@ -147,6 +150,7 @@ def _withdraw(objects: Objects, name: str, claim: Mapping[str, Any]) -> None:
 
 def _await_end(objects: Objects, folder: str, number: int) -> None:
     """Return when claim `number` is void or succeeded. Raises: StoreError when its owner is alive."""
+    # Own elapsed time against beats that advance: no clock of the owner's machine is read.
     end = time.monotonic() + PATIENCE_SECONDS
     beat = None
     while time.monotonic() < end:

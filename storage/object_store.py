@@ -37,6 +37,7 @@ class ObjectBlobStore(BlobStore):
         """See `BlobStore.create`: the store itself refuses a second object of the name."""
         with self._refusals("write", name):
             try:
+                # On S3 a put with `If-None-Match: *`: the store decides between several writers.
                 self._files.pipe_file(self._path(name), data, mode="create")
             except FileExistsError:
                 return False
@@ -78,6 +79,7 @@ class ObjectBlobStore(BlobStore):
     def move(self, name: str, to: str) -> None:
         """See `BlobStore.move`: a copy, then the removal of the first; between the two there are both."""
         data = self.read(name)
+        # In this order a crash leaves both, never none.
         self.put({to: data})
         self.remove([name])
 
@@ -97,6 +99,7 @@ class ObjectBlobStore(BlobStore):
     def lines(self, name: str) -> list[bytes]:
         """See `BlobStore.lines`."""
         found = []
+        # Names are ULIDs: sorted, they are in the order in which lines were added.
         for part in sorted(self.files(name)):
             try:
                 found.append(self.read(part))
@@ -135,6 +138,7 @@ def _open(url: str) -> tuple[Any, str]:
     if not sign:  # fsspec would take what is left for a folder of this machine
         raise StoreError(f"{url}// names a kind of store only: give a place in it, such as s3://bucket/folder")
     try:
+        # fsspec caches listings in the process: it would not see what other machines put.
         files, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         how = install_hint(EXTRAS[kind]) if kind in EXTRAS else str(error)

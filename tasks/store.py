@@ -72,6 +72,7 @@ def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
     """
     ledger = RunLedger(home)
     run = ledger.get(run_id)
+    # A run of an earlier version, which noted no horizon.
     if run.resumed and run.horizon is None:
         return run.started
     return ledger.set_horizon(run_id, max([run.started, *(moment + _MOMENT for moment in stored)]))

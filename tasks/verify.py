@@ -42,6 +42,7 @@ def verify(
     if plan is not None:
         return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, network_bytes(network), threads, seed)
     with WorkerProcess() as worker:
+        # A fresh process: a network that crashes ends it alone, and no thread of the run disturbs the timing.
         compare = "retune.compiler.driver.compare:compare_networks"
         comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
     return comparison

@@ -51,6 +51,7 @@ def write_kernel(
     calls = []
     called: list[ExternCall] = []
     for index, statement in enumerate(statements):
+        # A registered function is called from the entry, between statements: it must not run inside a parallel region.
         if isinstance(statement, Invoke):
             called.append(_call_of(f"{function.name}.call{index}", statement))
             parts.append(f"declare i32 @{called[-1].symbol}(ptr)")

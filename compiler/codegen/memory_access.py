@@ -95,6 +95,8 @@ class MemoryEmitter(ABC):
         kind = memory_type(buffer.dtype)
         pointer = storage.pointer
         current = by_depth.pop(-1, [])
+        # From the outermost loop inwards: each part is computed where its variable is known (loop-invariant code
+        # motion).
         for depth in sorted(by_depth):
             for text, coefficient in sorted(by_depth[depth]):
                 if coefficient != 1:

@@ -71,7 +71,9 @@ def ptx(function: DeviceFunction, target: Target) -> str:
     module = parse_module(written)
     machine = llvm.Target.from_triple(GPU_TRIPLE).create_target_machine(cpu=arch, opt=3)
     module.triple = GPU_TRIPLE
+    # Before optimization, which relies on the sizes and alignments of the GPU.
     module.data_layout = str(machine.target_data)
+    # Linked before the passes, so that its small functions are inlined.
     libdevice.link(module)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(machine, options)
@@ -168,6 +170,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
     emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel)
     for kind, register in _REGISTERS.items():
         if kernel.sizes[kind] == 1:
+            # A dimension of extent 1: the literal lets LLVM drop it from every address.
             emitter.env[INDICES[kind]] = 0
             continue
         name = register.replace(".", "")

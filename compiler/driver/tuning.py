@@ -207,6 +207,7 @@ class Tuning(TuningLoop[TunedTask]):
         programs of tasks that are none of this run's, for tasks that are like them.
         """
         self._foreign = tuple(BestProgram.of(one) for one in foreign if one.costs)
+        # Only the trainings that the final model depends on are done: a resumed run starts in seconds.
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
                 keys = {task.task.workload_key for task in self.tasks}
@@ -224,6 +225,7 @@ class Tuning(TuningLoop[TunedTask]):
                     task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
         self.end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
+        # Stable: within a round the stored order is the order in which programs were told.
         mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
         for key, index in by_key.items():
             policy = self.tasks[index].policy
@@ -337,6 +339,7 @@ def typical(shares: Iterable[float]) -> float:
 def common_failure(records: Sequence[MeasureRecord]) -> str:
     """The one reason for which all of at least two records failed; empty when they did not, or not alike."""
     reasons = {(record.status, cause_of(record.error)) for record in records}
+    # One failure proves nothing: the next program may work.
     if len(records) < 2 or len(reasons) != 1 or records[0].status is MeasureStatus.OK:
         return ""
     return (

@@ -159,6 +159,7 @@ class TuningLoop(Generic[ProgressT]):
         task.stop_reason = stop_reason
         best = min((one.seconds for one in programs), default=math.inf)
         task.state = task.state.after_round(min(best, known_seconds), exhausted=bool(stop_reason))
+        # A task that has been searched much longer than its kin is no longer compared with them.
         if leaves_group(self.states, index, self.scheduler):
             task.state = replace(task.state, group="")
         self.end_losers()

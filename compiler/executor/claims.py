@@ -19,6 +19,7 @@ class Claims:
     __slots__ = ("_lost_inputs", "_lost_runs", "_outputs", "_runner", "_set", "_unread")
 
     def __init__(self, outputs: int) -> None:
+        # A bit for each output: runs are counted in microseconds, and a set would be built each time.
         self._outputs = (1 << outputs) - 1
         self._set: dict[Hashable, int] = {}  # which thread set what since the last run
         self._runner: int | None = None  # the thread that ran last, until its outputs are read

@@ -59,6 +59,7 @@ class DeviceCopies:
         if self._plan.buffers[copy.storage].kind in READ_ONLY:
             made.always = False
             self._inbound.setdefault(copy.storage, []).append(made)
+        # Only those that end a run can be left out when the caller's array is on the device.
         elif copy in self._ends_run:
             self._outbound[copy.storage] = made
         return made

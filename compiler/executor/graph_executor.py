@@ -85,7 +85,9 @@ class GraphExecutor(TimedExecutor):
         self._steps = order_steps(self.placed, self._calls, self._copies, self._memories)
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
+        # Names are resolved once; a call by name costs one dictionary lookup.
         self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
+        # Reversed, so that of outputs with one name the first counts.
         self._output_index = {spec.name: place for place, spec in reversed(list(enumerate(self._output_specs)))}
         self._settable = parameter_names(plan)
         self._loaded: set[str] = set()
@@ -210,6 +212,7 @@ class GraphExecutor(TimedExecutor):
                 self.set_input(**inputs)
             self._claims.take_inputs()
             self._claims.note_run()
+            # All checks are done when the executor is made, so a run is calls alone.
             for step in self._steps:
                 step()
 

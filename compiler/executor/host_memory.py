@@ -89,6 +89,7 @@ class HostMemory(OneExecutor):
     def capture(self, calls: Sequence[Callable[[], object]]) -> Sequence[Callable[[], object]]:
         """The calls, kernels that follow each other as one."""
         steps: list[Callable[[], object]] = []
+        # Consecutive kernels become one C loop: no way back to Python between them.
         for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
             members = list(group)
             kernels = [call for call in members if isinstance(call, BoundKernel)]
@@ -151,6 +152,7 @@ class HostMemory(OneExecutor):
             raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
         for other in self._others(spec.storage):
             both_read = not written and self._plan.buffers[other].kind in READ_ONLY
+            # `may_share_memory` compares ranges: exact for dense arrays, and cheap.
             if not both_read and np.may_share_memory(array, self.arrays[other]):
                 shared = f"shares memory with {self._plan.buffers[other].name}, and one of them is written"
                 raise OptionError(f"{what} {spec.name}: the array {shared}")
@@ -173,6 +175,7 @@ class HostMemory(OneExecutor):
         for number, spec in enumerate(self._plan.buffers):
             if spec.storage == root:
                 self.arrays[number] = _view(array, spec)
+        # Calls hold addresses: every argument that shows this memory gets the new one.
         for bound, place, number in self._uses[root]:
             bound.rebind(place, self.arrays[number])
 

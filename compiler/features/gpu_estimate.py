@@ -96,6 +96,7 @@ def gpu_estimates(nest: Nest, moved: "Moved", launched: Launched, cost: float, f
     arithmetic = runs * cost * launched.idle / facts.lanes * each_share / hidden * spilling
     in_block = moved.shared_cycles * each_share
     a_cycle = facts.bandwidth / facts.clock
+    # Little's law: bytes in flight over latency is the bandwidth that can be reached.
     in_flight = active * WARP * moved.width * facts.multiprocessors
     flying = np.minimum(1.0, in_flight / (MEMORY_CYCLES * a_cycle))
     waited = moved.read_bytes / np.maximum(flying, 1e-3) + moved.written_bytes  # nobody waits for what is written
@@ -148,6 +149,7 @@ class Moved:
             asked = requests * access.sectors * SECTOR
             once = footprint.elements[0] * footprint.element_bytes
             inside = pick(footprint.elements, np.full(nest.count, _inside_blocks(nest), dtype=np.intp))
+            # Memory moves whole sectors: the unused part of each is paid too.
             wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
             within = np.minimum(asked, launched.blocks * inside * footprint.element_bytes * wasted)
             self.cache_bytes += within

@@ -96,6 +96,7 @@ class MainLoop(ABC):
         """Cycles in which arithmetic is busy, and of the whole loop, of the multiprocessor with most blocks."""
         launched = self.launched
         together = np.minimum(np.maximum(launched.resident, 1.0), launched.rounds)
+        # Waves of resident blocks; the last one may be smaller and hides less latency.
         full, rest = np.floor(launched.rounds / together), np.mod(launched.rounds, together)
         some = np.maximum(rest, 1.0)
         multiplying = full * self.multiplying(together) + (rest > 0) * self.multiplying(some)
@@ -167,6 +168,7 @@ class MainLoop(ABC):
 def _tiles_of(nest: Nest, together: Floats) -> Floats:
     """How many different tiles of a factor so many blocks have that follow each other."""
     moving = {key for read in nest.source.reads for linear in read.index for key in linear.terms}
+    # Blocks run in the order of their numbers: those that run together differ in the fastest dimension first.
     tiles, rest = np.ones_like(together), together
     for at, loop in reversed(list(enumerate(nest.source.loops))):
         if loop.annotation in _BLOCKS:

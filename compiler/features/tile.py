@@ -21,6 +21,7 @@ def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost,
     """Columns of the groups "tile" and "annotations"."""
     vectorised, vectors = inside.vectorised | inside.in_lanes, inside.vectors
     accumulators = inside.accumulators
+    # With several rows a row of the other factor is kept for all of them, else each load is used at once.
     needed = accumulators + np.where((inside.rows > 1) & vectorised, vectors, 1.0) + 1.0
     unrolled, straight_line = unrolled_flags(nest, accumulators)
     yield "tile_rows", inside.rows
@@ -60,6 +61,7 @@ def parallel_columns(nest: Nest, operations: Floats, hardware: HardwareParams) -
 
 def _moves(inside: Innermost) -> Floats:
     """Vectors moved around the steps of a tile; partial results in lanes are joined by halves instead."""
+    # A tree over the lanes has log2 steps, and half of the lanes drop out with each.
     return np.where(inside.in_lanes, np.log2(inside.length) / 2.0 + 1.0, inside.accumulators)
 
 

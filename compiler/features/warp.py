@@ -61,6 +61,7 @@ def warp_access(nest: Nest, footprint: Footprint) -> WarpAccess:
     conflicts = np.ones(nest.count)
     each = np.maximum(1.0, width / _BANK_BYTES)
     most = int(each.max(initial=1.0))
+    # A wide access takes several consecutive words of each thread.
     spread = [np.where((words < 0) | (step >= each), _NOWHERE, words + step) for step in range(most)]
     conflicts = _busiest(np.concatenate(spread)) if spread else conflicts
     return WarpAccess(width, _distinct(sectors), conflicts)

@@ -57,6 +57,7 @@ class Affine(Generic[Atom, N]):
         terms = {atom: coefficient * factor for atom, coefficient in self.terms.items()}
         if isinstance(self.spread, int) and self.spread == 0:
             return Affine(self.const * factor, terms, 0, self.exact)
+        # A negative factor turns the interval around: its lower end moves into the constant.
         reach = self.spread * factor
         return Affine(self.const * factor + lesser(reach, 0), terms, greater(reach, -reach), self.exact)
 

@@ -37,6 +37,7 @@ def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
     rest = {atom: coefficient for atom, coefficient in form.terms.items() if atom != var}
     if form.terms.get(var, 0) != 1 or any(uses(atom, var) for atom in rest):
         return item
+    # gcd of all terms: a divisor of each divides every value of the sum.
     apart = gcd(form.const, *(coefficient * divisor(atom) for atom, coefficient in rest.items()))
     return gcd(apart * item, VECTOR_BYTES)
 

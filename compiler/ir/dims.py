@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 else:
     _Integer = object
 
+# Per thread: several threads may specialize graphs at once.
 _active = threading.local()
 _MOST = 2**31
 """The largest extent that counts when comparisons are decided beforehand."""
@@ -70,6 +71,7 @@ class Dim(_Integer):
     def __new__(cls, terms: Mapping[Monomial, int]) -> "Dim":
         """Of products and their factors, none of them 0, and at least one with a symbol: see `_sum`."""
         made = object.__new__(cls)
+        # A canonical order: equal polynomials have equal terms, hashes and texts.
         made.terms = dict(sorted(terms.items(), key=_order))
         made._hash = hash(tuple(made.terms.items()))
         return made
@@ -122,6 +124,7 @@ class Dim(_Integer):
     __rmul__ = __mul__
 
     def __pow__(self, other: int, modulus: None = None) -> int:  # type: ignore[override]
+        # The number of products grows with the power; no shape needs a higher one.
         if type(other) is not int or not 0 <= other <= 8:
             return NotImplemented
         result = 1
@@ -159,6 +162,7 @@ class Dim(_Integer):
         return not _decide_positive(_sum(self, other, -1)) if is_integer(other) else NotImplemented
 
     def __ge__(self, other: int) -> bool:
+        # Over integers a >= b is not (b - a > 0), so one kind of guard serves all comparisons.
         return not _decide_positive(_sum(other, self, -1)) if is_integer(other) else NotImplemented
 
     def __bool__(self) -> bool:
@@ -249,6 +253,7 @@ def _divided(one: Any, by: Any) -> tuple[int, int]:
     divisor = _terms(by)
     exact: dict[Monomial, int] = {}
     rest = dict(_terms(one))
+    # Polynomial division by one product: term by term. A divisor of several terms is matched only as a whole.
     if len(divisor) == 1:
         ((atoms, number),) = divisor.items()
         for monomial, factor in list(rest.items()):
@@ -340,6 +345,7 @@ class Assumptions:
 def _decide_zero(value: int) -> bool:
     if not isinstance(value, Dim):
         return value == 0
+    # Interval arithmetic first: what holds for every value of the symbols needs no guard.
     low, high = _bounds(value)
     if low > 0 or high < 0:
         return False
@@ -374,6 +380,7 @@ def _bounds(value: int) -> tuple[float, float]:
         least, most = 1.0, 1.0
         for atom in monomial:
             below, above = _atom_bounds(atom)
+            # A factor that may be negative turns the ends of the interval around: give up rather than be wrong.
             if below < 0:
                 return -inf, inf
             least, most = least * below, most * above

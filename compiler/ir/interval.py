@@ -30,6 +30,7 @@ def slack(condition: Expr) -> IndexForm | None:
             if has(Load, condition):
                 return None
             form = affine(rhs).plus(affine(lhs), -1)
+            # Over integers a < b is b - a - 1 >= 0.
             return form.plus(Affine(1), -1) if condition.op is BinaryOp.LT else form
     return None
 

@@ -108,6 +108,7 @@ def _remainder_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None
 
 def _units(form: IndexForm, by: int, ranges: Ranges) -> tuple[int, IndexForm, IndexForm] | None:
     """The largest unit that divides `by`, how many units the form is, and the rest, which is less than one."""
+    # The largest unit first: it leaves the smallest numbers to divide.
     for unit in sorted({gcd(by, coefficient) for coefficient in form.terms.values()}, reverse=True):
         if 1 < unit < by:
             units, rest = _divide(form, unit)
@@ -184,6 +185,7 @@ def join_digits(form: IndexForm) -> IndexForm:
         else:
             digits.append((digit, weight))
     fewer = digits
+    # Each step joins two digits, so it ends after as many steps as there are digits.
     while (pair := next(_pairs(fewer), None)) is not None:
         fewer = _join_pair(fewer, *pair)
     if len(fewer) == len(digits):

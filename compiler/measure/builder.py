@@ -55,6 +55,7 @@ class LocalBuilder:
         self.lane = tuple(lane)
         self.timeout_s = float(timeout)
         self.build_func = _path_of(build_func)
+        # As many as there are CPUs beside the timed ones; a build on those would disturb a timing.
         self.n_steady = min(self.n_parallel, len(others))
         initializer = "retune.compiler.runtime.affinity:bind_process"
         bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self.n_steady)]
@@ -106,6 +107,7 @@ class LocalBuilder:
 
         def stream_from(_: int) -> Iterator[object]:
             worker.renew()
+            # The task, with its graph, travels once to each process, the steps of a candidate each time.
             if not worker.call(f"{_WORKER}:knows", key, timeout_s=worker.start_timeout_s):
                 worker.call(f"{_WORKER}:remember", key, task, self.build_func, timeout_s=worker.start_timeout_s)
             return worker.stream(

@@ -45,6 +45,7 @@ class _Gpu:
     def flush(self) -> None:
         """Queue more writing than the cache holds."""
         if self.spare is None:
+            # Twice the cache, as for CPUs: one sweep then replaces everything in it.
             self.spare = self.array((2 * max(self.cache, 1 << 20),), "uint8")
         self.driver.fill(self.spare.address, 0, self.spare.nbytes, self.stream)
 

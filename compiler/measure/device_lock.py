@@ -106,7 +106,7 @@ def _opened(path: Path) -> int:
             try:
                 handle = os.open(path, safe)
             except FileNotFoundError:
-                # O_EXCL: never a file or link that somebody else put there meanwhile.
+                # O_EXCL: never a file or link that another user put there meanwhile.
                 handle = os.open(path, safe | os.O_CREAT | os.O_EXCL, 0o444)
         except FileExistsError:  # another process was quicker
             continue

@@ -126,6 +126,7 @@ class LocalRunner:
         )
         try:
             return [item for item in stream if isinstance(item, Measurement)]
+        # Programs are timed together here, so it is unknown which of them ended the worker.
         except RetuneError as error:
             _LOG.warning("%s: the best programs could not be timed in turn: %s", task.name, error)
             return None
@@ -162,6 +163,7 @@ class LocalRunner:
         try:
             self._prepare(task, artifacts[0])
         except WorkerFailedError as error:
+            # Killed from outside, as by the kernel's OOM killer or a user: no fault of the candidates.
             if error.from_outside:
                 raise
             return [self._without_reference(task, describe(error))] * len(artifacts)
@@ -169,6 +171,7 @@ class LocalRunner:
             raise
         except Exception as error:
             return [self._without_reference(task, describe(error))] * len(artifacts)
+        # After a crash the stream is resumed behind the culprit, with what was learned before it.
         done: list[float] = [best]
 
         def stream_from(first: int) -> Iterator[object]:
@@ -197,6 +200,7 @@ class LocalRunner:
         if self.options.check:
             if key not in self._references:
                 reference = self._reference_task(task)
+                # Built in the worker: a bug of the compiler must not end the run.
                 self._references[key] = self._worker.call(
                     _BUILD_REFERENCE, reference, *self._reference_recipe, timeout_s=_PREPARE_SECONDS
                 )

@@ -52,6 +52,7 @@ def _replies(request: bytes) -> Iterator[bytes]:
         for item in result if isinstance(result, Iterator) else (result,):
             yield pickle.dumps((ITEM, item), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
+        # A function's exception is an answer; only the death of the process is not.
         yield _encode_error(error, traceback.format_exc())
     else:
         yield pickle.dumps((END, None))
@@ -61,6 +62,7 @@ def _encode_error(error: Exception, text: str) -> bytes:
     """The exception itself where it survives pickling, and in any case its traceback."""
     try:
         encoded = pickle.dumps((ERROR, (error, text)))
+        # Some exceptions pickle but cannot be unpickled, when their constructor wants other arguments.
         pickle.loads(encoded)
     except Exception:  # whatever a foreign class does in its reduction
         return pickle.dumps((ERROR, (None, text)))
@@ -83,6 +85,7 @@ def main(handle: int, parent: int) -> None:
     faulthandler.enable()
     # A candidate that crashes is a result like others; writing its memory to a file takes seconds and gigabytes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    # Children would keep the pipe open, and the parent would not see this process end.
     os.set_inheritable(handle, False)
     threading.Thread(target=_end_with, args=(parent,), name="parent-watch", daemon=True).start()
     with Connection(handle) as connection:

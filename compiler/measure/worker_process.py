@@ -190,7 +190,7 @@ class WorkerProcess:
         ours, theirs = Pipe()
         with socket.socket(fileno=os.dup(ours.fileno())) as end:  # a worker that was stopped takes no large message
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
-        # A file and not a pipe: a worker that writes much would block on a full pipe nobody reads.
+        # A file and not a pipe: a worker that writes much would block on a pipe that is not read.
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         paths = [str(Path(entry).resolve()) for entry in sys.path]
         arguments = (str(theirs.fileno()), str(os.getpid()))

@@ -132,6 +132,7 @@ def _add(out: zipfile.ZipFile, file: BinaryIO, name: str, chunks: list[bytes | m
     start = file.tell() + _LOCAL.size + len(name.encode()) + _ZIP64_BYTES * large
     padding = -start % ALIGNMENT
     if padding:
+        # The extra field itself takes six bytes.
         padding += ALIGNMENT * (padding < 6)
         entry.extra = struct.pack("<3H", _PADDING, padding - 4, ALIGNMENT) + bytes(padding - 6)
     digest = hashlib.sha256()
@@ -208,6 +209,7 @@ class Archive:
         self._is_mapped = isinstance(source, Path)
         if isinstance(source, Path):
             with source.open("rb") as file:
+                # The mapping outlives the file object, and a rename of another file over it.
                 self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
                 self._entries = _directory(file, len(self._view))
         else:
@@ -244,6 +246,7 @@ class Archive:
 
     def _check_before(self, before: Mapping[str, Any] | None) -> None:
         if before is not None:
+            # Checked before the dynamic linker sees it: loading runs its constructors.
             code = self.before(int(before["bytes"]))
             if hashlib.sha256(code).hexdigest() != before["sha256"]:
                 raise ArtifactError("the code is damaged: its checksum differs")
@@ -301,6 +304,7 @@ class Archive:
         if entry.compress_type == zipfile.ZIP_STORED or not entry.file_size:
             content = packed
         else:
+            # Bounded by the declared size: a small part must not inflate to fill the memory.
             content = memoryview(zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, entry.file_size))
         if len(content) != entry.file_size:
             raise ValueError(f"{name} has {len(content)} of {entry.file_size} bytes")

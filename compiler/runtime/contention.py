@@ -41,6 +41,7 @@ class ContentionMeter:
         if self._threads > 1 and not self._files:
             return None
         used = self._account() - self._begun
+        # CPU time of one thread also shows what a hypervisor stole; run-queue delay of several does not.
         lost = elapsed_ns - used if self._threads == 1 else used
         return min(1.0, max(0.0, lost / max(elapsed_ns, 1)))
 
@@ -68,6 +69,7 @@ def _schedstat_files() -> list[int]:
     files = []
     try:
         for task in _TASKS.iterdir():
+            # Opened once: a file stays valid for the life of its thread.
             files.append(os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
     except OSError:  # a kernel without accounts, or a thread that has just ended
         for file in files:

@@ -59,6 +59,7 @@ def openmp_runtime(path: str = "") -> OpenMPRuntime:
 
 
 def _candidates() -> Iterator[str]:
+    # The system's first: other libraries of the process may use it, and a second pool would compete for the cores.
     yield from _SYSTEM_NAMES
     yield from _bundled_with_xgboost()
     yield from _OTHER_NAMES
@@ -72,11 +73,13 @@ def _bundled_with_xgboost() -> Iterator[str]:
         return
     for file in files:
         if file.name.startswith("libgomp") and ".so" in file.name:
+            # Not imported: that would load the whole package, and its own settings.
             yield str(file.locate())
 
 
 def _load(path: str) -> OpenMPRuntime:
     with config.bounded_spinning():
+        # Global, so that kernels loaded as shared libraries find its functions by name.
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     symbols = {name: _address(library, name) for name in _REQUIRED}
     for name in _OPTIONAL:

@@ -20,6 +20,7 @@ _OURS = re.compile(r"\.[0-9A-Z]{26}(?:-(?P<space>[0-9a-f]{8})-(?P<pid>\d{1,9})-(
 def temporary_in(folder: Path) -> Path:
     """A fresh name in a folder that exists. The first call for a folder removes what killed writers left there."""
     remove_abandoned(folder)
+    # With its start time, since process numbers are reused.
     start = process_start(os.getpid())
     writer = "" if start is None else f"-{_short_space()}-{os.getpid()}-{start}"
     return folder / f".{ULID()}{writer}.tmp"
@@ -57,6 +58,7 @@ def process_space() -> str:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # Containers on one machine have separate process numbers, and a reboot starts them again.
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return str(ULID())
@@ -88,5 +90,6 @@ def is_gone(pid: int, start: int | None) -> bool:
 
 def _start_of(pid: int) -> int | None:
     """As `process_start`; None for one that has ended. Raises: OSError."""
+    # The name in parentheses may contain spaces and parentheses: read from the last one on.
     state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return None if state in b"ZX" else int(fields[18])

@@ -85,6 +85,7 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
         raise ScheduleError("bounds need every tile size; fill in the unknown lengths of the sketch first")
     bounds: dict[int, StageBounds] = {}
     extents: dict[LoopKey, Number] = {}
+    # Readers come after what they read, so a stage's region is known from all its readers when it is visited.
     for stage_id in range(len(state.stages) - 1, -1, -1):
         stage = state.stages[stage_id]
         if not isinstance(stage.op, ComputeOp) or isinstance(stage.location, Inlined):
@@ -212,6 +213,7 @@ def _region_read(
 def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:
     """The smallest value over the free loops, as a form of the fixed ones, and how far above it the index reaches."""
     free: Linear = Affine(0, {key: value for key, value in form.terms.items() if key not in fixed}, form.spread)
+    # Interval arithmetic over the free loops is exact: each occurs once in a linear form.
     low, high = free.limits(extents)
     held = {key: value for key, value in form.terms.items() if key in fixed}
     return Affine(form.const + low, held, 0, form.exact), high - low
@@ -228,6 +230,7 @@ def _hull(
     )
     if not same:
         first, second = low.hull(extents), other.hull(extents)
+        # Forms that move differently have no common form: the interval of both, which does not depend on the loops.
         start = np.minimum(first.const, second.const)
         end = np.maximum(first.const + first.spread + reach, second.const + second.spread + other_reach)
         return Affine(_number(start), {}, 0, False), _number(end - start)
@@ -245,6 +248,7 @@ def _clipped(low: Linear, reach: Number, full: Number) -> tuple[Linear, Number]:
     extent = reach + 1
     if isinstance(extent, int) and isinstance(full, int):
         return (Affine(), full) if extent >= full else (low, extent)
+    # A family of programs: where the region is the whole tensor its loops drop out, by a factor of 0.
     whole = extent >= full
     kept = np.where(whole, 0, 1)
     terms = {key: value * kept for key, value in low.terms.items()}

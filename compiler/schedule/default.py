@@ -94,6 +94,7 @@ def _large(state: State, stage_id: int) -> _Large | None:
     if rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
         return None
     columns, height = op.axes[-1].extent, op.axes[rows].extent
+    # A strip of 32 columns times this depth of float32 is 16 or 32 KiB: it stays in the first-level cache.
     depth = next((size for size in _DEPTHS if op.reduce_axes[0].extent % size == 0), 0)
     if not depth or columns % _STRIPS[0] or height % _ROWS[0] or height < _MANY_ROWS:
         return None
@@ -105,6 +106,7 @@ def _large(state: State, stage_id: int) -> _Large | None:
         return None
     source = state.dag.ops[right]
     nbytes = prod(source.shape) * item_bytes(source.dtypes[0])
+    # A factor that fits a cache is read from there again without a copy.
     return _Large(stage_id, right, rows, depth) if nbytes >= _CACHE_BYTES else None
 
 

@@ -108,6 +108,7 @@ def _inlined(state: State) -> State:
         read = bool(consumers(state, number)) and number not in state.dag.output_ids
         if stage.is_compute and read and not stage.has_reduce_iter and len(stage.op.shapes) == 1:
             inlined.add(number)
+    # From readers to what they read: chains collapse into the last stage.
     for number in sorted(inlined, reverse=True):
         state = state.apply(ComputeInline(number))
     return state
@@ -116,6 +117,7 @@ def _inlined(state: State) -> State:
 def _cut(state: State, number: int) -> tuple[State, int]:
     """A very long reduction of few results as pieces and their join, which has the number that is returned."""
     results, terms = _sizes(state, number)
+    # Pieces must be long, or the second kernel costs more than the blocks gain.
     most = min(_MOST_PIECES // results, terms // _PIECE)
     pieces = next((count for count in range(most, 1, -1) if terms % count == 0), 1)
     if pieces == 1:

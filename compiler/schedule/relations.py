@@ -38,6 +38,7 @@ def split_extents(extent: Number | None, relation: SplitRelation) -> list[Number
             rest = None
             continue
         extents[part] = np.minimum(length, rest) if _is_array(length, rest) else min(length, rest)
+        # Rounded up: the last part may run over the end, which a guard then cuts off.
         rest = ceil_div(rest, length)
     extents[0 if relation.inner_to_outer else count - 1] = rest
     return extents
@@ -85,6 +86,7 @@ def unsplit(
     `scale` multiplies a value by a number.
     """
     values = dict(loops)
+    # Backwards in time: the last transformation is undone first.
     for relation in reversed(relations):
         if isinstance(relation, FuseRelation):
             if relation.fused in values:

@@ -220,6 +220,7 @@ class State:
                 f"{op.name}: it calls the function {op.call.function} and has no loops to transform; schedule the "
                 "stages around it"
             )
+        # States are immutable and share stages, so thousands of candidates of a sketch cost little memory.
         after = step.apply(self)
         return State(after.dag, after.stages, (*self.steps, step))
 

@@ -42,6 +42,7 @@ def template_state(dag: ComputeDAG, steps: Sequence[Step]) -> State:
         step = filled[number]
         if isinstance(step, Split) and None in step.lengths and isinstance(filled[number + 1], Rfactor):
             factors = prime_factors(step.extent)
+            # Any factor will do: the structure after a factored reduction is the same for all but length 1.
             filled[number] = replace(step, lengths=(factors[0][0] if factors else 1,))
     return replay(dag, filled)
 
@@ -119,6 +120,7 @@ def _bound_plain(state: State, stage: int, context: SketchContext) -> State:
     first = loops[0] if loops else 0
     warp = context.hardware.warp_size
     longest = prod(extents.get(name, 1) for name in origins)
+    # One block suffices; splitting would only add a loop of one iteration.
     if longest <= warp:
         return state.apply(Annotate(stage, first, _THREAD))
     extent = state.stages[stage].iters[first].extent

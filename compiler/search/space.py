@@ -317,8 +317,10 @@ class SketchSpace:
         fitting = [number for number, moves in enumerate(self.placements) if rest[: len(moves)] == moves]
         if not fitting:
             return None
+        # One placement may be a prefix of another: the longest match is meant.
         row[self.layout.placement] = max(fitting, key=lambda number: len(self.placements[number]))
         self._read_choices(row, rest)
+        # A round trip decides: steps in another order, or that normal form would change, are not of this space.
         return row if row.min() >= 0 and self.steps(row) == tuple(steps) else None
 
     def _read_choices(self, row: Rows, steps: Sequence[Step]) -> None:
@@ -373,6 +375,7 @@ class GpuSketchSpace(SketchSpace):
         if not len(rows):
             return rows
         kept = np.zeros(count, dtype=np.bool_)
+        # Rejection sampling keeps the distribution over legal programs; the number of attempts bounds its time.
         for _ in range(self.options.sample_attempts):
             for which, group in self.groups(rows[~kept]):
                 kept[np.flatnonzero(~kept)[which]] = self.legal(group)
@@ -428,6 +431,7 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
     taken = [number for number in range(len(kinds)) if state.attached_at(stage, number)]
     depth = 0
     if isinstance(described.location, Root):
+        # Fusing past a loop with a stage inside it would compute that stage more often.
         while depth < len(kinds) and depth in free and depth - 1 not in taken:
             depth += 1
     spatial = sorted(free)

@@ -139,6 +139,7 @@ class Reduce(Expr):
             return tuple(identity.value for identity in self.combiner.identities)
         if self.combiner in ("sum", "prod"):
             return (0 if self.combiner == "sum" else 1,)
+        # The identity of a maximum is the least value, so an empty reduction has a defined result.
         return (smallest(self.dtype) if self.combiner == "max" else largest(self.dtype),)
 
     def join(self, lhs: Sequence[Expr], rhs: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -417,6 +418,7 @@ class Tensor:
 
     def _place(self, value: Operand) -> Expr:
         index = as_expr(value, INDEX) if isinstance(value, int) else as_expr(value)
+        # Caught where it is written: lowering would name only the loops.
         if is_float(index.dtype) or index.dtype == BOOL:
             raise DefinitionError(f"{self.name} is read at {index}, which is {index.dtype}; cast it to an integer")
         return index
@@ -448,6 +450,7 @@ def _element(operand: Tensor | Operand, axes: Sequence[Axis]) -> Operand:
     """The element of an operand at axes of a shape that it broadcasts to."""
     if not isinstance(operand, Tensor):
         return operand
+    # NumPy's rule: shapes are aligned at their last dimension, and extent 1 repeats.
     own = axes[len(axes) - operand.ndim :]
     places = (Const(0, INDEX) if extent == 1 else axis for axis, extent in zip(own, operand.shape, strict=True))
     return TensorRead(operand, tuple(places))

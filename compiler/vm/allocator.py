@@ -91,6 +91,7 @@ class PooledAllocator(Allocator):
 
     def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:
         """As `Allocator.array`. The memory comes back when neither the array nor a view of it is left."""
+        # Whole pages: fewer different sizes, so more blocks fit again.
         wanted = nbytes + -nbytes % _PAGE or _PAGE
         returned, leases = self._returned, self._leases
         while returned:
@@ -102,6 +103,7 @@ class PooledAllocator(Allocator):
             kept = self._free.get(wanted)
             block = kept.pop() if kept else self._near(wanted) or self._new(wanted)
         array: Array = np.ndarray(shape, dtype, block.memory)
+        # `deque.append` is atomic: the callback may run in any thread, at any allocation, so it takes no lock.
         lease = weakref.ref(array, returned.append)
         leases[id(lease)] = lease, block
         return array, block.address
@@ -116,6 +118,7 @@ class PooledAllocator(Allocator):
             block = _Block(wanted)
         except MachineError:
             self.reserved -= sum(size * len(blocks) for size, blocks in self._free.items())
+            # Memory that is kept may be what the system lacks: give all of it back and try once more.
             self._free.clear()
             block = _Block(wanted)
         self.reserved += wanted

@@ -76,6 +76,7 @@ def decode_image(data: bytes) -> ProgramImage:
         version = source.text()
         if version not in _READABLE:
             raise ArtifactError(f"the bytecode has version {version!r}; this Retune reads {' and '.join(_READABLE)}")
+        # After the version, which says who wrote it, and before anything else is read.
         if hashlib.sha256(source.data).digest() != data[-_DIGEST:]:
             raise ArtifactError("the bytecode is damaged or cut off: its checksum differs")
         return _image(source)

@@ -41,15 +41,18 @@ class Interpreter:
         try:
             while True:
                 here = following
+                # Direct-threaded code: each step returns where to go on, no opcode is decoded at run time.
                 following = steps[here](registers)
                 if following >= 0:
                     continue
                 if following == CALL:
                     if len(frames) >= _MOST_FRAMES:
                         raise MachineError(f"calls are nested more than {_MOST_FRAMES} deep")
+                    # Frames in a list: recursion in bytecode must not exhaust Python's stack.
                     frames.append((function, steps, registers, control.back, control.dst))
                     function, following = control.function, 0
                     steps, registers = steps_of(function), self._frame(function, control.args)
+                    # Arguments must not stay alive longer than the frame that uses them.
                     control.args = ()
                     continue
                 value, control.value = control.value, None

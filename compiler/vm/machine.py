@@ -146,6 +146,7 @@ class VirtualMachine:
         place = names.index(key) if isinstance(key, str) and key in names else key
         if isinstance(place, (str, bool)) or not isinstance(place, (int, np.integer)) or not 0 <= place < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
+        # Checked outside the lock: only the assignment needs it.
         checked = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
         with self.lock:
             held = list(self._inputs.get(func_name) or [None] * len(params))
@@ -170,6 +171,7 @@ class VirtualMachine:
         with self.lock:
             if args or kwargs:
                 self.set_input(func_name, *args, **kwargs)
+            # Raises if another thread has set inputs since: calls with arguments are atomic, split ones are checked.
             self._claims.take_inputs()
             number, inputs = self._call(func_name)
             return result(self._interpreter.run(number, inputs), inputs)
@@ -247,6 +249,7 @@ class VirtualMachine:
         )
         if not end_to_end:
             return evaluator(lambda: self.invoke(func_name))
+        # Fresh copies each time, as a caller's arrays would be: reused ones would stay in the cache.
         copies = [each.copy() if isinstance(each, np.ndarray) else each for each in self._call(func_name)[1]]
 
         def whole() -> None:

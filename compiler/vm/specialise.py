@@ -106,6 +106,7 @@ class RegionCompiler:
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
         """Where regions are compiled in the background, one after the other."""
+        # One thread: compilations would compete with each other and with the calls for cores.
         return ThreadPoolExecutor(1, "retune-vm")
 
     def region(self, name: str, stored: StoredRegion, *, is_host: bool) -> Callee:
@@ -134,6 +135,7 @@ class RegionCompiler:
     def tell(self, name: str, shapes: Mapping[str, Shape], error: Exception) -> None:
         """Say, once for each error, that a region could not be compiled."""
         text = f"{type(error).__name__}: {error}"
+        # Once for each cause: a shape is met on every call.
         if text not in self._told:
             self._told.add(text)
             where = None if isinstance(error, RetuneError) else error  # which is a bug of ours
@@ -210,6 +212,7 @@ class SpecialisedRegion:
         shapes = tuple([array.shape for array in inputs])
         if not self._needed:
             return shapes, ()
+        # By content: equal values in different arrays make the same graph.
         return shapes, tuple((name, array.tobytes()) for name, array in self._values(inputs).items())
 
     def _values(self, inputs: Sequence[Array]) -> dict[str, Array]:
@@ -245,6 +248,7 @@ class SpecialisedRegion:
         with self._lock:
             self._entries[self._key(inputs)] = entry
             while len(self._entries) > self._compiler.options.specialisations:
+                # LRU: a server that sees ever new lengths must not keep kernels of all of them.
                 self._entries.popitem(last=False)
         return entry
 

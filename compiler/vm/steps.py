@@ -104,6 +104,7 @@ class VMContext:
 
 def carve(storage: Storage, offset: int, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
     """An array in a storage. Raises: MachineError when it does not fit there."""
+    # Bytecode is data from a file: every size is checked before memory is touched.
     nbytes = dtype.itemsize
     for extent in shape:
         if extent < 0:
@@ -175,6 +176,7 @@ def _ret(i: Ret, _: int, context: VMContext) -> Step:
 
 
 def _invoke(i: Invoke, here: int, context: VMContext) -> Step:
+    # A local of the closure saves an attribute lookup in every call.
     control = context.control
 
     def step(registers: Registers) -> int:
@@ -336,6 +338,7 @@ def _get_tag(i: GetTag, here: int, _: VMContext) -> Step:
 
 
 def _load_consti(i: LoadConsti, here: int, _: VMContext) -> Step:
+    # Made once, when the step is: a loop loads the same constant each time.
     number = fixed(aligned_copy(np.array([i.value], np.int64)))
 
     def step(registers: Registers) -> int:

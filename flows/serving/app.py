@@ -41,6 +41,7 @@ class _Metrics:
     """The metrics of one application, in its own registry."""
 
     def __init__(self, queues: Mapping[str, RequestQueue]) -> None:
+        # Not the global one, where a second application in the process would collide.
         self.registry = CollectorRegistry()
         named = ("model",)
         self.requests = Counter("retune_requests", "Requests by outcome", (*named, "code"), registry=self.registry)
@@ -152,6 +153,7 @@ async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
+        # Checked while it arrives: a client must not be able to fill the memory.
         if len(body) > most:
             return _refuse(413, f"the request has more than the {most} bytes that the inputs of {name} can take")
     try:

@@ -38,6 +38,7 @@ class Model:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array of the right shape and type for every input."""
+        # An executor has one set of inputs: the queue hands each to one thread at a time.
         executor = self._idle.get()
         try:
             executor.run(**inputs)

@@ -63,6 +63,7 @@ class RequestQueue:
         Raises: QueueFullError; OptionError for a shape that does not fit.
         """
         rows = self._check(inputs)
+        # A request that could start at once does not count as waiting.
         if len(self._waiting) >= self._capacity + (self._instances - len(self._running)):
             raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later")
         one = _Waiting(inputs, rows, time.monotonic() + self._batch_seconds)
@@ -97,6 +98,7 @@ class RequestQueue:
             is_full = sum(one.rows for one in self._waiting) >= self.rows
             left = self._waiting[0].due - time.monotonic()
             if not is_full and left > 0:
+                # One timer for the oldest request: those behind it share its run or get the next.
                 if self._timer is None:
                     self._timer = asyncio.get_running_loop().call_later(left, self._due)
                 return
@@ -128,6 +130,7 @@ class RequestQueue:
         loop = asyncio.get_running_loop()
         began = time.perf_counter()
         try:
+            # In a thread: the event loop answers other requests while a network runs; kernels release the GIL.
             found = await loop.run_in_executor(self._threads, self._compute, [one.inputs for one in live])
         except Exception as error:
             for one in live:

@@ -119,6 +119,7 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
         row = _split(builder, node.inputs[7], number)
         peepholes = tuple(taken(builder, row, 0, range(i * hidden, (i + 1) * hidden)) for i in range(3))
     flat = write("reshape", data, shape=(steps * batch, inputs))
+    # Inputs of all steps are known beforehand: one large product instead of one a step.
     product = write("add", write("dense", flat, write("transpose", weight, perm=(1, 0))), bias)
     whole = write("reshape", product, shape=(steps, batch, size))
     x = tuple(_split(builder, whole, step) for step in range(steps))

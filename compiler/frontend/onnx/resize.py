@@ -49,6 +49,7 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _along(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
     """The matrix, (new, old), applied along an axis."""
     shape, dtype = builder.value(x).shape, builder.value(x).dtype
+    # Nearest neighbor: a gather moves bytes, a product would multiply by zeros.
     if ((matrix == 1).sum(axis=1) == 1).all() and ((matrix != 0).sum(axis=1) == 1).all():
         return taken(builder, x, axis, [int(place) for place in matrix.argmax(axis=1)])
     rank = len(shape)
@@ -134,6 +135,7 @@ def _row(node: OnnxNode, place: float, extent: int, scale: float) -> Array:
     if node.integer("exclude_outside", 0):
         weights = np.where((found >= 0) & (found < extent), weights, 0.0)
     weights = weights / weights.sum()
+    # Unbuffered addition: several taps may be clipped to the same edge element.
     np.add.at(row, np.clip(found, 0, extent - 1), weights)
     return row
 
@@ -143,6 +145,7 @@ def _kernel(mode: str, distance: float, a: float) -> float:
     d = abs(distance)
     if mode == "linear":
         return max(0.0, 1.0 - d)
+    # Keys' cubic convolution kernel with parameter a.
     if d <= 1:
         return (a + 2) * d**3 - (a + 3) * d**2 + 1
     return a * (d**3 - 5 * d**2 + 8 * d - 4) if d < 2 else 0.0

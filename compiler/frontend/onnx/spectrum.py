@@ -19,6 +19,7 @@ from retune.compiler.graph.ir import Array
 
 def _waves(length: int, frequencies: int, *, inverse: bool) -> Array:
     """exp(∓2πi n f / length) as an array of (length, 2, frequencies, 2): parts of the number by parts of the result."""
+    # The product is reduced modulo the length first: cos of a large argument would lose digits.
     angles = 2 * np.pi * (np.outer(np.arange(length), np.arange(frequencies)) % length) / length
     real, imaginary = np.cos(angles), (np.sin(angles) if inverse else -np.sin(angles))
     waves = np.empty((length, 2, frequencies, 2))
@@ -31,6 +32,7 @@ def _to_real(length: int, given: int) -> Array:
     """The inverse of a transform of real numbers, of which the first half is given: (given, 2, length, 1)."""
     waves = _waves(length, length, inverse=True).transpose(2, 1, 0, 3)[:given, :, :, :1].copy()
     mirrored = np.arange(given)
+    # A real signal's spectrum is Hermitian: inner frequencies stand for their mirror images too.
     waves[(mirrored > 0) & (2 * mirrored < length)] *= 2
     return waves
 
@@ -105,6 +107,7 @@ def _mel_weights(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     names = ("the number of bands", "the length", "the sample rate", "the lowest", "the highest frequency")
     bands, length, rate, low, high = (node.array(builder, i, what).item() for i, what in enumerate(names))
     bins = int(length) // 2 + 1
+    # The HTK formula of the mel scale, as ONNX defines it.
     ends = 2595 * np.log10(1 + np.array([low, high]) / 700)
     edges = 700 * (10 ** ((np.arange(bands + 2) * (ends[1] - ends[0]) / (bands + 2) + ends[0]) / 2595) - 1)
     places = ((length + 1) * edges // rate).astype(int)

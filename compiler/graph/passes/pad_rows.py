@@ -52,6 +52,7 @@ def even(extent: int) -> int:
     """The extent itself where a tile divides it, else the next multiple of `_LANES`, or if that is far the next one
     that a tile divides.
     """
+    # Ends: among any 14 successive numbers a tile divides one.
     divided = next(longer for longer in range(extent, 2 * extent) if any(longer % tile == 0 for tile in _TILES))
     vectors = -(-extent // _LANES) * _LANES
     return vectors if divided > extent and _SPARE * (vectors - extent) <= extent else divided

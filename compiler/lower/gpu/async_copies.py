@@ -81,6 +81,7 @@ _COPIES: RulesInScope = {Store: _copy_element, For: _copy_vector}
 
 def _in_pieces(loop: For, store: Store, ranges: Ranges) -> Stmt | None:
     """A vector loop as copies of fewer lanes, the most that can be copied at once."""
+    # Halved until alignment allows it: cp.async takes 4, 8 or 16 bytes.
     width = loop.extent // 2
     while width and loop.extent % width == 0:
         piece, lane = Var(f"{loop.var.name}.piece"), Var(f"{loop.var.name}.lane")

@@ -93,6 +93,7 @@ def _steps_of(main: For) -> _Steps | None:
             *started,
             CommitGroup() as commit,
             For(kind=LoopKind.UNROLL, body=For(kind=LoopKind.THREAD_X) as lane) as step,
+            # With an odd number the sets would swap roles each iteration, and register numbers must be literals.
         ) if step.extent % _SETS == 0:
             buffers, body = allocated(lane.body, "local")
             statements = statements_of(body)

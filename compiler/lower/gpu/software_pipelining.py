@@ -56,8 +56,11 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         first.extend((start(const(number), const(number)), CommitGroup()))
     later = loop.var + (depth - 1)
     iteration = block(
+        # Groups complete in order: with depth - 1 in flight, all but depth - 2 done means that this iteration's copy
+        # is.
         WaitGroup(depth - 2),
         Barrier(),
+        # An empty group is committed at the end of the loop, so that the number to wait for stays the same.
         If(later < loop.extent, start(later, later % depth)),
         CommitGroup(),
         select_copy(compute, buffers, loop.var % depth, depth),

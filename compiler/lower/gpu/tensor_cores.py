@@ -128,6 +128,7 @@ class TensorBuilder(KernelBuilder):
 
         row, column = indices[1:]
         inner_row, inner_column = known(row % ROWS), known(column % COLUMNS)
+        # PTX ISA, accumulators of mma.m16n8: lane 4 r + c / 2 holds row r of each 8 x 8 matrix, two columns.
         lane = known(known(inner_row % MATRIX) * 4 + known(inner_column // 2))
         if affine(lane) != affine(product.lane):
             raise LoweringError(
@@ -135,6 +136,7 @@ class TensorBuilder(KernelBuilder):
                 f"the warp, but it lies in lane {lane}; split the loops over a fragment by (2, 8) and (4, 2) and bind "
                 "the parts of 8 and 4, fused, to threadIdx.x"
             )
+        # Each lane holds four sums: two adjacent columns of the upper half, then of the lower.
         element = known(inner_row // MATRIX) * 2 + known(inner_column % 2)
         return known(row // ROWS), known(column // COLUMNS), as_index(affine(element))
 
@@ -171,6 +173,7 @@ class TensorBuilder(KernelBuilder):
         if self.products and name.endswith((LEFT, RIGHT)) and isinstance(leaf, Store):
             running = self.overruns(stage_id)
             ended = [guard for guard in guards if guard not in running]
+            # Zeros beyond the matrix add nothing to the sums, so products need no guards.
             guards = [guard for guard in guards if guard in running]
             value = leaf.value
             for guard in ended:
@@ -309,6 +312,7 @@ class _Fragments:
         depth = matrix % 2 * MATRIX
         column, depth = (const(0), depth + line) if transposed else (line, depth)
         at: dict[Expr, Expr] = {self.loops[3].var: column, self.loops[4].var: depth}
+        # `ldmatrix.x4` fills two fragments of 16 x 8 at once; an odd number takes `.x2`, one by one.
         if self.product.columns % 2:
             return self.each(loop, self.matrices(fragment, self.fragment[1], source, at, 2, transposed))
         pairs, pair = self.product.columns // 2, Var(f"{loop.var.name}.pair")
@@ -328,6 +332,7 @@ class _Fragments:
         position: Expr = const(0)
         for index, extent in zip(place.indices, source.buffer.shape, strict=True):
             position = position * extent + index
+        # `ldmatrix` faults on rows that are not aligned to 16 bytes, eight halves.
         if divisor(position) % MATRIX:
             raise LoweringError(
                 f"{self.name}: rows of {source.buffer} do not start at multiples of 16 bytes; align its storage"
