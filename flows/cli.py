@@ -21,6 +21,10 @@ from retune.flows.toplevel import guarded
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
     "compile": ("compile:compile_network", "Compile a network with the best records there are, measuring nothing."),
+    "export": (
+        "export:export",
+        "Export a network to another runtime: an ONNX file, and a library of custom operators for it.",
+    ),
     "networks": ("networks:networks", "List the networks of the zoo."),
     "run": ("networks:run", "Time a compiled network on inputs of zeros."),
     "explain": (

@@ -7,6 +7,7 @@
     y = fast(x)
     fast.save("model.retune")
     fast = retune.load("model.retune")
+    fast.export("model.onnx")                # for ONNX Runtime, with a library beside it
     print(fast.report())
     print(retune.explain(fast, "conv2d_3x3"))  # its schedule, code and limit
 
@@ -18,7 +19,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retune.api import compile, explain, load, profile, tune
+    from retune.api import compile, explain, export, load, profile, tune
     from retune.compiler.driver.explain import Explanation
     from retune.compiler.errors import RetuneError
     from retune.network import Network, NetworkReport
@@ -28,6 +29,7 @@ __version__ = metadata.version("retune")
 _HOMES = {
     "compile": "retune.api",
     "explain": "retune.api",
+    "export": "retune.api",
     "load": "retune.api",
     "profile": "retune.api",
     "tune": "retune.api",
@@ -40,7 +42,7 @@ _HOMES = {
 
 __all__ = [
     "Explanation", "Network", "NetworkReport", "RetuneError", "__version__",
-    "compile", "explain", "load", "profile", "tune",
+    "compile", "explain", "export", "load", "profile", "tune",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The functions of `import retune`: compile, tune, load, profile."""
+"""The functions of `import retune`: compile, tune, load, export, profile."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.explain import Explanation
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.shared_library import is_shared_library
@@ -24,6 +25,7 @@ from retune.compiler.vm import library as vm_library
 from retune.compiler.vm.executable import Executable
 from retune.flows.commands.arguments import home_of
 from retune.flows.commands.compile import HOST, known_records
+from retune.flows.commands.export import export_model
 from retune.flows.kernel_explainer import KernelExplainer
 from retune.flows.parameters import TuneJob
 from retune.models import model_of
@@ -137,6 +139,36 @@ def load(path: str | Path) -> Network:
     if not is_shared_library(path) and kind_of(path) == vm_library.KIND:
         return Network(Executable.load(path))
     return Network(Library.load(path))
+
+
+def export(
+    model: Any,
+    path: str | Path,
+    *args: Any,
+    runtime: str = "onnxruntime",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+    target: str | None = None,
+    store: str | Path | None = None,
+    **kwargs: Any,
+) -> ExportedModel:
+    """Write a model for another runtime, compiled with the best programs that the store has; nothing is measured.
+
+    For ONNX Runtime these are NAME.onnx and NAME.so, a library of custom operators. Nodes that Retune cannot compile
+    stay as they are, between compiled parts. `model` may be a compiled network too, as `Network.export` takes it; the
+    other arguments are as for `compile`.
+    Raises: ModelError when no node can be imported; OptionError, TargetError, StoreError; as `Network.export`.
+    """
+    if isinstance(model, Network):
+        if args or kwargs or shapes or threads or target:
+            raise OptionError("the network is compiled: inputs, shapes, threads and target are for models")
+        return model.export(path, runtime=runtime)
+    check_runtime(runtime)
+    home = home_of(None if store is None else str(store))
+    known = model_of(model, args, kwargs, models_folder(store), dynamic=False)
+    options = TuneOptions.of(config.load(), target=target, threads=_thread_count(threads))
+    _shape_texts(shapes)
+    return export_model(known.source, path_of(path), options, shapes or {}, home)[0]
 
 
 def profile(network: Network, *args: Any, **kwargs: Any) -> NetworkReport:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.onnx_export import ExportedModel, check_runtime, export_network
 from retune.compiler.errors import NotYetError, OptionError
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.library import Library
@@ -20,6 +21,7 @@ from retune.compiler.executor.plan import READ_ONLY, BufferSpec
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu, on_gpu
+from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.readable import count, milliseconds
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.machine import VirtualMachine
@@ -181,6 +183,18 @@ class Network:
         Raises: ArtifactError for another ending, or when the file cannot be written.
         """
         return self._program.export_library(path)
+
+    def export(self, path: str | Path, *, runtime: str = "onnxruntime") -> ExportedModel:
+        """Write the network for another runtime: for ONNX Runtime NAME.onnx, and NAME.so for
+        `SessionOptions.register_custom_ops_library`. The network there takes and returns the tensors of this one.
+
+        Raises: OptionError for another runtime, or a network of dynamic shapes; ArtifactError for another ending, a
+        network for a GPU or from a shared library, when there is no linker, or a file cannot be written.
+        """
+        check_runtime(runtime)
+        if not isinstance(self._program, Library):
+            raise OptionError("the network has dynamic shapes: compile it with fixed ones, shapes=..., to export it")
+        return export_network(self._program.network, path_of(path))
 
     def benchmark(self, *, repeat: int = 20) -> float:
         """The median latency of `repeat` runs, in seconds, on zeros. Raises: OptionError."""

@@ -19,6 +19,7 @@ from retune.compiler.target import Target
 def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()  # of modules that hold assembly
 
 
 def llvm_version() -> str:

@@ -84,9 +84,21 @@ def extract_network(
     UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
     machine = Target(target)
-    graph = optimize(load_network(network, shapes=dict(map(parse_shape, shapes))))
-    cut = partition(graph, machine, hardware_of(machine, threads), winograd_for(machine) if winograd else ())
-    return ExtractedNetwork(network, machine, threads, graph, cut)
+    return extract_part(
+        network, load_network(network, shapes=dict(map(parse_shape, shapes))), machine, threads, winograd
+    )
+
+
+def extract_part(
+    network: str, graph: Graph, target: Target, threads: int, winograd: bool = True, names: set[str] | None = None
+) -> ExtractedNetwork:
+    """Optimise and cut a graph, which is `network` or a part of it. Kernels get other names than those in `names`, to
+    which theirs are added.
+    """
+    graph = optimize(graph)
+    rewrites = winograd_for(target) if winograd else ()
+    cut = partition(graph, target, hardware_of(target, threads), rewrites, names)
+    return ExtractedNetwork(network, target, threads, graph, cut)
 
 
 def check_network(network: str, shapes: Sequence[str] = (), target: str = "") -> None:

@@ -97,6 +97,27 @@ class CompiledNetwork:
                 )
         object.__setattr__(self, "_is_verified", not functions)
 
+    def require_cpu_code(self, what: str) -> None:
+        """Check that all kernels have object code for a CPU and call no Python function, as `what` needs.
+
+        Raises: ArtifactError that names a kernel which does not.
+        """
+        for kernel in self.kernels:
+            if kernel.device is not None:
+                raise ArtifactError(
+                    f"kernel {kernel.name} is code for {kernel.target}, and {what} is for a CPU; save the network as "
+                    ".retune"
+                )
+            if kernel.calls:
+                raise ArtifactError(
+                    f"kernel {kernel.name} calls {kernel.calls[0].function}, a function of Python, which {what} cannot "
+                    "hold; save the network as .retune"
+                )
+            if not kernel.object_code:
+                raise ArtifactError(
+                    f"kernel {kernel.name} was loaded from a shared library and has no object code, which {what} needs"
+                )
+
     def save(self, path: str | Path) -> Path:
         """Write one file and return its path; an existing file is replaced at once or not at all.
 

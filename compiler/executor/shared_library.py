@@ -37,17 +37,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
     Raises: ArtifactError when none of the `linkers` is installed, it fails, a kernel calls a Python function or is for
     a GPU, or the file cannot be written.
     """
-    for kernel in network.kernels:
-        if kernel.device is not None:
-            raise ArtifactError(
-                f"kernel {kernel.name} is code for {kernel.target}, and a shared library is for a CPU; save the "
-                "network as .retune"
-            )
-        if kernel.calls:
-            raise ArtifactError(
-                f"kernel {kernel.name} calls {kernel.calls[0].function}, a function of Python, which a shared library "
-                "cannot hold; save the network as .retune"
-            )
+    network.require_cpu_code("a shared library")
     with atomic_write(path) as temporary:
         link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
         append_archive(temporary, _KIND, VERSION, network_parts(network, with_code=False))

@@ -7,6 +7,7 @@ from retune.compiler.errors import ModelFormatError
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import Constants, load_model
 from retune.compiler.frontend.onnx.model_file import read_model
+from retune.compiler.frontend.onnx.offload import OffloadedModel, offload_model
 from retune.compiler.frontend.onnx.program import Dimensions, load_program
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.program import Program
@@ -23,6 +24,16 @@ def load_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | Non
     if name_or_path in zoo.NAMES:
         return load_model(zoo.build(name_or_path), name=name_or_path, shapes=shapes)
     return load_model(_existing(name_or_path), shapes=shapes)
+
+
+def offload_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> OffloadedModel:
+    """Import what can be imported of a network; the other nodes stay as they are.
+
+    Raises: as `load_network`; UnsupportedOperatorError when no node can be imported.
+    """
+    if name_or_path in zoo.NAMES:
+        return offload_model(zoo.build(name_or_path), name=name_or_path, shapes=shapes)
+    return offload_model(_existing(name_or_path), shapes=shapes)
 
 
 def load_network_program(

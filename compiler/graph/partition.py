@@ -108,8 +108,15 @@ class Layer:
     weight: int
 
 
-def partition(graph: Graph, target: Target, hardware: HardwareParams, rewrites: Sequence[Rewrite] = ()) -> Partition:
+def partition(
+    graph: Graph,
+    target: Target,
+    hardware: HardwareParams,
+    rewrites: Sequence[Rewrite] = (),
+    names: set[str] | None = None,
+) -> Partition:
     """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives that its tasks may have.
+    `names` are those of other kernels, which its own, that are added, must differ from.
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
     """
@@ -118,7 +125,7 @@ def partition(graph: Graph, target: Target, hardware: HardwareParams, rewrites: 
     tasks: dict[str, SearchTask] = {}
     weights: dict[str, int] = {}
     tunable: dict[str, bool] = {}
-    names: set[str] = set()
+    names = set() if names is None else names
     kernels = []
     alternatives: list[Alternative] = []
     for group in fusion.groups:

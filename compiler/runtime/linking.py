@@ -21,20 +21,30 @@ def link_objects(
     linkers: Sequence[str] = LINKERS,
     libraries: Sequence[str] = (),
     build_id: bytes = b"",
+    exports: Sequence[str] = (),
 ) -> None:
     """Link objects into the shared library at `path`, which needs `libraries` (file names, such as libgomp.so.1) and
-    holds `build_id` as its build id.
+    holds `build_id` as its build id. It exports the symbols in `exports`, by default all.
 
     Raises: ArtifactError when none of the `linkers` is installed, or it fails.
     """
     found = _linker(linkers)
     wanted = ["-Bsymbolic", *([f"--build-id=0x{build_id.hex()}"] if build_id else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        if exports:
+            script = Path(folder) / "exports"
+            script.write_text(f"{{ global: {' '.join(f'{name};' for name in exports)} local: *; }};\n")
+            wanted.append(f"--version-script={script}")
+        _run(found, objects, path, _options(found, wanted), [f"-l:{library}" for library in libraries], Path(folder))
+
+
+def _options(linker: str, wanted: Sequence[str]) -> list[str]:
+    """The options of a shared library, with those `wanted` of the linker itself."""
     options = ["-shared", "-z", "noexecstack"]
-    if "ld" in Path(found).name:
-        options += wanted
-    else:  # a compiler: it knows where libm is
-        options += [*(f"-Wl,{option}" for option in wanted), "-nostartfiles", "-lm"]
-    _run(found, objects, path, options, [f"-l:{library}" for library in libraries])
+    if "ld" in Path(linker).name:
+        return [*options, *wanted]
+    # a compiler: it knows where libm is
+    return [*options, *(f"-Wl,{option}" for option in wanted), "-nostartfiles", "-lm"]
 
 
 def _linker(linkers: Sequence[str]) -> str:
@@ -47,16 +57,17 @@ def _linker(linkers: Sequence[str]) -> str:
     return found
 
 
-def _run(linker: str, objects: Sequence[bytes], path: Path, options: Sequence[str], libraries: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for number, code in enumerate(objects):
-            files.append(Path(folder) / f"{number}.o")
-            files[-1].write_bytes(code)
-        command = [linker, *options, "-o", str(path), *map(str, files), *libraries]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            raise ArtifactError(f"the linker {linker} did not end within {_SECONDS} s") from None
+def _run(
+    linker: str, objects: Sequence[bytes], path: Path, options: Sequence[str], libraries: Sequence[str], folder: Path
+) -> None:
+    files = []
+    for number, code in enumerate(objects):
+        files.append(folder / f"{number}.o")
+        files[-1].write_bytes(code)
+    command = [linker, *options, "-o", str(path), *map(str, files), *libraries]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ArtifactError(f"the linker {linker} did not end within {_SECONDS} s") from None
     if done.returncode:
         raise ArtifactError(f"the linker {linker} failed: {done.stderr.strip()[-1000:]}")

@@ -75,7 +75,7 @@ def compile_network(
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
     lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]
-    output.say("\n".join(lines), **_fields(coverage), network=path)
+    output.say("\n".join(lines), **coverage_fields(coverage), network=path)
 
 
 add_options(compile_network, tune_options("threads", "target", "winograd"), option_of)
@@ -97,7 +97,8 @@ def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str
     return {"target": str(extracted.target), "device": device, "threads": threads}
 
 
-def _fields(coverage: CoverageReport) -> dict[str, Any]:
+def coverage_fields(coverage: CoverageReport) -> dict[str, Any]:
+    """What `--json` says of a network's kernels."""
     fallbacks = [
         {"kernel": kernel.task, "task_key": kernel.workload_key, "uses": kernel.weight, "note": kernel.note}
         for kernel in coverage.fallbacks

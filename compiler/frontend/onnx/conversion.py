@@ -27,7 +27,7 @@ class Conversion:
     """Converts nodes by a table of converters; bodies of loops and conditions through the same door.
 
     `problems` are sentences about nodes that could not be converted; `solvable` of them would be solved by the values
-    of the inputs in `unknown`.
+    of the inputs in `unknown`. `failed` are the first results of these nodes.
     """
 
     def __init__(self, builder: GraphBuilder, converters: Mapping[str, Converter], opset: int) -> None:
@@ -37,6 +37,7 @@ class Conversion:
         self._count = 0
         self._lost: set[str] = set()
         self.problems: list[str] = []
+        self.failed: list[str] = []
         self.unknown: dict[str, None] = {}
         self.solvable = 0
 
@@ -57,25 +58,32 @@ class Conversion:
                 self.problems.append(f"the constant {tensor.name!r} cannot be read: {error}")
                 lost.add(tensor.name)
         for proto in graph.node:
-            if lost.intersection(proto.input) or not self._takes(proto, names):
+            if lost.intersection(proto.input):
                 lost.update(proto.output)
+                continue
+            if not self._takes(proto, names):
+                self._lose(proto)
                 continue
             try:
                 self._count_node(proto)
                 results = self._converters[proto.op_type](self._builder, self._node(proto, names))
             except UnsupportedOperatorError as error:
                 self._note(error)
-                lost.update(proto.output)
+                self._lose(proto)
             except MemoryError as error:
                 raise ModelError(f"{missing_operator(proto)} does not fit into the free memory") from error
             except _MISFITS as error:
                 why = str(error) or type(error).__name__
                 self.problems.append(f"{missing_operator(proto)}: its operands do not fit: {why}")
-                lost.update(proto.output)
+                self._lose(proto)
             else:
                 names.update(zip(proto.output, results, strict=False))
                 lost.difference_update(proto.output)
         return names
+
+    def _lose(self, proto: onnx.NodeProto) -> None:
+        self._lost.update(proto.output)
+        self.failed += [name for name in proto.output if name][:1]
 
     def _node(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> OnnxNode:
         def body(graph: onnx.GraphProto, operands: Sequence[str]) -> Sequence[str]:

@@ -95,7 +95,7 @@ def load_model(
     (UnknownValueError when all that is missing are values of inputs).
     """
     opened = open_model(source, name, constants)
-    inputs = _read_inputs(opened.model, shapes or {})
+    inputs = read_inputs(opened.model, shapes or {})
     check_operators(opened.model)
     check_model(opened.original)
     graph = _convert(opened.model, opened.name, inputs, opened.opset)
@@ -129,7 +129,10 @@ def open_model(
     return OpenedModel(name or "network", original, model, opset_of(model))
 
 
-def _read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
+def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
+    """The inputs of a model, with the shapes that the caller gives. Raises: ModelFormatError, DynamicShapeError,
+    UnsupportedOperatorError for an element type that we have not.
+    """
     values, dynamic = [], []
     for entry in fed_inputs(model, shapes):
         tensor = entry.type.tensor_type

@@ -86,7 +86,7 @@ class Partition:
     def function(self) -> Function:
         """The function; those that it calls are in the context by then."""
         results = [entry.name for entry in self._graph.output]
-        for node in _alive(self._graph.node, results):
+        for node in alive_nodes(self._graph.node, results):
             self._place(node)
         return Function(self._name, self._params, self._body(results), tuple(map(self._type, results)))
 
@@ -305,7 +305,7 @@ def _determining(nodes: Sequence[onnx.NodeProto], inputs: Sequence[str]) -> tupl
     return tuple(name for name in inputs if name in needs)
 
 
-def _alive(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
+def alive_nodes(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes that the results need."""
     needed, kept = set(results), []
     for node in reversed(nodes):

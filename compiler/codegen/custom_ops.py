@@ -1,0 +1,702 @@
+"""A library of custom operators for ONNX Runtime: each runs the plan of a compiled network.
+
+The library exports `RegisterCustomOps`, which a session calls with the table of ONNX Runtime's C functions. Its object
+is linked with those of the kernels and with one of their constants. An operator checks how many elements its inputs
+have, takes memory for intermediates from the session's allocator, and calls the kernels in the order of the plan, so
+runs may overlap. An input that is not aligned as kernels need it, such as most of NumPy's arrays, is copied first.
+
+Kernels call libgomp's functions for their parallel loops. The library has functions of its own by these names, hidden
+from others, which give the loops to the threads of the session: `intra_op_num_threads` counts, and no second pool of
+threads competes for the cores.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retune.compiler.codegen.cpu import compile_module
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Plan
+from retune.compiler.runtime.artifact import ALIGNMENT
+from retune.compiler.target import Target
+
+DOMAIN = "retune"
+"""The domain of the operators."""
+
+ENTRY = "RegisterCustomOps"
+
+TYPES = {
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+    "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16,
+}  # fmt: skip
+"""ONNX's numbers of element types."""
+
+_MOST_BYTES = 2**31 - 2**26
+"""Of constants: kernels and data of a library are at most 2 GiB apart, so that 32-bit offsets reach all of it."""
+
+_VERSION = 17
+"""Of ONNX Runtime's C interface: the first with `KernelContext_ParallelFor`. Newer ones contain older ones."""
+
+_FUNCTIONS = {
+    "CreateStatus": (0, "ptr", "i32, ptr"),
+    "CreateCustomOpDomain": (26, "ptr", "ptr, ptr"),
+    "CustomOpDomain_Add": (27, "ptr", "ptr, ptr"),
+    "AddCustomOpDomain": (28, "ptr", "ptr, ptr"),
+    "GetTensorMutableData": (51, "ptr", "ptr, ptr"),
+    "GetTensorShapeElementCount": (64, "ptr", "ptr, ptr"),
+    "GetTensorTypeAndShape": (65, "ptr", "ptr, ptr"),
+    "CreateCpuMemoryInfo": (69, "ptr", "i32, i32, ptr"),
+    "AllocatorAlloc": (75, "ptr", "ptr, i64, ptr"),
+    "AllocatorFree": (76, "ptr", "ptr, ptr"),
+    "KernelContext_GetInput": (90, "ptr", "ptr, i64, ptr"),
+    "KernelContext_GetOutput": (91, "ptr", "ptr, i64, ptr, i64, ptr"),
+    "ReleaseStatus": (93, "void", "ptr"),
+    "ReleaseMemoryInfo": (94, "void", "ptr"),
+    "ReleaseTensorTypeAndShapeInfo": (99, "void", "ptr"),
+    "ReleaseCustomOpDomain": (101, "void", "ptr"),
+    "ReleaseAllocator": (132, "void", "ptr"),
+    "KernelContext_GetAllocator": (253, "ptr", "ptr, ptr, ptr"),
+    "KernelContext_ParallelFor": (274, "ptr", "ptr, ptr, i64, i64, ptr"),
+}
+"""The functions of `OrtApi` that the library calls: place in the table, result, parameters."""
+
+_FIELDS = (
+    "CreateKernel", "GetName", "GetExecutionProviderType", "GetInputType", "GetInputTypeCount", "GetOutputType",
+    "GetOutputTypeCount", "KernelCompute", "KernelDestroy", "GetInputCharacteristic", "GetOutputCharacteristic",
+    "GetInputMemoryType", "GetVariadicInputMinArity", "GetVariadicInputHomogeneity", "GetVariadicOutputMinArity",
+    "GetVariadicOutputHomogeneity", "CreateKernelV2", "KernelComputeV2", "InferOutputShapeFn", "GetStartVersion",
+    "GetEndVersion", "GetMayInplace", "ReleaseMayInplace", "GetAliasMap", "ReleaseAliasMap",
+)  # fmt: skip
+"""The functions in `OrtCustomOp`, after its version."""
+
+_SHARED = {
+    "GetName": "@retune.name",
+    "GetExecutionProviderType": "@retune.provider",
+    "GetInputType": "@retune.input_type",
+    "GetInputTypeCount": "@retune.input_count",
+    "GetOutputType": "@retune.output_type",
+    "GetOutputTypeCount": "@retune.output_count",
+    "KernelDestroy": "@retune.destroy",
+    "GetInputCharacteristic": "@retune.zero",
+    "GetOutputCharacteristic": "@retune.zero",
+    "GetInputMemoryType": "@retune.zero",
+    "CreateKernelV2": "@retune.create",
+    "GetStartVersion": "@retune.first_version",
+    "GetEndVersion": "@retune.last_version",
+}
+"""Those that are the same for all operators; what differs is kept behind the functions, from byte 208 on."""
+
+_SUPPORT = """
+@retune.api = internal global ptr null
+@retune.domain = internal global ptr null
+@retune.context = internal thread_local global ptr null
+@retune.failure = internal thread_local global ptr null
+@retune.share = internal thread_local global i32 0
+@retune.shares = internal thread_local global i32 1
+@retune.constants = external hidden constant [0 x i8], align 64
+
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+define internal ptr @retune.name(ptr %op) {
+  %at = getelementptr i8, ptr %op, i64 208
+  %name = load ptr, ptr %at
+  ret ptr %name
+}
+
+define internal ptr @retune.provider(ptr %op) {
+  ret ptr null
+}
+
+define internal i64 @retune.input_count(ptr %op) {
+  %at = getelementptr i8, ptr %op, i64 216
+  %count = load i64, ptr %at
+  ret i64 %count
+}
+
+define internal i32 @retune.input_type(ptr %op, i64 %place) {
+  %at = getelementptr i8, ptr %op, i64 224
+  %types = load ptr, ptr %at
+  %of = getelementptr i32, ptr %types, i64 %place
+  %type = load i32, ptr %of
+  ret i32 %type
+}
+
+define internal i64 @retune.output_count(ptr %op) {
+  %at = getelementptr i8, ptr %op, i64 232
+  %count = load i64, ptr %at
+  ret i64 %count
+}
+
+define internal i32 @retune.output_type(ptr %op, i64 %place) {
+  %at = getelementptr i8, ptr %op, i64 240
+  %types = load ptr, ptr %at
+  %of = getelementptr i32, ptr %types, i64 %place
+  %type = load i32, ptr %of
+  ret i32 %type
+}
+
+define internal i32 @retune.zero(ptr %op, i64 %place) {
+  ret i32 0
+}
+
+define internal i32 @retune.first_version(ptr %op) {
+  ret i32 1
+}
+
+define internal i32 @retune.last_version(ptr %op) {
+  ret i32 2147483647
+}
+
+define internal ptr @retune.create(ptr %op, ptr %api, ptr %info, ptr %kernel) {
+  store ptr %op, ptr %kernel
+  ret ptr null
+}
+
+define internal void @retune.destroy(ptr %kernel) {
+  ret void
+}
+
+; One share of a parallel loop, on a thread of the session: %work is the function, its data and the number of shares.
+define internal void @retune.work(ptr %work, i64 %place) {
+  %function = load ptr, ptr %work
+  %data.at = getelementptr i8, ptr %work, i64 8
+  %data = load ptr, ptr %data.at
+  %count.at = getelementptr i8, ptr %work, i64 16
+  %count = load i32, ptr %count.at
+  %share = trunc i64 %place to i32
+  store i32 %share, ptr @retune.share
+  store i32 %count, ptr @retune.shares
+  call void %function(ptr %data)
+  store i32 0, ptr @retune.share
+  store i32 1, ptr @retune.shares
+  ret void
+}
+
+define hidden void @GOMP_parallel(ptr %function, ptr %data, i32 %threads, i32 %flags) {
+  %work = alloca { ptr, ptr, i32 }, align 8
+  store ptr %function, ptr %work
+  %data.at = getelementptr i8, ptr %work, i64 8
+  store ptr %data, ptr %data.at
+  %count.at = getelementptr i8, ptr %work, i64 16
+  store i32 %threads, ptr %count.at
+  %count = zext i32 %threads to i64
+  %context = load ptr, ptr @retune.context
+  %status = call ptr @ort.KernelContext_ParallelFor(ptr %context, ptr @retune.work, i64 %count, i64 %count, ptr %work)
+  call void @retune.fail(ptr %status)
+  ret void
+}
+
+define hidden i32 @omp_get_thread_num() {
+  %share = load i32, ptr @retune.share
+  ret i32 %share
+}
+
+define hidden i32 @omp_get_num_threads() {
+  %shares = load i32, ptr @retune.shares
+  ret i32 %shares
+}
+
+; Keep the status of a loop that failed for the end of the run; of several, the last.
+define internal void @retune.fail(ptr %status) {
+  %failed = icmp ne ptr %status, null
+  br i1 %failed, label %keep, label %done
+keep:
+  %before = load ptr, ptr @retune.failure
+  call void @ort.ReleaseStatus(ptr %before)
+  store ptr %status, ptr @retune.failure
+  br label %done
+done:
+  ret void
+}
+
+; Where an input lies, which must have so many elements.
+define internal ptr @retune.input(ptr %context, i64 %place, i64 %elements, ptr %message, ptr %data) {
+  %value.at = alloca ptr, align 8
+  %info.at = alloca ptr, align 8
+  %count.at = alloca i64, align 8
+  %got = call ptr @ort.KernelContext_GetInput(ptr %context, i64 %place, ptr %value.at)
+  %got.bad = icmp ne ptr %got, null
+  br i1 %got.bad, label %failed, label %describe
+describe:
+  %value = load ptr, ptr %value.at
+  %described = call ptr @ort.GetTensorTypeAndShape(ptr %value, ptr %info.at)
+  %described.bad = icmp ne ptr %described, null
+  br i1 %described.bad, label %failed, label %count
+count:
+  %info = load ptr, ptr %info.at
+  %counted = call ptr @ort.GetTensorShapeElementCount(ptr %info, ptr %count.at)
+  call void @ort.ReleaseTensorTypeAndShapeInfo(ptr %info)
+  %counted.bad = icmp ne ptr %counted, null
+  br i1 %counted.bad, label %failed, label %compare
+compare:
+  %found = load i64, ptr %count.at
+  %fits = icmp eq i64 %found, %elements
+  br i1 %fits, label %take, label %refuse
+refuse:
+  %refused = call ptr @ort.CreateStatus(i32 2, ptr %message)
+  br label %failed
+take:
+  %taken = call ptr @ort.GetTensorMutableData(ptr %value, ptr %data)
+  ret ptr %taken
+failed:
+  %status = phi ptr [ %got, %0 ], [ %described, %describe ], [ %counted, %count ], [ %refused, %refuse ]
+  ret ptr %status
+}
+
+define internal ptr @retune.output(ptr %context, i64 %place, ptr %dims, i64 %rank, ptr %data) {
+  %value.at = alloca ptr, align 8
+  %got = call ptr @ort.KernelContext_GetOutput(ptr %context, i64 %place, ptr %dims, i64 %rank, ptr %value.at)
+  %bad = icmp ne ptr %got, null
+  br i1 %bad, label %failed, label %take
+failed:
+  ret ptr %got
+take:
+  %value = load ptr, ptr %value.at
+  %taken = call ptr @ort.GetTensorMutableData(ptr %value, ptr %data)
+  ret ptr %taken
+}
+
+; Memory of the session's own allocator for one run.
+define internal ptr @retune.allocate(ptr %context, i64 %bytes, ptr %allocator.at, ptr %memory.at) {
+  %info.at = alloca ptr, align 8
+  %made = call ptr @ort.CreateCpuMemoryInfo(i32 1, i32 0, ptr %info.at)
+  %made.bad = icmp ne ptr %made, null
+  br i1 %made.bad, label %failed, label %find
+find:
+  %info = load ptr, ptr %info.at
+  %found = call ptr @ort.KernelContext_GetAllocator(ptr %context, ptr %info, ptr %allocator.at)
+  call void @ort.ReleaseMemoryInfo(ptr %info)
+  %found.bad = icmp ne ptr %found, null
+  br i1 %found.bad, label %failed, label %take
+take:
+  %allocator = load ptr, ptr %allocator.at
+  %taken = call ptr @ort.AllocatorAlloc(ptr %allocator, i64 %bytes, ptr %memory.at)
+  %taken.bad = icmp ne ptr %taken, null
+  br i1 %taken.bad, label %release, label %failed
+release:
+  call void @ort.ReleaseAllocator(ptr %allocator)
+  br label %failed
+failed:
+  %status = phi ptr [ %made, %0 ], [ %found, %find ], [ %taken, %take ], [ %taken, %release ]
+  ret ptr %status
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomOp:
+    """An operator: the name of its type, and the network that it runs."""
+
+    name: str
+    network: CompiledNetwork
+
+
+def custom_op(network: CompiledNetwork) -> CustomOp:
+    """The operator that runs a network; its name ends in a hash of all that it computes with.
+
+    Raises: ArtifactError when the network is not one for a CPU, has no object code, or has inputs or outputs of a type
+    that ONNX Runtime lacks.
+    """
+    plan = network.plan
+    for number in (*plan.inputs, *plan.outputs):
+        if plan.buffers[number].dtype not in TYPES:
+            raise ArtifactError(f"ONNX Runtime has no tensors of {plan.buffers[number].dtype} for the network's "
+                                f"{plan.buffers[number].name}")  # fmt: skip
+    network.require_cpu_code("a library for ONNX Runtime")
+    digest = hashlib.sha256(plan.dumps().encode())
+    for kernel in network.kernels:
+        digest.update(kernel.object_code)
+    for _, array in sorted(network.constants.items()):
+        digest.update(array.data)
+    label = re.sub(r"\W+", "_", plan.name)[:40]
+    return CustomOp(f"{label}_{digest.hexdigest()[:16]}", network)
+
+
+@dataclass(slots=True)
+class ConstantTable:
+    """The constants of all operators in one block of memory, each at a multiple of 64 bytes."""
+
+    offsets: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Where a constant begins, by the numbers of its operator and its buffer."""
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, ops: Sequence[CustomOp]) -> "ConstantTable":
+        """Place the constants. Raises: ArtifactError when they are too large for a library."""
+        table = cls()
+        for place, op in enumerate(ops):
+            for number, array in op.network.constants.items():
+                table.offsets[place, number] = table.nbytes
+                table.nbytes += _aligned(array.nbytes)
+        if table.nbytes > _MOST_BYTES:
+            raise ArtifactError(f"the constants take {table.nbytes / 2**30:.1f} GiB, and a shared library has room for "
+                                f"{_MOST_BYTES / 2**30:.1f} GiB")  # fmt: skip
+        return table
+
+    def write(self, ops: Sequence[CustomOp], path: Path) -> None:
+        """Write the block into a file."""
+        with path.open("wb") as file:
+            for place, op in enumerate(ops):
+                for number, array in op.network.constants.items():
+                    file.seek(self.offsets[place, number])
+                    file.write(array.reshape(-1).view("uint8").data)
+            file.truncate(max(self.nbytes, ALIGNMENT))
+
+
+def custom_op_objects(ops: Sequence[CustomOp], folder: Path) -> list[bytes]:
+    """The object code of a library with these operators. Files that are needed meanwhile are written into `folder`.
+
+    Raises: ArtifactError when the constants are too large for a library.
+    """
+    table = ConstantTable.of(ops)
+    file = folder / "constants"
+    table.write(ops, file)
+    target = Target(str(ops[0].network.metadata.get("target", "llvm")))
+    kernels = [kernel.object_code for op in ops for kernel in op.network.kernels]
+    return [compile_module(library_text(ops, table), target), compile_module(_constants_text(file), target), *kernels]
+
+
+def _constants_text(file: Path) -> str:
+    """The module with the content of a file as `retune.constants`; the assembler reads it."""
+    lines = (
+        ".section .rodata",
+        f".balign {ALIGNMENT}",
+        ".globl retune.constants",
+        ".hidden retune.constants",
+        "retune.constants:",
+        f'.incbin "{file}"',
+    )
+    return "\n".join(f'module asm "{_escaped(line.encode())}"' for line in lines)
+
+
+def library_text(ops: Sequence[CustomOp], table: ConstantTable) -> str:
+    """The LLVM text of the library, apart from kernels and constants."""
+    texts = _Texts()
+    parts = [_operator(place, op, table, texts) for place, op in enumerate(ops)]
+    register = _register(len(ops), texts)
+    return "\n".join([_SUPPORT, *map(_call_through, _FUNCTIONS), *parts, register, *texts.lines])
+
+
+@dataclass(slots=True)
+class _Texts:
+    """Strings of the module that end with a zero, each kept once."""
+
+    lines: list[str] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def name(self, text: str) -> str:
+        if text not in self._names:
+            data = text.encode() + b"\0"
+            self._names[text] = f"@retune.text{len(self._names)}"
+            kind = f"[{len(data)} x i8]"
+            self.lines.append(f'{self._names[text]} = private unnamed_addr constant {kind} c"{_escaped(data)}"')
+        return self._names[text]
+
+
+def _escaped(data: bytes) -> str:
+    return "".join(f"\\{byte:02X}" for byte in data)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _call_through(name: str) -> str:
+    """A function that calls one of ONNX Runtime's, which the table in `retune.api` has at a known place."""
+    place, result, kinds = _FUNCTIONS[name]
+    given = ", ".join(f"{kind} %a{number}" for number, kind in enumerate(kinds.split(", ")))
+    call = f"call {result} %function({given})"
+    ending = ["  ret void"] if result == "void" else [f"  ret {result} %result"]
+    return "\n".join(
+        [
+            f"define internal {result} @ort.{name}({given}) {{",
+            "  %api = load ptr, ptr @retune.api",
+            f"  %at = getelementptr ptr, ptr %api, i64 {place}",
+            "  %function = load ptr, ptr %at",
+            f"  {call}" if result == "void" else f"  %result = {call}",
+            *ending,
+            "}",
+        ]
+    )
+
+
+def _register(count: int, texts: _Texts) -> str:
+    """The exported function. All sessions share one domain, which the first of them makes."""
+    old = texts.name(f"a library by Retune needs ONNX Runtime 1.{_VERSION} or newer")
+    lines = [
+        f"define ptr @{ENTRY}(ptr %options, ptr %base) {{",
+        "  %domain.at = alloca ptr, align 8",
+        "  %get = load ptr, ptr %base",
+        f"  %api = call ptr %get(i32 {_VERSION})",
+        "  %known = icmp ne ptr %api, null",
+        "  br i1 %known, label %begin, label %old",
+        "old:",
+        "  %first = call ptr %get(i32 1)",
+        "  store ptr %first, ptr @retune.api",
+        f"  %too_old = call ptr @ort.CreateStatus(i32 1, ptr {old})",
+        "  ret ptr %too_old",
+        "begin:",
+        "  store ptr %api, ptr @retune.api",
+        "  %before = load atomic ptr, ptr @retune.domain acquire, align 8",
+        "  %fresh = icmp eq ptr %before, null",
+        "  br i1 %fresh, label %make, label %add",
+        "make:",
+        f"  %s.domain = call ptr @ort.CreateCustomOpDomain(ptr {texts.name(DOMAIN)}, ptr %domain.at)",
+        *_unless("s.domain", "made"),
+        "  %made.domain = load ptr, ptr %domain.at",
+    ]
+    for place in range(count):
+        lines += [
+            f"  %s.op{place} = call ptr @ort.CustomOpDomain_Add(ptr %made.domain, ptr @retune.op{place})",
+            *_unless(f"s.op{place}", f"added{place}"),
+        ]
+    return "\n".join(
+        [
+            *lines,
+            "  %exchange = cmpxchg ptr @retune.domain, ptr null, ptr %made.domain acq_rel acquire",
+            "  %winner = extractvalue { ptr, i1 } %exchange, 0",
+            "  %ours = extractvalue { ptr, i1 } %exchange, 1",
+            "  br i1 %ours, label %add, label %late",
+            "late:",
+            "  call void @ort.ReleaseCustomOpDomain(ptr %made.domain)",
+            "  br label %add",
+            "add:",
+            f"  %domain = phi ptr [ %before, %begin ], [ %made.domain, %added{count - 1} ], [ %winner, %late ]",
+            "  %status = call ptr @ort.AddCustomOpDomain(ptr %options, ptr %domain)",
+            "  ret ptr %status",
+            "}",
+        ]
+    )
+
+
+def _unless(status: str, following: str) -> list[str]:
+    """The lines that return a status which is not null, and otherwise go on in the block `following`."""
+    return [
+        f"  %{status}.bad = icmp ne ptr %{status}, null",
+        f"  br i1 %{status}.bad, label %{status}.return, label %{following}",
+        f"{status}.return:",
+        f"  ret ptr %{status}",
+        f"{following}:",
+    ]
+
+
+def _operator(place: int, op: CustomOp, table: ConstantTable, texts: _Texts) -> str:
+    """The description of one operator, and the function that computes it."""
+    plan = op.network.plan
+    functions = {**_SHARED, "KernelComputeV2": f"@retune.compute{place}"}
+    listed = ", ".join(f"ptr {functions.get(name, 'null')}" for name in _FIELDS)
+    inputs = _numbers([TYPES[plan.buffers[number].dtype] for number in plan.inputs], "i32")
+    outputs = _numbers([TYPES[plan.buffers[number].dtype] for number in plan.outputs], "i32")
+    fields = (
+        f"i32 {_VERSION}",
+        f"[{len(_FIELDS)} x ptr] [{listed}]",
+        f"ptr {texts.name(op.name)}",
+        f"i64 {len(plan.inputs)}",
+        f"ptr @retune.inputs{place}",
+        f"i64 {len(plan.outputs)}",
+        f"ptr @retune.outputs{place}",
+    )
+    kinds = ", ".join(each.rpartition(" ")[0] for each in fields[2:])
+    lines = [
+        f"@retune.inputs{place} = internal constant {inputs}",
+        f"@retune.outputs{place} = internal constant {outputs}",
+        f"@retune.op{place} = internal constant {{ i32, [{len(_FIELDS)} x ptr], {kinds} }} {{ {', '.join(fields)} }}",
+    ]
+    for number, output in enumerate(plan.outputs):
+        lines.append(f"@retune.dims{place}.{number} = internal constant {_numbers(plan.buffers[output].shape, 'i64')}")
+    lines += [f"declare hidden i32 @{kernel.name}(ptr, i32)" for kernel in op.network.kernels]
+    constants = {number: table.offsets[place, number] for number in op.network.constants}
+    return "\n".join([*lines, *_Compute(place, op, constants, texts).lines()])
+
+
+def _numbers(numbers: Sequence[int], kind: str) -> str:
+    """An array as a constant; one that would be empty has an element."""
+    body = ", ".join(f"{kind} {number}" for number in numbers or (0,))
+    return f"[{max(1, len(numbers))} x {kind}] [{body}]"
+
+
+@dataclass(slots=True)
+class _Compute:
+    """Writes the function that runs a plan once: `ptr retune.computeN(ptr kernel, ptr context)`."""
+
+    place: int
+    op: CustomOp
+    constants: Mapping[int, int]
+    texts: _Texts
+    _owners: dict[int, int] = field(init=False)
+    """The output in whose tensor the kernels write a buffer that owns memory."""
+    _extra: dict[int, int] = field(init=False)
+    """Where in the memory of a run a buffer lies that no tensor of ONNX Runtime holds whole."""
+    _workspace: int = field(init=False)
+    _nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self._plan
+        self._owners, self._extra = {}, {}
+        size = _aligned(plan.arena_bytes)
+        for number, output in enumerate(plan.outputs):
+            root = plan.buffers[output].storage
+            is_whole = plan.buffers[output].nbytes == plan.buffers[root].nbytes
+            if plan.buffers[root].kind is BufferKind.OUTPUT and is_whole:
+                self._owners.setdefault(root, number)
+        for number, buffer in enumerate(plan.buffers):
+            if buffer.kind is BufferKind.OUTPUT and buffer.storage == number and number not in self._owners:
+                self._extra[number] = size
+                size += _aligned(buffer.nbytes)
+        self._workspace = size
+        room = max((kernel.workspace_bytes for kernel in self.op.network.kernels), default=0)
+        self._nbytes = size + _aligned(room)
+
+    @property
+    def _plan(self) -> Plan:
+        return self.op.network.plan
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the function."""
+        plan = self._plan
+        width = max((len(call.buffers) for call in plan.calls), default=0) + 1
+        yield f"define internal ptr @retune.compute{self.place}(ptr %kernel, ptr %context) {{"
+        yield f"  %args = alloca [{width} x ptr], align 8"
+        yield from ("  %allocator.at = alloca ptr, align 8", "  %memory.at = alloca ptr, align 8")
+        for number in range(len(plan.inputs)):
+            yield f"  %i{number}.at = alloca ptr, align 8"
+        for number in range(len(plan.outputs)):
+            yield f"  %o{number}.at = alloca ptr, align 8"
+        yield from self._tensors()
+        yield from self._memory()
+        yield from self._calls()
+        yield from self._copies()
+        yield from self._ending()
+
+    def _tensors(self) -> Iterator[str]:
+        """Where the tensors of ONNX Runtime lie, and whether kernels can use them there."""
+        plan = self._plan
+        for number, source in enumerate(plan.inputs):
+            spec = plan.buffers[source]
+            elements = math.prod(spec.shape)
+            message = self.texts.name(f"the input {spec.name} must be {spec.dtype}{list(spec.shape)}")
+            yield (
+                f"  %s.i{number} = call ptr @retune.input(ptr %context, i64 {number}, i64 {elements}, ptr {message}, "
+                f"ptr %i{number}.at)"
+            )
+            yield from _unless(f"s.i{number}", f"input{number}")
+            yield from _misaligned(f"i{number}")
+        for number, output in enumerate(plan.outputs):
+            yield (
+                f"  %s.o{number} = call ptr @retune.output(ptr %context, i64 {number}, "
+                f"ptr @retune.dims{self.place}.{number}, i64 {len(plan.buffers[output].shape)}, ptr %o{number}.at)"
+            )
+            yield from _unless(f"s.o{number}", f"output{number}")
+            yield from _misaligned(f"o{number}")
+
+    def _memory(self) -> Iterator[str]:
+        """Memory for intermediates, and for tensors that do not lie where kernels can use them."""
+        plan = self._plan
+        tensors = [(f"i{number}", plan.buffers[source]) for number, source in enumerate(plan.inputs)]
+        tensors += [(f"o{number}", plan.buffers[plan.outputs[number]]) for number in self._owners.values()]
+        total = f"{self._nbytes}"
+        for name, spec in tensors:
+            yield f"  %{name}.begin = add i64 {total}, 0"
+            yield f"  %{name}.room = select i1 %{name}.apart, i64 {_aligned(spec.nbytes)}, i64 0"
+            yield f"  %{name}.end = add i64 %{name}.begin, %{name}.room"
+            total = f"%{name}.end"
+        yield f"  %bytes = add i64 {total}, {ALIGNMENT}"
+        yield ("  %s.memory = call ptr @retune.allocate(ptr %context, i64 %bytes, ptr %allocator.at, ptr %memory.at)")
+        yield from _unless("s.memory", "allocated")
+        yield "  %memory = load ptr, ptr %memory.at"
+        yield "  %memory.number = ptrtoint ptr %memory to i64"
+        yield f"  %memory.raised = add i64 %memory.number, {ALIGNMENT - 1}"
+        yield f"  %memory.aligned = and i64 %memory.raised, {-ALIGNMENT}"
+        yield "  %base = inttoptr i64 %memory.aligned to ptr"
+        for name, _ in tensors:
+            yield f"  %{name}.spare = getelementptr i8, ptr %base, i64 %{name}.begin"
+            yield f"  %{name}.used = select i1 %{name}.apart, ptr %{name}.spare, ptr %{name}"
+        for number, source in enumerate(plan.inputs):
+            yield f"  br i1 %i{number}.apart, label %i{number}.copy, label %i{number}.done"
+            yield f"i{number}.copy:"
+            yield _copy(f"%i{number}.spare", f"%i{number}", plan.buffers[source])
+            yield f"  br label %i{number}.done"
+            yield f"i{number}.done:"
+
+    def _calls(self) -> Iterator[str]:
+        plan = self._plan
+        threads = int(self.op.network.metadata.get("threads", 1))
+        workspaces = {kernel.name: kernel.workspace_bytes for kernel in self.op.network.kernels}
+        yield "  %outer = load ptr, ptr @retune.context"
+        yield "  store ptr %context, ptr @retune.context"
+        used = {plan.buffers[number].storage for call in plan.calls for number in call.buffers}
+        used |= {plan.buffers[number].storage for number in plan.outputs}
+        for number in sorted(used):
+            yield self._address(number)
+        yield f"  %workspace = getelementptr i8, ptr %base, i64 {self._workspace}"
+        yield "  %code.0 = add i32 0, 0"
+        for step, call in enumerate(plan.calls):
+            names = [f"%b{plan.buffers[number].storage}" for number in call.buffers]
+            for slot, name in enumerate([*names, "%workspace" if workspaces[call.kernel] else "null"]):
+                yield f"  %c{step}.{slot} = getelementptr ptr, ptr %args, i64 {slot}"
+                yield f"  store ptr {name}, ptr %c{step}.{slot}"
+            yield f"  %c{step} = call i32 @{call.kernel}(ptr %args, i32 {threads})"
+            yield f"  %code.{step + 1} = or i32 %code.{step}, %c{step}"
+
+    def _address(self, number: int) -> str:
+        """The line that defines where a buffer that owns memory lies."""
+        spec = self._plan.buffers[number]
+        if spec.kind is BufferKind.INPUT:
+            source = f"getelementptr i8, ptr %i{self._plan.inputs.index(number)}.used, i64 0"
+        elif spec.kind is BufferKind.CONSTANT:
+            source = f"getelementptr i8, ptr @retune.constants, i64 {self.constants[number]}"
+        elif number in self._owners:
+            source = f"getelementptr i8, ptr %o{self._owners[number]}.used, i64 0"
+        else:
+            source = f"getelementptr i8, ptr %base, i64 {self._extra.get(number, spec.offset)}"
+        return f"  %b{number} = {source}"
+
+    def _copies(self) -> Iterator[str]:
+        """Copy outputs that no kernel wrote into the tensor of ONNX Runtime."""
+        plan = self._plan
+        for number, output in enumerate(plan.outputs):
+            spec = plan.buffers[output]
+            if self._owners.get(spec.storage) != number:
+                yield _copy(f"%o{number}", f"%b{spec.storage}", spec)
+                continue
+            yield f"  br i1 %o{number}.apart, label %o{number}.copy, label %o{number}.done"
+            yield f"o{number}.copy:"
+            yield _copy(f"%o{number}", f"%o{number}.spare", spec)
+            yield f"  br label %o{number}.done"
+            yield f"o{number}.done:"
+
+    def _ending(self) -> Iterator[str]:
+        """Give the memory back, and return what failed."""
+        message = self.texts.name(f"a kernel of {self.op.name} failed")
+        yield "  store ptr %outer, ptr @retune.context"
+        yield "  %allocator = load ptr, ptr %allocator.at"
+        yield "  %freed = call ptr @ort.AllocatorFree(ptr %allocator, ptr %memory)"
+        yield "  call void @retune.fail(ptr %freed)"
+        yield "  call void @ort.ReleaseAllocator(ptr %allocator)"
+        yield f"  %good = icmp eq i32 %code.{len(self._plan.calls)}, 0"
+        yield "  br i1 %good, label %finish, label %failed"
+        yield "failed:"
+        yield f"  %code.status = call ptr @ort.CreateStatus(i32 1, ptr {message})"
+        yield "  call void @retune.fail(ptr %code.status)"
+        yield "  br label %finish"
+        yield "finish:"
+        yield "  %failure = load ptr, ptr @retune.failure"
+        yield "  store ptr null, ptr @retune.failure"
+        yield "  ret ptr %failure"
+        yield "}"
+
+
+def _misaligned(name: str) -> Iterator[str]:
+    """The lines that read where a tensor lies, and whether that is no multiple of 64 bytes."""
+    yield f"  %{name} = load ptr, ptr %{name}.at"
+    yield f"  %{name}.number = ptrtoint ptr %{name} to i64"
+    yield f"  %{name}.rest = and i64 %{name}.number, {ALIGNMENT - 1}"
+    yield f"  %{name}.apart = icmp ne i64 %{name}.rest, 0"
+
+
+def _copy(to: str, source: str, spec: BufferSpec) -> str:
+    return f"  call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {spec.nbytes}, i1 false)"

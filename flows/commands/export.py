@@ -1,0 +1,100 @@
+"""The command `retune export`: writes a network for another runtime, ONNX Runtime.
+
+Nothing is measured: kernels use the best records there are, as with `retune compile`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retune.compiler import config
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.coverage import CoverageReport
+from retune.compiler.driver.dispatch import telling_nothing
+from retune.compiler.driver.extract import extract_part, parse_shape
+from retune.compiler.driver.onnx_export import ExportedModel, check_runtime, export_network, export_parts, library_path
+from retune.compiler.errors import OptionError
+from retune.compiler.executor.library import Library
+from retune.compiler.executor.network import KIND, CompiledNetwork
+from retune.compiler.executor.shared_library import is_shared_library
+from retune.compiler.frontend.network import offload_network
+from retune.compiler.measure.record import BestProgram
+from retune.compiler.options import TuneOptions, tune_options
+from retune.compiler.runtime.archive import kind_of
+from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.atomic_write import require_writable
+from retune.compiler.target import Target
+from retune.flows.commands.arguments import Shapes, Store, home_of, option_of
+from retune.flows.commands.compile import HOST, coverage_fields, known_records
+from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.parameters import add_options
+from retune.storage.store_url import Place
+
+
+def export(
+    network: Annotated[
+        str, typer.Argument(help="A name of the zoo, the path of an ONNX file, or a compiled network (.retune).")
+    ],
+    to: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file; its library is NAME.so beside it.")],
+    runtime: Annotated[str, typer.Option(help="The runtime to export for: onnxruntime.")] = "onnxruntime",
+    shape: Shapes = None,
+    store: Store = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Export a network to another runtime: an ONNX file, and a library of custom operators for it."""
+    output = Output(as_json, quiet)
+    check_runtime(runtime)
+    for path in (to, library_path(to)):
+        require_writable(path)
+    options = TuneOptions.of(config.load(), **given)
+    if _is_compiled(network):
+        if shape or options.threads or options.target:
+            raise OptionError(f"{network} is compiled: --shape, --threads and --target are for networks that are not")
+        compiled = Library.load(network).network
+        exported, networks = export_network(compiled, to), [compiled]
+    else:
+        shapes = dict(map(parse_shape, shape or ()))
+        exported, networks = export_model(network, to, options, shapes, home_of(store))
+    for one in networks:
+        coverage = CoverageReport.of(one.coverage)
+        output.say(f"{one.plan.name}: {coverage}", part=one.plan.name, **coverage_fields(coverage))
+    if exported.remaining:
+        nodes = ", ".join(exported.remaining)
+        output.say(f"ONNX Runtime computes {nodes}", remaining=list(exported.remaining))
+    text = f"{exported.model}\n{exported.library}"
+    output.say(text, model=exported.model, library=exported.library, threads=networks[0].metadata.get("threads"))
+
+
+add_options(export, tune_options("threads", "target", "winograd"), option_of)
+
+
+def export_model(
+    network: str, to: Path, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
+) -> tuple[ExportedModel, list[CompiledNetwork]]:
+    """Compile the parts of a network that can be compiled, with the best records at `home`, and write the files.
+
+    Raises: ModelFormatError, DynamicShapeError; UnsupportedOperatorError when no node can be compiled; as
+    `export_parts`.
+    """
+    library_path(to)
+    count = options.threads or config.thread_count(config.usable_cores())
+    if not is_thread_count(count):
+        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {count}")
+    offloaded = offload_network(network, shapes=shapes)
+    names: set[str] = set()
+    networks = []
+    for graph in offloaded.parts:
+        part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
+        with telling_nothing():
+            best = BestProgram.of_each(known_records(part, home, None))
+            networks.append(compile_graph(part.graph, part.target, best, threads=count, cut=part.partition))
+    return export_parts(offloaded, networks, to), networks
+
+
+def _is_compiled(network: str) -> bool:
+    path = Path(network)
+    return path.is_file() and (is_shared_library(path) or kind_of(path) == KIND)

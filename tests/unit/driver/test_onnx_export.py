@@ -1,0 +1,373 @@
+"""Networks exported to ONNX Runtime: their outputs there are those of the original, whole or in parts."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import retune
+from benchmarks.network_peers import seeded_inputs
+from retune.compiler.driver.onnx_export import export_network
+from retune.compiler.errors import ArtifactError, DynamicShapeError, OptionError, UnsupportedOperatorError
+from retune.compiler.frontend import zoo
+from tests.support.tiers import long_except
+from tests.support.zoo_sizes import SMALL
+
+TOLERANCE = 1e-4
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "state"))
+
+
+def _session(model: Path | bytes, library: Path | None = None, threads: int = 2) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    source = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def _assert_equal(found: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert np.abs(ours - theirs).max(initial=0) <= TOLERANCE * np.abs(theirs).max(initial=0)
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    weights: Arrays | None = None,
+    known: Sequence[onnx.ValueInfoProto] = (),
+) -> onnx.ModelProto:
+    held = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, held, value_info=known)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _tensor(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _weights(*shape: int) -> NDArray[Any]:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype("float32") / np.float32(8)
+
+
+def _mlp() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Relu", ["y"], ["z"]),
+        helper.make_node("MatMul", ["z", "v"], ["out"]),
+    ]
+    return _model(
+        nodes, [_tensor("x", (3, 64))], [_tensor("out", (3, 10))], {"w": _weights(64, 48), "v": _weights(48, 10)}
+    )
+
+
+def _residual() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["y"], ["z"]),
+        helper.make_node("Conv", ["z", "v"], ["u"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["u", "x"], ["t"]),
+        helper.make_node("GlobalAveragePool", ["t"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["flat"]),
+    ]
+    weights = {"w": _weights(16, 8, 3, 3), "v": _weights(8, 16, 3, 3)}
+    outputs = [_tensor("flat", (1, 8)), _tensor("t", (1, 8, 12, 12))]
+    return _model(nodes, [_tensor("x", (1, 8, 12, 12))], outputs, weights)
+
+
+def _unsupported() -> onnx.ModelProto:
+    """Two products with operators of ONNX Runtime's own between them, around which a part of the first is read."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Shape", ["y"], ["dims"]),
+        helper.make_node("Gelu", ["y"], ["g"], domain="com.microsoft"),
+        helper.make_node("BiasGelu", ["g", "bias"], ["b"], domain="com.microsoft"),
+        helper.make_node("Reshape", ["b", "dims"], ["r"]),
+        helper.make_node("Add", ["r", "y"], ["a"]),
+        helper.make_node("MatMul", ["a", "v"], ["out"]),
+        helper.make_node("Gelu", ["out"], ["last"], domain="com.microsoft"),
+    ]
+    weights = {"w": _weights(64, 48), "v": _weights(48, 10), "bias": _weights(48)}
+    known = [_tensor("g", (3, 48)), _tensor("b", (3, 48)), _tensor("last", (3, 10))]
+    outputs = [_tensor("out", (3, 10)), _tensor("last", (3, 10))]
+    return _model(nodes, [_tensor("x", (3, 64))], outputs, weights, known)
+
+
+def _compared(model: onnx.ModelProto, path: Path, *, threads: int = 2, inputs: Arrays | None = None) -> Any:
+    """Export a model, and compare its outputs with those of the original."""
+    exported = retune.export(model, path, threads=threads)
+    feeds = dict(inputs or seeded_inputs(model))
+    wanted = _session(model.SerializeToString()).run(None, feeds)
+    session = _session(exported.model, exported.library, threads)
+    for _ in range(2):
+        _assert_equal(session.run(None, feeds), wanted)
+    onnx.checker.check_model(onnx.load(exported.model))
+    return exported
+
+
+def _ops(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.parametrize("build", [_mlp, _residual])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_exported_network_computes_the_same(build: Any, threads: int, tmp_path: Path) -> None:
+    exported = _compared(build(), tmp_path / "net.onnx", threads=threads)
+    assert exported.remaining == ()
+    (name,) = _ops(exported.model)
+    assert name.startswith("net_")
+    assert exported.library == tmp_path / "net.so"
+
+
+@pytest.mark.parametrize(
+    "name", long_except(["gpt2_block"], ["gpt2_block", "bert_base", "vit_small", "resnet18", "unet"])
+)
+def test_networks_of_the_zoo_compute_the_same(name: str, tmp_path: Path) -> None:
+    assert _compared(zoo.build(name, **SMALL[name]), tmp_path / "net.onnx").remaining == ()
+
+
+def test_unsupported_operators_stay_between_compiled_parts(tmp_path: Path) -> None:
+    exported = _compared(_unsupported(), tmp_path / "net.onnx")
+    first, *middle, second, last = _ops(exported.model)
+    assert middle == ["Gelu", "BiasGelu"]
+    assert last == "Gelu"
+    assert "_0_" in first
+    assert "_1_" in second
+    assert len(exported.remaining) == 3
+    assert [tensor.name for tensor in onnx.load(exported.model).graph.initializer] == ["bias"]
+
+
+def test_nodes_whose_shapes_follow_from_data_stay(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Relu", ["y"], ["z"]),
+        helper.make_node("NonZero", ["z"], ["places"]),
+        helper.make_node("Cast", ["places"], ["out"], to=TensorProto.FLOAT),
+    ]
+    outputs = [_tensor("out", (2, "n")), _tensor("y", (3, 48))]
+    model = _model(nodes, [_tensor("x", (3, 64))], outputs, {"w": _weights(64, 48)})
+    exported = _compared(model, tmp_path / "net.onnx")
+    assert _ops(exported.model)[1:] == ["NonZero", "Cast"]
+
+
+def test_a_loop_on_data_stays_with_what_its_body_reads(tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "c"], ["next"]), helper.make_node("Identity", ["on"], ["goes_on"])],
+        "body",
+        [_tensor("number", (), TensorProto.INT64), _tensor("on", (), TensorProto.BOOL), _tensor("v", (144,))],
+        [_tensor("goes_on", (), TensorProto.BOOL), _tensor("next", (144,))],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Reshape", ["y", "flat"], ["line"]),
+        helper.make_node("ArgMax", ["line"], ["count"], axis=0, keepdims=0),
+        helper.make_node("Add", ["bias", "bias"], ["c"]),
+        helper.make_node("Loop", ["count", "", "line"], ["raised"], body=body),
+        helper.make_node("Softmax", ["raised"], ["out"]),
+    ]
+    weights = {"w": _weights(64, 48), "bias": _weights(144), "flat": np.array([144], "int64")}
+    known = [_tensor("raised", (144,))]
+    model = _model(nodes, [_tensor("x", (3, 64))], [_tensor("out", (144,))], weights, known)
+    exported = _compared(model, tmp_path / "net.onnx")
+    first, loop, second = _ops(exported.model)
+    assert (loop, "_0_" in first, "_1_" in second) == ("Loop", True, True)
+    assert [tensor.name for tensor in onnx.load(exported.model).graph.initializer] == ["c"]
+
+
+def test_outputs_that_are_inputs_constants_or_views_are_copied(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "turned"], ["view"]),
+        helper.make_node("Identity", ["w"], ["fixed"]),
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Reshape", ["y", "turned"], ["z"]),
+        helper.make_node("Slice", ["y", "zeros", "ends"], ["rows"]),
+    ]
+    outputs = [_tensor("view", (8, 4)), _tensor("fixed", (5,)), _tensor("y", (4, 8)), _tensor("z", (8, 4)),
+               _tensor("rows", (2, 8))]  # fmt: skip
+    integers = {"turned": [8, 4], "zeros": [0, 0], "ends": [2, 8]}
+    weights = {"w": _weights(5), **{name: np.array(value, "int64") for name, value in integers.items()}}
+    _compared(_model(nodes, [_tensor("x", (4, 8))], outputs, weights), tmp_path / "net.onnx")
+
+
+def test_arrays_of_any_alignment_are_read_and_written(tmp_path: Path) -> None:
+    model = _residual()
+    exported = retune.export(model, tmp_path / "net.onnx", threads=2)
+    (x,) = seeded_inputs(model).values()
+    wanted = _session(model.SerializeToString()).run(None, {"x": x})
+    session = _session(exported.model, exported.library)
+    for offset in (0, 4, 60):
+        memory = np.zeros(2 * x.nbytes + 256, "uint8")
+        begin = -memory.ctypes.data % 64 + offset
+        moved = memory[begin : begin + x.nbytes].view("float32").reshape(x.shape)
+        moved[...] = x
+        out = memory[begin + x.nbytes : begin + 2 * x.nbytes].view("float32").reshape(x.shape)
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", moved)
+        binding.bind_output("flat")
+        binding.bind_output("t", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+        session.run_with_iobinding(binding)
+        _assert_equal([binding.copy_outputs_to_cpu()[0], out], wanted)
+
+
+def test_two_sessions_run_at_once_from_several_threads(tmp_path: Path) -> None:
+    models = {"one": _residual(), "two": _unsupported()}
+    sessions, inputs, wanted = {}, {}, {}
+    for name, model in models.items():
+        exported = retune.export(model, tmp_path / f"{name}.onnx", threads=2)
+        sessions[name] = _session(exported.model, exported.library)
+        (key,) = seeded_inputs(model)
+        shape = seeded_inputs(model)[key].shape
+        draws = [np.random.default_rng(seed).standard_normal(shape).astype("float32") for seed in range(8)]
+        inputs[name] = [{key: draw} for draw in draws]
+        plain = _session(model.SerializeToString())
+        wanted[name] = [plain.run(None, feed) for feed in inputs[name]]
+    jobs = [(name, number) for _ in range(20) for number in range(8) for name in models]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda job: sessions[job[0]].run(None, inputs[job[0]][job[1]]), jobs))
+    for (name, number), result in zip(jobs, found, strict=True):
+        _assert_equal(result, wanted[name][number])
+
+
+def test_the_library_needs_nothing_of_retune(tmp_path: Path) -> None:
+    model = _residual()
+    exported = retune.export(model, tmp_path / "net.onnx", threads=2)
+    (x,) = seeded_inputs(model).values()
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, numpy, onnxruntime\n"
+        "options = onnxruntime.SessionOptions()\n"
+        f"options.register_custom_ops_library({str(exported.library)!r})\n"
+        f"session = onnxruntime.InferenceSession({str(exported.model)!r}, options)\n"
+        "found = session.run(None, {'x': numpy.load('x.npy')})\n"
+        "numpy.savez('found.npz', *found)\n"
+        "print([name for name in sys.modules if name.startswith(('retune', 'llvmlite'))])\n"
+        "print([line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line])\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == "[]\n[]\n"
+    with np.load(tmp_path / "found.npz") as found:
+        _assert_equal(list(found.values()), _session(model.SerializeToString()).run(None, {"x": x}))
+
+
+def test_parallel_loops_run_on_the_threads_of_the_session(tmp_path: Path) -> None:
+    """A process whose session has one thread makes no other one."""
+    exported = retune.export(_residual(), tmp_path / "net.onnx", threads=3)
+    code = (
+        "import os, numpy, onnxruntime\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "options = onnxruntime.SessionOptions()\n"
+        "options.intra_op_num_threads = 1\n"
+        f"options.register_custom_ops_library({str(exported.library)!r})\n"
+        f"session = onnxruntime.InferenceSession({str(exported.model)!r}, options)\n"
+        "session.run(None, {'x': numpy.ones((1, 8, 12, 12), 'float32')})\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
+def test_an_input_of_another_size_is_an_error(tmp_path: Path) -> None:
+    """ONNX Runtime checks the inputs of the model, but trusts what the model says of its other tensors."""
+    exported = retune.export(_mlp(), tmp_path / "net.onnx")
+    model = onnx.load(exported.model)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    session = _session(model.SerializeToString(), exported.library)
+    with pytest.raises(Exception, match=r"the input x must be float32\[3, 64\]"):
+        session.run(None, {"x": np.ones((2, 64), "float32")})
+
+
+def test_a_model_refuses_the_library_of_another(tmp_path: Path) -> None:
+    one = retune.export(_mlp(), tmp_path / "one.onnx")
+    two = retune.export(_residual(), tmp_path / "two.onnx")
+    with pytest.raises(Exception, match=r"net_\w+"):
+        _session(one.model, two.library)
+
+
+def test_a_compiled_network_exports_itself(tmp_path: Path) -> None:
+    model = _mlp()
+    (x,) = seeded_inputs(model).values()
+    network = retune.compile(model, threads=2)
+    network.save(tmp_path / "net.retune")
+    for each in (network, retune.load(tmp_path / "net.retune")):
+        exported = retune.export(each, tmp_path / "net.onnx")
+        np.testing.assert_array_equal(_session(exported.model, exported.library).run(None, {"x": x})[0], network(x))
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16", "int8", "uint8", "int32", "int64", "bool", "bfloat16"])
+def test_tensors_of_every_type_cross_the_border(kind: str, tmp_path: Path) -> None:
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [helper.make_node("Concat", ["x", "x"], ["y"], axis=0)]
+    model = _model(nodes, [_tensor("x", (3, 5), number)], [_tensor("y", (6, 5), number)])
+    exported = retune.export(model, tmp_path / "net.onnx")
+    session = _session(exported.model, exported.library)
+    assert session.get_outputs()[0].type == session.get_inputs()[0].type
+    if kind != "bfloat16":  # NumPy hands none to ONNX Runtime
+        x = np.random.default_rng(0).integers(0, 2, (3, 5)).astype(kind)
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.concatenate([x, x]))
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    model = _mlp()
+    with pytest.raises(OptionError, match=r"no export for the runtime 'tflite'; there is one for onnxruntime"):
+        retune.export(model, tmp_path / "net.onnx", runtime="tflite")
+    with pytest.raises(ArtifactError, match=r"is exported to \.onnx"):
+        retune.export(model, tmp_path / "net.so")
+    with pytest.raises(OptionError, match="the network is compiled"):
+        retune.export(retune.compile(model), tmp_path / "net.onnx", threads=1)
+    with pytest.raises(OptionError, match="dynamic shapes"):
+        retune.export(retune.compile(model, dynamic=True), tmp_path / "net.onnx")
+    dynamic = _mlp()
+    dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    with pytest.raises(DynamicShapeError, match=r"dimension 0 \(rows\) of input 'x'"):
+        retune.export(dynamic, tmp_path / "net.onnx")
+    alien = [helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")]
+    with pytest.raises(UnsupportedOperatorError, match=r"com\.microsoft\.Gelu"):
+        retune.export(_model(alien, [_tensor("x", (2,))], [_tensor("y", (2,))]), tmp_path / "net.onnx")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "state"] == []
+
+
+def test_a_given_shape_fixes_a_dynamic_input(tmp_path: Path) -> None:
+    model = _mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    exported = retune.export(model, tmp_path / "net.onnx", shapes={"x": (5, 64)})
+    session = _session(exported.model, exported.library)
+    assert session.get_inputs()[0].shape == [5, 64]
+    x = np.random.default_rng(0).standard_normal((5, 64)).astype("float32")
+    _assert_equal(session.run(None, {"x": x}), _session(model.SerializeToString()).run(None, {"x": x}))
+
+
+def test_files_are_written_both_or_neither(tmp_path: Path) -> None:
+    network = retune.compile(_mlp())._program.network  # type: ignore[union-attr]
+    with pytest.raises(ArtifactError, match="no linker is installed"):
+        export_network(network, tmp_path / "net.onnx", ("no-such-linker",))
+    (tmp_path / "net.so").mkdir()
+    with pytest.raises(ArtifactError, match=r"cannot write .*net\.so"):
+        export_network(network, tmp_path / "net.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.so", "state"]
+
+
+def test_the_same_network_is_exported_as_the_same_bytes(tmp_path: Path) -> None:
+    network = retune.compile(_mlp())
+    one, two = (network.export(tmp_path / folder / "net.onnx") for folder in ("a", "b"))
+    assert one.model.read_bytes() == two.model.read_bytes()
+    assert one.library.read_bytes() == two.library.read_bytes()
