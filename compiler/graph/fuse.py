@@ -11,7 +11,8 @@ node that every path to a graph output passes first) is taken whole or not at al
         other branch, computed before
 
 What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored. So is
-a concatenation that only a convolution with padding reads: its padding copies what it reads anyway.
+what resamples a smaller tensor there, and a concatenation that only a convolution with padding reads: its padding
+copies what it reads anyway.
 """
 
 from collections.abc import Mapping
@@ -193,11 +194,13 @@ def _concatenated(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> 
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
-    """Nodes, taken from `free`, that turn bytes into numbers which only members other than the first read."""
+    """Nodes, taken from `free`, that make numbers of bytes, or large tensors of small ones, which only members other
+    than the first read.
+    """
     inside, found = set(members[1:]), list[int]()
     for member in members[1:]:
         for name in graph.nodes[member].inputs:
-            chain = _from_bytes(graph, flow, name, members[0], free, _LONGEST_CHAIN)
+            chain = _from_less(graph, flow, name, members[0], free, _LONGEST_CHAIN)
             if chain and all(flow.read_by(index) <= inside | set(chain) for index in chain):
                 for index in chain:
                     free[index] = False
@@ -206,20 +209,26 @@ def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) 
     return found
 
 
-def _from_bytes(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
-    """At most `most` free element-wise nodes that compute `name` from bytes in the shape of `first`; else none."""
+def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
+    """At most `most` free nodes that compute `name` in the shape of `first` from bytes, element by element, or from a
+    smaller tensor; else none.
+    """
     index = flow.number.get(name)
     if index is None or not free[index] or not most:
         return []
     node, shape = graph.nodes[index], graph.values[graph.nodes[first].output].shape
-    if OPS[node.op].kind not in _POINTWISE or graph.values[name].shape != shape:
+    if graph.values[name].shape != shape:
+        return []
+    if node.op == "resample":
+        return [index] if graph.values[node.inputs[0]].size < graph.values[name].size else []
+    if OPS[node.op].kind not in _POINTWISE:
         return []
     if node.op == "cast":
         return [index] if graph.values[node.inputs[0]].dtype in _BYTES else []
     chain = [index]
     for operand in node.inputs:
         if operand not in graph.constants:
-            part = _from_bytes(graph, flow, operand, first, free, most - len(chain))
+            part = _from_less(graph, flow, operand, first, free, most - len(chain))
             if not part:
                 return []
             chain += part

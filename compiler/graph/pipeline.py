@@ -10,9 +10,12 @@ from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressi
 from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from retune.compiler.graph.passes.fold_constants import FoldConstants
 from retune.compiler.graph.passes.fold_scales import FoldScales
+from retune.compiler.graph.passes.merge_products import MergeProducts
 from retune.compiler.graph.passes.pad_rows import PadRows
+from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
 from retune.compiler.graph.passes.quantised import Quantised
 from retune.compiler.graph.passes.recognise import Recognise
+from retune.compiler.graph.passes.resample_later import ResampleLater
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
@@ -24,6 +27,7 @@ PIPELINE: tuple[GraphPass, ...] = (
     Quantised(),
     FoldConstants(),
     FoldBatchNorm(),
+    DropPaddingTaps(),
     CommonSubexpressions(),
     Recognise(),
     Simplify(),
@@ -36,6 +40,8 @@ PIPELINE: tuple[GraphPass, ...] = (
     ChannelsLast(),
     SubpixelConv(),
     Simplify(),
+    ResampleLater(),
+    MergeProducts(),
     PadRows(),
     Simplify(name="settle", rules=SETTLING_RULES),
     CommonSubexpressions(name="common_subexpressions_again"),

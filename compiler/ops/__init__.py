@@ -15,12 +15,26 @@ from retune.compiler.ops import (
     pool,
     quantised,
     reduce,
+    resample,
     shape,
     winograd,
 )
 from retune.compiler.ops.op import Array, Attribute, FusionKind, Lowered, Op, OpCall
 
-_FAMILIES = (elementwise, reduce, conv, conv_transpose, winograd, matmul, quantised, pool, norm, shape, indexing)
+_FAMILIES = (
+    elementwise,
+    reduce,
+    conv,
+    conv_transpose,
+    winograd,
+    matmul,
+    quantised,
+    pool,
+    norm,
+    shape,
+    indexing,
+    resample,
+)
 
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPERATORS}
 """The operators by name."""

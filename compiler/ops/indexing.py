@@ -47,11 +47,12 @@ def _from_front(index: Expr, extent: int) -> Expr:
     return te.select(wide < 0, wide + extent, wide)
 
 
-def _inside(index: Expr, extent: int) -> Expr:
+def inside(index: Expr, extent: int) -> Expr:
+    """The index counted from the front, the nearest one for those outside."""
     return te.minimum(te.maximum(_from_front(index, extent), 0), extent - 1)
 
 
-def _inside_array(indices: Array, extent: int) -> Array:
+def inside_array(indices: Array, extent: int) -> Array:
     """Indices counted from the front, the nearest one for those outside."""
     indices = indices.astype("int64")
     return np.asarray(np.clip(np.where(indices < 0, indices + extent, indices), 0, extent - 1))
@@ -207,7 +208,7 @@ def _gather(call: OpCall) -> Lowered:
 
     def build(source: Tensor, where: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
-            index = _inside(where[i[axis : axis + rank]], source.shape[axis])
+            index = inside(where[i[axis : axis + rank]], source.shape[axis])
             return source[(*i[:axis], index, *i[axis + rank :])]
 
         return te.compute(shape, body, name=call.name)
@@ -218,7 +219,7 @@ def _gather(call: OpCall) -> Lowered:
 def _gather_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x, indices = arrays
     axis = call.integer("axis")
-    return np.take(x, _inside_array(indices, x.shape[axis]), axis=axis)
+    return np.take(x, inside_array(indices, x.shape[axis]), axis=axis)
 
 
 def _gather_elements(call: OpCall) -> Lowered:
@@ -230,7 +231,7 @@ def _gather_elements(call: OpCall) -> Lowered:
 
     def build(source: Tensor, where: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
-            return source[(*i[:axis], _inside(where[i], source.shape[axis]), *i[axis + 1 :])]
+            return source[(*i[:axis], inside(where[i], source.shape[axis]), *i[axis + 1 :])]
 
         return te.compute(indices.shape, body, name=call.name)
 
@@ -245,7 +246,7 @@ def _gather_elements_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 def _points(call: OpCall, x: Array, indices: Array) -> tuple[Array, ...]:
     axis = call.integer("axis")
     points = [np.asarray(place) for place in np.indices(indices.shape)]
-    points[axis] = _inside_array(indices, x.shape[axis])
+    points[axis] = inside_array(indices, x.shape[axis])
     return tuple(points)
 
 
@@ -262,7 +263,7 @@ def _gather_nd(call: OpCall) -> Lowered:
 
     def build(source: Tensor, where: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
-            found = [_inside(where[(*i[:rows], te.const(d))], source.shape[batch + d]) for d in range(named)]
+            found = [inside(where[(*i[:rows], te.const(d))], source.shape[batch + d]) for d in range(named)]
             return source[(*i[:batch], *found, *i[rows:])]
 
         return te.compute(shape, body, name=call.name)
@@ -271,7 +272,7 @@ def _gather_nd(call: OpCall) -> Lowered:
 
 
 def _rows(indices: Array, extents: Sequence[int]) -> list[Array]:
-    return [_inside_array(indices[..., place], extent) for place, extent in enumerate(extents)]
+    return [inside_array(indices[..., place], extent) for place, extent in enumerate(extents)]
 
 
 def _gather_nd_array(call: OpCall, arrays: Sequence[Array]) -> Array:

@@ -123,6 +123,14 @@ def _bytes(dtype: str, *shape: int) -> NDArray[Any]:
 
 _ALONG_AXIS_1: list[Attrs] = [{"axis": 1, "reduction": reduction} for reduction in _SCATTERED]
 
+_TAPS: list[NDArray[Any]] = [
+    np.array([[0, 1], [1, -1], [9, 0], [-9, 1]], np.int32),
+    np.array([[0.25, 0.75], [1, 0], [-0.5, 1.5], [2, 3]], np.float32),
+    np.array([[1], [0], [1]]),
+    np.array([[1], [0.5], [-2]], np.float32),
+]
+"""Places, among them some outside, and weights of two axes."""
+
 TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     *((op, [_PART], {}) for op in ("asin", "acos", "atanh")),
     ("acosh", [1 + np.abs(_PART)], {}),
@@ -144,6 +152,9 @@ TYPED_CASES: list[tuple[str, list[NDArray[Any]], Attrs]] = [
     ("gather", [_DATA, np.array([[2, -1, 0], [1, 1, -3]])], {"axis": 1}),
     ("gather", [_DATA, np.array(-2, np.int32)], {"axis": 0}),
     ("gather", [_DATA, np.array([9, -9])], {"axis": 2}),
+    ("resample", [_DATA, *_TAPS[:2]], {"axes": (1,)}),
+    ("resample", [_DATA, *_TAPS], {"axes": (0, 2)}),
+    ("resample", [_DATA.astype(np.float64), *_TAPS], {"axes": (1, 2)}),
     ("gather_elements", [_DATA, _ALONG], {"axis": 1}),
     ("gather_nd", [_DATA, _ROWS], {"batch_dims": 0}),
     ("gather_nd", [_DATA, np.array([[2], [0], [-1], [1]])], {"batch_dims": 1}),

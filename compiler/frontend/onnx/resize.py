@@ -1,14 +1,17 @@
-"""Converter of ONNX Resize, one axis at a time, each as a gather or as a product with a constant matrix.
+"""Converter of ONNX Resize.
 
-Along an axis every element of the result is a weighted sum of a few input elements, the same for all rows: a constant
-matrix. If every row of that matrix has a single 1, the elements are gathered instead.
+Along an axis every element of the result is a weighted sum of a few input elements, the same for all rows: a sparse
+constant matrix. Axes of few elements each are resampled together; an axis of many, as of antialiased ones, is a product
+with the whole matrix. If every row has a single 1 and the rows are evenly spaced, the elements are a slice.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor
 
 import numpy as np
 
+from retune.compiler.dtype import is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
@@ -24,34 +27,87 @@ _ROUNDINGS: Mapping[str, Callable[[float], int]] = {
 
 _LARGEST = 1 << 24
 """Elements of the matrix that resizes an axis."""
+_MOST_TAPS = 8
+"""Elements of the operand that make one of the result, by all the axes resampled in one kernel: bilinear has 4,
+trilinear 8. A bicubic image has 16 and is resampled one axis after the other, which multiplies less.
+"""
 
 
 def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    shape = builder.value(x).shape
+    shape, dtype = builder.value(x).shape, builder.value(x).dtype
     sizes, scales = _sizes(builder, node, shape)
     how = node.text("coordinate_transformation_mode", "half_pixel")
+    matrices: dict[int, Array] = {}
+    masks: dict[int, Array] = {}
     for axis, (extent, size) in enumerate(zip(shape, sizes, strict=True)):
         if size == extent and scales[axis] == 1.0 and how != "tf_crop_and_resize":
             continue
         if size * extent > _LARGEST:
             raise node.unsupported(f"makes {size} of {extent} elements: the matrix for that has more than {_LARGEST}")
         places = [_origin(builder, node, how, place, axis, extent, size, scales[axis]) for place in range(size)]
-        matrix = np.stack([_row(node, place, extent, scales[axis]) for place in places])
-        x = _along(builder, x, axis, matrix)
-        outside = np.array([not 0 <= place <= extent - 1 for place in places])
+        matrices[axis] = np.stack([_row(node, place, extent, scales[axis]) for place in places])
+        masks[axis] = np.array([not 0 <= place <= extent - 1 for place in places])
+    if not is_float(dtype) and not all(map(_moves_only, matrices.values())):
+        x = _along_axes(builder, write("cast", x, dtype="float32"), matrices)
+        x = write("cast", x, dtype=dtype)
+    else:
+        x = _along_axes(builder, x, matrices)
+    for axis, outside in masks.items():
         if how == "tf_crop_and_resize" and outside.any():
             mask = builder.constant(outside.reshape(-1, *(1 for _ in shape[axis + 1 :])), "outside")
             x = write("where", mask, node.number("extrapolation_value", 0.0), x)
     return [x]
 
 
-def _along(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
-    """The matrix, (new, old), applied along an axis."""
+def _moves_only(matrix: Array) -> bool:
+    """Whether every element of the result is one of the operand."""
+    return bool(((matrix == 1).sum(axis=1) == 1).all() and ((matrix != 0).sum(axis=1) == 1).all())
+
+
+def _along_axes(builder: GraphBuilder, x: str, matrices: Mapping[int, Array]) -> str:
+    """Each matrix, (new, old), applied along its axis."""
+    together: dict[int, tuple[Array, Array]] = {}
+    for axis, matrix in matrices.items():
+        if _moves_only(matrix) and (not is_float(builder.value(x).dtype) or _is_even(matrix.argmax(axis=1))):
+            x = taken(builder, x, axis, [int(place) for place in matrix.argmax(axis=1)])
+            continue
+        tables = _taps(matrix)
+        if tables[0].shape[1] > _MOST_TAPS:
+            x = _product(builder, x, axis, matrix)
+            continue
+        if tables[0].shape[1] * math.prod(places.shape[1] for places, _ in together.values()) > _MOST_TAPS:
+            x, together = _resampled(builder, x, together), {}
+        together[axis] = tables
+    return _resampled(builder, x, together)
+
+
+def _is_even(places: Array) -> bool:
+    """Whether the places are evenly spaced and ascending: those of a slice."""
+    steps = np.diff(places)
+    return bool(steps.size == 0 or (steps[0] > 0 and (steps == steps[0]).all()))
+
+
+def _taps(matrix: Array) -> tuple[Array, Array]:
+    """The places and weights of the elements other than zero of each row, filled up with the first place and zero."""
+    taps = int((matrix != 0).sum(axis=1).max())
+    # A stable sort of what is zero puts the others in front, in their order.
+    order = np.argsort(matrix == 0, axis=1, kind="stable")[:, :taps]
+    weights = np.take_along_axis(matrix, order, axis=1)
+    return np.where(weights != 0, order, order[:, :1]).astype("int32"), weights.astype("float32")
+
+
+def _resampled(builder: GraphBuilder, x: str, tables: Mapping[int, tuple[Array, Array]]) -> str:
+    operands = [
+        builder.constant(array, name)
+        for axis in sorted(tables)
+        for array, name in zip(tables[axis], ("places", "weights"), strict=True)
+    ]
+    return builder.emit("resample", [x, *operands], {"axes": tuple(sorted(tables))}) if tables else x
+
+
+def _product(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
     shape, dtype = builder.value(x).shape, builder.value(x).dtype
-    # Nearest neighbor: a gather moves bytes, a product would multiply by zeros.
-    if ((matrix == 1).sum(axis=1) == 1).all() and ((matrix != 0).sum(axis=1) == 1).all():
-        return taken(builder, x, axis, [int(place) for place in matrix.argmax(axis=1)])
     rank = len(shape)
     moved = (*(i for i in range(rank) if i != axis), axis)
     flat = builder.emit("transpose", [x], {"perm": moved})

@@ -6,6 +6,8 @@ Layout changes sink: an operator that works in any axis order is computed before
 transposes meet the next layout change and cancel there, or reach an output.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
@@ -16,6 +18,9 @@ from retune.compiler.ops import OPS, FusionKind
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 
 _ALONG_AXIS = ("softmax", "log_softmax")
+
+_BY_TABLES = ("gather", "resample")
+"""Operators whose operands but the first are tables, in no order of axes."""
 
 _FARTHEST = 128
 """Values that are looked at to find out whether a product is behind one."""
@@ -158,7 +163,7 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
         return builder.constant(np.broadcast_to(array, shape).reshape(x.shape), name)
     if wanted is not None and array is None:
         wanted = (*(1 for _ in range(len(x.shape) - len(wanted))), *wanted)
-    return None if wanted is None else _reshape(builder, name, wanted)
+    return None if wanted is None else reshaped(builder, name, wanted)
 
 
 def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
@@ -211,18 +216,23 @@ def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
     """f(transpose(x), ...) -> transpose(f(x, ...)) for every f that can work on the untransposed operands."""
     kind = OPS[node.op].kind
     any_order = kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
-    if not (any_order or node.op in (*_REDUCTIONS, *_ALONG_AXIS, "normalize", "concat", "pad", "slice")):
+    if not (any_order or node.op in (*_REDUCTIONS, *_ALONG_AXIS, *_BY_TABLES, "normalize", "concat", "pad", "slice")):
         return None
-    for name in node.inputs:
+    moved = node.inputs[:1] if node.op in _BY_TABLES else node.inputs
+    if node.op == "gather" and len(builder.value(node.inputs[1]).shape) != 1:
+        return None
+    for name in moved:
         source = builder.producer(name)
         if source is None or source.op != "transpose":
             continue
         perm = source.ints("perm")
-        operands = [_untransposed(builder, operand, perm) for operand in node.inputs]
+        operands = [*(_untransposed(builder, operand, perm) for operand in moved), *node.inputs[len(moved) :]]
         if any(operand is None for operand in operands):
             continue
         attrs, result_perm = _moved_attributes(node, perm)
         known = [operand for operand in operands if operand is not None]
+        if node.op == "resample":
+            known = [known[0], *_by_axis(node, perm, known[1:])]
         result = builder.emit(node.op, known, attrs, name=node.name, output=node.output)
         return _transpose(builder, result, result_perm, node.output)
     return None
@@ -234,19 +244,20 @@ def _untransposed(builder: GraphBuilder, name: str, perm: tuple[int, ...]) -> st
     if source is not None and source.op == "transpose" and source.ints("perm") == perm:
         return source.inputs[0]
     if value.size == 1 and len(value.shape) <= len(perm):
-        return name if len(value.shape) < len(perm) else _reshape(builder, name, (1,) * len(perm))
+        return name if len(value.shape) < len(perm) else reshaped(builder, name, (1,) * len(perm))
     if len(value.shape) > len(perm):
         return None
     shape = (*(1 for _ in range(len(perm) - len(value.shape))), *value.shape)
     inverse = _inverse(perm)
     if builder.array(name) is not None:
-        return builder.emit("transpose", [_reshape(builder, name, shape)], {"perm": inverse}, output=name)
+        return builder.emit("transpose", [reshaped(builder, name, shape)], {"perm": inverse}, output=name)
     if _moves_units_only(shape, inverse):
-        return _reshape(builder, name, tuple(shape[axis] for axis in inverse))
+        return reshaped(builder, name, tuple(shape[axis] for axis in inverse))
     return None
 
 
-def _reshape(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
+def reshaped(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
+    """A value in another shape; the value itself where it has that."""
     if builder.value(name).shape == shape:
         return name
     return builder.emit("reshape", [name], {"shape": shape}, output=name)
@@ -261,9 +272,9 @@ def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attr
         if not node.flag("keepdims"):
             kept = [axis for i, axis in enumerate(perm) if i not in axes]
             return attrs, tuple(sorted(kept).index(axis) for axis in kept)
-    elif node.op == "normalize":
+    elif node.op in ("normalize", "resample"):
         attrs["axes"] = tuple(sorted(perm[axis] for axis in node.ints("axes")))
-    elif node.op in (*_ALONG_AXIS, "concat"):
+    elif node.op in (*_ALONG_AXIS, "concat", "gather"):
         attrs["axis"] = perm[node.integer("axis")]
     elif node.op in ("pad", "slice"):
         inverse = _inverse(perm)
@@ -271,6 +282,12 @@ def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attr
             if key in attrs:
                 attrs[key] = tuple(node.ints(key)[axis] for axis in inverse)
     return attrs, perm
+
+
+def _by_axis(node: Node, perm: tuple[int, ...], tables: Sequence[str]) -> list[str]:
+    """The tables of a resampling, a pair for each axis, in the order of the axes of the untransposed operand."""
+    pairs = sorted(zip((perm[axis] for axis in node.ints("axes")), tables[::2], tables[1::2], strict=True))
+    return [table for _, *pair in pairs for table in pair]
 
 
 def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:

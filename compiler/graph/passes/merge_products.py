@@ -1,0 +1,130 @@
+"""Multiplies constant matrices ahead: two products, or convolutions, with nothing but a shift between them become one.
+
+Products associate, x (A B) = (x A) B, and what multiplies less is kept.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from retune.compiler.dtype import is_float
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Array, Graph, Node
+from retune.compiler.graph.memoize import memoized
+from retune.compiler.graph.passes.layout_rules import reshaped
+from retune.compiler.ops.conv import LAYOUTS
+
+_CONVOLUTIONS = ("conv2d", "conv3d")
+_CHANNELS_LAST = tuple(last for _, last in LAYOUTS.values())
+
+_LARGEST_SHARE = 0.8
+"""Products that may be left; more save less than another rounding of the weights is worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProducts:
+    """Merge a channels-last convolution or product with the 1x1 convolution or product that alone reads its result.
+
+    before: y = dense(dense(x, a) + shift, b)
+    after:  y = dense(x, a b) + shift b
+
+    Weights and shift must be constant. Their product is rounded once, from float64.
+    """
+
+    name: str = "merge_products"
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with fewer products."""
+        producers, consumers = graph.producers(), graph.consumers()
+        merged: set[str] = set()
+        for node in graph.nodes:
+            chain = _chain(producers.get, graph.constants.__contains__, node)
+            alone = chain is not None and all(
+                len(consumers[one.output]) == 1 and one.output not in graph.outputs for one in chain
+            )
+            # Of three in a row the first two are merged.
+            if chain is not None and alone and chain[-1].output not in merged and _pays(graph, chain, node):
+                merged.add(node.output)
+
+        def convert(builder: GraphBuilder, node: Node) -> str | None:
+            return _merge(builder, node) if node.output in merged else None
+
+        return rewrite(graph, convert)
+
+
+def _chain(
+    producer: Callable[[str], Node | None], is_constant: Callable[[str], bool], second: Node
+) -> tuple[Node, ...] | None:
+    """The nodes from the operand of a product back to the product before it: reshapes that keep the last axis, and an
+    addition of a constant.
+    """
+    if not _is_linear(second) or not is_constant(second.inputs[1]):
+        return None
+    found: list[Node] = []
+    node = producer(second.inputs[0])
+    while node is not None and not _is_product(node):
+        is_shift = node.op == "add" and is_constant(node.inputs[1]) and all(one.op != "add" for one in found)
+        if not is_shift and node.op != "reshape":
+            return None
+        found.append(node)
+        node = producer(node.inputs[0])
+    return (*found, node) if node is not None and is_constant(node.inputs[1]) else None
+
+
+def _is_product(node: Node) -> bool:
+    return node.op == "dense" or (
+        node.op in _CONVOLUTIONS and node.text("layout") in _CHANNELS_LAST and node.integer("groups") == 1
+    )
+
+
+def _is_linear(node: Node) -> bool:
+    """Whether a product computes each row, or pixel, from that one alone, as far as its attributes say."""
+    if node.op == "dense":
+        return True
+    return _is_product(node) and {*node.ints("strides")} == {1} and not any(node.ints("pads"))
+
+
+def _pays(graph: Graph, chain: tuple[Node, ...], second: Node) -> bool:
+    """Whether one product multiplies less than both, and the axis between them stays whole."""
+    before, after = graph.values[chain[-1].inputs[1]], graph.values[second.inputs[1]]
+    between = after.shape[-2]
+    is_whole = all(graph.values[one.output].shape[-1:] == (between,) for one in chain)
+    shifts = [graph.values[one.inputs[1]] for one in chain if one.op == "add"]
+    by_column = all(one.size == 1 or (one.size == between and one.shape[-1] == between) for one in shifts)
+    floats = before.dtype == after.dtype and is_float(before.dtype)
+    if not (is_whole and by_column and floats and math.prod(after.shape[:-2]) == 1):
+        return False
+    together = before.size // between * after.shape[-1]
+    return together <= _LARGEST_SHARE * (before.size + after.size)
+
+
+def _merge(builder: GraphBuilder, second: Node) -> str:
+    chain = _chain(builder.producer, builder.is_constant, second)
+    assert chain is not None, "the builder has the nodes of the graph"
+    first, ahead, weight = chain[-1], builder.array(chain[-1].inputs[1]), builder.array(second.inputs[1])
+    assert ahead is not None, "a constant of the graph"
+    assert weight is not None, "a constant of the graph"
+    matrix = weight.reshape(weight.shape[-2:])
+    product = _times(ahead, matrix)
+    rows = builder.value(second.inputs[0]).shape[:-1]
+    if first.op == "dense":
+        # Rows alone matter, so the second's form does as well, and its result needs no other shape.
+        x = reshaped(builder, first.inputs[0], (*rows, ahead.shape[0]))
+        name = builder.constant(product.reshape(*weight.shape[:-2], *product.shape), first.inputs[1])
+        result = builder.emit(second.op, [x, name], second.attrs, name=second.name, output=second.output)
+    else:
+        name = builder.constant(product, first.inputs[1])
+        result = builder.emit(first.op, [first.inputs[0], name], first.attrs, name=second.name, output=second.output)
+    for one in chain:
+        if one.op == "add":
+            shift = np.broadcast_to(np.asarray(builder.array(one.inputs[1])).ravel(), matrix.shape[:1])
+            result = builder.emit("add", [result, builder.constant(_times(shift, matrix), one.inputs[1])])
+    return reshaped(builder, result, (*rows, weight.shape[-1]))
+
+
+def _times(one: Array, matrix: Array) -> Array:
+    # In float64 and rounded once.
+    both = [one, matrix]
+    return memoized(_times.__name__, both, lambda: (one.astype(np.float64) @ matrix).astype(one.dtype))

@@ -1,0 +1,59 @@
+"""Leaves out the outer taps of convolutions that read nothing but padding, as those of dilated convolutions over small
+images do.
+"""
+
+from dataclasses import dataclass
+
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.passes.layout_rules import cut
+from retune.compiler.ops.conv import LAYOUTS, window_extent
+
+_CONVOLUTIONS = ("conv2d", "conv3d")
+
+
+@dataclass(frozen=True, slots=True)
+class DropPaddingTaps:
+    """Slice the weights of convolutions to the taps that meet an element of the input for some result.
+
+    before: y = conv2d(x, w) of 16x16 pixels, w of 3x3 taps, dilations and pads (24, 24)
+    after:  y = conv2d(x, w[1:2, 1:2]) without padding
+
+    An infinite weight of such a tap gave NaN, its product with the padding; now it gives nothing.
+    """
+
+    name: str = "drop_padding_taps"
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with the smaller convolutions."""
+        return rewrite(graph, _convert)
+
+
+def _convert(builder: GraphBuilder, node: Node) -> str | None:
+    if node.op not in _CONVOLUTIONS:
+        return None
+    strides, dilations, pads = node.ints("strides"), node.ints("dilations"), list(node.ints("pads"))
+    rank = len(strides)
+    last = node.text("layout") == LAYOUTS[rank][1]
+    first, first_tap = (1, 0) if last else (2, 2)
+    extents = builder.value(node.inputs[0]).shape[first : first + rank]
+    weight = node.inputs[1]
+    taps = builder.value(weight).shape[first_tap : first_tap + rank]
+    for dim in range(rank):
+        before, after, dilation = pads[dim], pads[rank + dim], dilations[dim]
+        results = window_extent(extents[dim], taps[dim], strides[dim], dilation, before, after)
+        reach = (results - 1) * strides[dim]
+        # Places ascend with the taps, so those that meet the input follow one another.
+        read = [tap for tap in range(taps[dim]) if -reach <= tap * dilation - before < extents[dim]]
+        if not read or len(read) == taps[dim]:
+            continue
+        kept_before = before - read[0] * dilation
+        kept_after = after - (taps[dim] - 1 - read[-1]) * dilation
+        # Otherwise the smaller window would need a part of the input.
+        if min(kept_before, kept_after) >= 0:
+            weight = cut(builder, weight, first_tap + dim, read[0], read[-1] + 1)
+            pads[dim], pads[rank + dim] = kept_before, kept_after
+    if weight == node.inputs[1]:
+        return None
+    attrs = {**node.attrs, "pads": tuple(pads)}
+    return builder.emit(node.op, [node.inputs[0], weight], attrs, name=node.name, output=node.output)
