@@ -1,6 +1,7 @@
 """Heads of segmentation and detection networks: few kernels, nothing copied between them, ONNX Runtime's results."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Network:
     def upsample(self, x: str, factor: int, attributes: dict[str, str]) -> str:
         return self.add("Resize", x, "", self.constant(np.array([1, 1, factor, factor], np.float32)), **attributes)
 
-    def model(self, inputs: dict[str, tuple[int, ...]], *outputs: str) -> onnx.ModelProto:
+    def model(self, inputs: Mapping[str, tuple[int, ...]], *outputs: str) -> onnx.ModelProto:
         given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
         made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "c", "h", "w"]) for name in outputs]
         graph = helper.make_graph(self.nodes, "head", given, made, self.constants)
@@ -105,7 +106,7 @@ def test_a_head_computes_what_onnxruntime_does(name: str) -> None:
         executor.set_input(key, array)
     executor.run()
     for index, wanted in enumerate(OnnxRuntime(model.SerializeToString(), 1).run(feed)):
-        np.testing.assert_allclose(executor.get_output(index), wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(executor.get_output(index), np.asarray(wanted, np.float32), rtol=1e-4, atol=1e-5)
 
 
 def test_taps_that_only_meet_padding_are_gone() -> None:
