@@ -14,6 +14,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.harness import interleaved
+from retune.compiler.driver.onnx_export import library_path
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.driver.openvino import OpenVino
 from retune.compiler.executor.graph_executor import GraphExecutor
@@ -27,6 +28,8 @@ except ImportError:  # a large package that nothing else here needs
     torch = None
 
 SESSION, OPENVINO, EAGER, COMPILED = "onnxruntime", "openvino", "torch", "torch-compiled"
+EXPORTED = "onnxruntime-retune"
+"""A network that we have exported to ONNX Runtime."""
 
 _RUNS = 3
 _RESET_PEAK = "5"
@@ -71,8 +74,8 @@ def export_torch(model: Path, path: Path) -> None:
 
 
 def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
-    """Time each contender on its file: `SESSION` and `OPENVINO` an ONNX file, `EAGER` and `COMPILED` one of
-    `export_torch`, all others compiled networks of ours.
+    """Time each contender on its file: `SESSION` and `OPENVINO` an ONNX file, `EXPORTED` one with its library beside
+    it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
     """
     made = {backend: contender(backend, path, inputs, threads) for backend, path in files.items()}
     answers = {backend: answer() for backend, (_, answer) in made.items()}
@@ -102,8 +105,9 @@ def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
 
 def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:
     """What is timed, and the outputs."""
-    if backend == SESSION:
-        session = OnnxRuntime(str(path), threads)
+    if backend in (SESSION, EXPORTED):
+        libraries = [library_path(path)] if backend == EXPORTED else []
+        session = OnnxRuntime(str(path), threads, libraries=libraries)
         return lambda: session.run(inputs), lambda: session.run(inputs)
     if backend == OPENVINO:
         peer = OpenVino(str(path), threads)

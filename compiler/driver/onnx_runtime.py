@@ -1,6 +1,7 @@
 """Runs an ONNX model with ONNX Runtime; the only module that imports `onnxruntime`, which is optional."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ def is_installed() -> bool:
 class OnnxRuntime:
     """A session of ONNX Runtime on `threads` threads."""
 
-    def __init__(self, model: bytes | str, threads: int, *, is_optimized: bool = True) -> None:
+    def __init__(
+        self, model: bytes | str, threads: int, *, is_optimized: bool = True, libraries: Sequence[Path] = ()
+    ) -> None:
         """Load the model, an ONNX message or the path of one; without optimization every node is run as it stands.
-        Raises: MeasureError when it cannot.
+        `libraries` have custom operators. Raises: MeasureError when it cannot.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -32,6 +35,8 @@ class OnnxRuntime:
         if not is_optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
+            for library in libraries:
+                options.register_custom_ops_library(str(library.absolute()))
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no common base of their own
             raise MeasureError(f"ONNX Runtime cannot load the model: {error}") from error

@@ -22,6 +22,7 @@ from benchmarks import (
     networks,
     operators,
     orchestration,
+    ort_export,
     quantised,
     search_speed,
     store,
@@ -32,6 +33,8 @@ from benchmarks import (
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
 from benchmarks.operator_networks import OPERATORS, operator_network
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.extract import extract_network
 from retune.compiler.errors import MeasureError
 from retune.compiler.frontend import zoo
 from retune.compiler.measure import peak
@@ -163,6 +166,21 @@ def test_a_search_of_tvm_that_ends_early_says_why() -> None:
         MetaSchedule(sys.executable, tune_ops.OPERATORS["softmax_1024x1024"], 1, 4, 0)
     with pytest.raises(MeasureError, match="cannot be started"):
         MetaSchedule("/no/such/interpreter", tune_ops.OPERATORS["softmax_1024x1024"], 1, 4, 0)
+
+
+def test_ort_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--only", "mlp", "--threads", "1", "--seconds", "0.1"]
+    lines = _lines(ort_export.main, argv, tmp_path / "out.jsonl", capsys)
+    by_backend = {line["backend"]: line for line in lines}
+    assert list(by_backend) == ["onnxruntime", "retune", "onnxruntime-retune"]
+    exported = by_backend["onnxruntime-retune"]
+    assert exported["error"] < 1e-4
+    assert set(exported["times_as_fast_as"]) == {"onnxruntime", "retune"}
+    assert exported["library_bytes"] > 0
+    extracted = extract_network("mlp", "llvm", 1)
+    compile_graph(extracted.graph, extracted.target, cut=extracted.partition).save(tmp_path / "mlp.retune")
+    lines = _lines(ort_export.main, [*argv, "--tuned", str(tmp_path)], tmp_path / "more.jsonl", capsys)
+    assert "trials" not in {key for line in lines for key in line}
 
 
 def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,13 @@
 """Networks exported to ONNX Runtime: their outputs there are those of the original, whole or in parts."""
 
+import ctypes
+import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import retune
 from benchmarks.network_peers import seeded_inputs
+from retune.compiler.codegen.cpu import describe
+from retune.compiler.codegen.cpu_guard import AT, cpu_guard
 from retune.compiler.driver.onnx_export import export_network
 from retune.compiler.errors import ArtifactError, DynamicShapeError, OptionError, UnsupportedOperatorError
 from retune.compiler.frontend import zoo
+from retune.compiler.runtime.loader import host_features, native_address
+from retune.compiler.target import Target
 from tests.support.tiers import long_except
 from tests.support.zoo_sizes import SMALL
 
@@ -295,6 +303,31 @@ def test_an_input_of_another_size_is_an_error(tmp_path: Path) -> None:
         session.run(None, {"x": np.ones((2, 64), "float32")})
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUID is an instruction of x86")
+def test_a_cpu_without_the_features_is_refused(tmp_path: Path) -> None:
+    network = retune.compile(_mlp())._program.network  # type: ignore[union-attr]
+    lacking = sorted(set(AT) - host_features())
+    if not lacking:
+        pytest.skip("this CPU has all of them")
+    for feature in lacking:
+        metadata = {**network.metadata, "needs": [*network.metadata["needs"], feature]}
+        exported = export_network(replace(network, metadata=metadata), tmp_path / "net.onnx")
+        with pytest.raises(Exception, match="this machine lacks instructions that it uses"):
+            _session(exported.model, exported.library)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUID is an instruction of x86")
+def test_features_of_this_cpu_are_found() -> None:
+    """What LLVM says of this CPU, and what the CPU says, agree for every feature."""
+    triple = describe(Target.host())[0]
+    answers = {}
+    for feature in AT:
+        text = cpu_guard("asked", triple, [feature]).replace("define internal", "define")
+        text += "\ndefine i32 @answer() {\n  %yes = call i1 @asked()\n  %all = zext i1 %yes to i32\n  ret i32 %all\n}"
+        answers[feature] = bool(ctypes.CFUNCTYPE(ctypes.c_int32)(native_address(text, "answer"))())
+    assert answers == {feature: feature in host_features() for feature in AT}
+
+
 def test_a_model_refuses_the_library_of_another(tmp_path: Path) -> None:
     one = retune.export(_mlp(), tmp_path / "one.onnx")
     two = retune.export(_residual(), tmp_path / "two.onnx")
@@ -364,6 +397,18 @@ def test_files_are_written_both_or_neither(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"cannot write .*net\.so"):
         export_network(network, tmp_path / "net.onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.so", "state"]
+
+
+@pytest.mark.parametrize("linker", ["ld", "cc"])
+def test_a_linker_alone_or_a_compiler_links_the_library(linker: str, tmp_path: Path) -> None:
+    if shutil.which(linker) is None:
+        pytest.skip(f"{linker} is not installed")
+    model = _residual()
+    network = retune.compile(model, threads=2)._program.network  # type: ignore[union-attr]
+    exported = export_network(network, tmp_path / "net.onnx", (linker,))
+    inputs = seeded_inputs(model)
+    found = _session(exported.model, exported.library).run(None, inputs)
+    _assert_equal(found, _session(model.SerializeToString()).run(None, inputs))
 
 
 def test_the_same_network_is_exported_as_the_same_bytes(tmp_path: Path) -> None:

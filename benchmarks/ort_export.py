@@ -1,0 +1,86 @@
+"""Latency of networks of the zoo in ONNX Runtime, as they are and exported by us, next to our executor.
+
+    python -m benchmarks.ort_export [--only REGEX] [--threads N] [--seconds S] [--tuned FOLDER] [--out FILE]
+
+A network is tuned from scratch for `--seconds`, or taken from FOLDER/NAME.retune, which must be compiled for as many
+threads. Then three contenders are interleaved in a fresh process: ONNX Runtime on the model, ONNX Runtime on the
+exported network, and our executor on the same kernels. Inputs are NumPy's; errors are against the first; a value is a
+median.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+
+from benchmarks.harness import Figure, Run, parse
+from benchmarks.network_peers import EXPORTED, SESSION, NetworkPeer, seeded_inputs
+from benchmarks.tuning import open_workers, tune
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.extract import extract_network
+from retune.compiler.driver.onnx_export import export_network
+from retune.compiler.errors import OptionError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.frontend import zoo
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.target import Target
+
+EXECUTOR = "retune"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line for each contender."""
+    texts = {"tuned": ("FOLDER", "take tuned networks from here, NAME.retune, and tune nothing")}
+    help_ = "seconds of tuning for each network"
+    run = parse(__doc__, argv, seconds=60, seconds_help=help_, threads=(1, 2), texts=texts)
+    for threads in run.threads:
+        for name in filter(run.wants, zoo.NAMES):
+            for figure in figures(name, threads, run):
+                run.write(figure)
+
+
+def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
+    """Tune one network, export it, and time the contenders."""
+    network, tuning = _network(name, threads, run)
+    model = zoo.build(name)
+    inputs = seeded_inputs(model)
+    with tempfile.TemporaryDirectory(prefix="retune-export-") as folder:
+        files = {SESSION: Path(folder) / "model.onnx", EXECUTOR: network.save(Path(folder) / "network.retune")}
+        onnx.save_model(model, str(files[SESSION]))
+        del model
+        exported = export_network(network, Path(folder) / "exported.onnx")
+        library_bytes = exported.library.stat().st_size
+        del network
+        files[EXPORTED] = exported.model
+        with WorkerProcess() as worker:
+            peers: list[NetworkPeer] = worker.call("benchmarks.network_peers:time_networks", files, inputs, threads)
+    seconds = {peer.backend: peer.seconds for peer in peers}
+    for peer in peers:
+        details: dict[str, object] = {}
+        if peer.backend == EXPORTED:
+            others = {backend: value / peer.seconds for backend, value in seconds.items() if backend != EXPORTED}
+            details = {
+                **tuning,
+                "library_bytes": library_bytes,
+                "times_as_fast_as": {backend: round(ratio, 3) for backend, ratio in others.items()},
+            }
+        yield Figure(name, peer.backend, threads, "latency", peer.seconds * 1e3, "ms", None, peer.error, details)
+
+
+def _network(name: str, threads: int, run: Run) -> tuple[CompiledNetwork, dict[str, object]]:
+    """The tuned network, and what its line says of the tuning."""
+    if run.texts["tuned"]:
+        network = CompiledNetwork.load(Path(run.texts["tuned"]) / f"{name}.retune")
+        if network.metadata["threads"] != threads:
+            raise OptionError(f"{name}.retune is compiled for {network.metadata['threads']} threads, not {threads}")
+        return network, {}
+    extracted = extract_network(name, str(Target.host()), threads)
+    with open_workers(threads, extracted.constant_bytes) as workers:
+        tuned = tune(extracted, workers, run.seconds)
+    network = compile_graph(extracted.graph, extracted.target, tuned.best, threads=threads, cut=extracted.partition)
+    return network, {"trials": tuned.trials, "tuning_seconds": round(tuned.seconds, 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""LLVM text that asks an x86 CPU whether it has the features that compiled code uses.
+
+An instruction that a CPU lacks ends the process, so a library that any program may load asks before it runs its code.
+"""
+
+from collections.abc import Collection
+
+AT = {
+    "sse3": (1, 0, 2, 0), "ssse3": (1, 0, 2, 9), "fma": (1, 0, 2, 12), "sse4.1": (1, 0, 2, 19),
+    "sse4.2": (1, 0, 2, 20), "movbe": (1, 0, 2, 22), "popcnt": (1, 0, 2, 23), "avx": (1, 0, 2, 28),
+    "f16c": (1, 0, 2, 29), "bmi": (7, 0, 1, 3), "avx2": (7, 0, 1, 5), "bmi2": (7, 0, 1, 8), "avx512f": (7, 0, 1, 16),
+    "avx512dq": (7, 0, 1, 17), "avx512ifma": (7, 0, 1, 21), "avx512cd": (7, 0, 1, 28), "avx512bw": (7, 0, 1, 30),
+    "avx512vl": (7, 0, 1, 31), "avx512vbmi": (7, 0, 2, 1), "avx512vbmi2": (7, 0, 2, 6), "gfni": (7, 0, 2, 8),
+    "avx512vnni": (7, 0, 2, 11), "avx512bitalg": (7, 0, 2, 12), "avx512vpopcntdq": (7, 0, 2, 14),
+    "avx512fp16": (7, 0, 3, 23), "avxvnni": (7, 1, 0, 4), "avx512bf16": (7, 1, 0, 5), "lzcnt": (0x80000001, 0, 2, 5),
+}  # fmt: skip
+"""Where CPUID says that a feature is there: its leaf and sub-leaf, the register (of eax, ebx, ecx, edx) and the bit.
+These are the features that LLVM uses for code such as ours, in its words.
+"""
+
+_SAVES_VECTORS, _OF_AVX, _OF_AVX512 = (1, 0, 2, 27), 0b110, 0b11100110
+"""Bit of CPUID: the system saves the registers that XCR0 names. Bits of that: XMM and YMM; and those of AVX-512."""
+
+_CPUID = 'asm sideeffect "cpuid", "={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
+_XGETBV = 'asm sideeffect "xgetbv", "={ax},={dx},{cx},~{dirflag},~{fpsr},~{flags}"'
+
+
+def cpu_guard(name: str, triple: str, needs: Collection[str]) -> str:
+    """The function `i1 NAME()`: whether the CPU has all features in `needs`; those not in `AT` are not asked for. For
+    other CPUs than x86 it is true.
+    """
+    asked = [each for each in needs if each in AT and triple.startswith("x86_64")]
+    places = [AT[each] for each in asked]
+    registers = 0
+    if any(each.startswith("avx") for each in asked):
+        places.append(_SAVES_VECTORS)
+        registers = _OF_AVX512 if any(each.startswith("avx512") for each in asked) else _OF_AVX
+    masks: dict[tuple[int, int], list[int]] = {}
+    for leaf, sub, register, bit in places:
+        masks.setdefault((leaf, sub), [0, 0, 0, 0])[register] |= 1 << bit
+    lines = [f"define internal i1 @{name}() {{"]
+    for number, ((leaf, sub), wanted) in enumerate(sorted(masks.items())):
+        lines.append(f"  %leaf{number} = call {{ i32, i32, i32, i32 }} {_CPUID}(i32 {leaf}, i32 {sub})")
+        for register, mask in enumerate(wanted):
+            if mask:
+                lines.append(
+                    f"  %r{number}.{register} = extractvalue {{ i32, i32, i32, i32 }} %leaf{number}, {register}"
+                )
+                lines += _require(f"{number}.{register}", mask)
+    if registers:
+        lines.append(f"  %xcr0 = call {{ i32, i32 }} {_XGETBV}(i32 0)")
+        lines.append("  %rx = extractvalue { i32, i32 } %xcr0, 0")
+        lines += _require("x", registers)
+    lacking = ["lacking:", "  ret i1 false"] if places else []
+    return "\n".join([*lines, "  ret i1 true", *lacking, "}"])
+
+
+def _require(name: str, mask: int) -> list[str]:
+    """The lines that leave unless the register `%rNAME` has all bits of a mask."""
+    return [
+        f"  %m{name} = and i32 %r{name}, {mask}",
+        f"  %ok{name} = icmp eq i32 %m{name}, {mask}",
+        f"  br i1 %ok{name}, label %has{name}, label %lacking",
+        f"has{name}:",
+    ]
