@@ -62,6 +62,15 @@ def epsilon(dtype: str) -> float:
     return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
+def finite_limit(dtype: str, *, is_least: bool) -> float:
+    """The least or the greatest finite value of a number type."""
+    if not is_float(dtype):
+        limits = np.iinfo(dtype)
+        return int(limits.min if is_least else limits.max)
+    known = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(known.min if is_least else known.max)
+
+
 def promoted(one: str, other: str) -> str:
     """The type in which two types meet, by NumPy's rules; where it has none, bfloat16 meets others in float32."""
     try:

@@ -14,7 +14,7 @@ from retune.compiler.codegen.vector_math import erf, exp, exp_by_permute, log, t
 from retune.compiler.codegen.vector_pow import pow
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import LoweringError
-from retune.compiler.ir.expr import TRIGONOMETRIC
+from retune.compiler.ir.expr import LIBRARY_BINARY, LIBRARY_UNARY
 
 _INTRINSICS = {
     "exp": "exp",
@@ -25,20 +25,21 @@ _INTRINSICS = {
     "floor": "floor",
     "ceil": "ceil",
     "round": "roundeven",
+    "trunc": "trunc",
     "abs": "fabs",
     "fma": "fma",
 }
 FLOAT32: dict[str, Callable[..., Value]] = {"exp": exp, "log": log, "tanh": tanh, "erf": erf, "pow": pow}
 """Our own functions; without them LLVM calls libm lane by lane."""
-_LIBRARY = {name: {"float32": f"{name}f", "float64": name} for name in ("erf", *TRIGONOMETRIC)}
+_LIBRARY = {name: {"float32": f"{name}f", "float64": name} for name in ("erf", *LIBRARY_UNARY, *LIBRARY_BINARY)}
 """libm functions, by type: those that LLVM has no name for, or makes into these calls itself."""
 DECLARATIONS = tuple(
-    f"declare {llvm_type(dtype)} @{symbol}({llvm_type(dtype)})"
-    for symbols in _LIBRARY.values()
+    f"declare {llvm_type(dtype)} @{symbol}({', '.join([llvm_type(dtype)] * (2 if name in LIBRARY_BINARY else 1))})"
+    for name, symbols in _LIBRARY.items()
     for dtype, symbol in symbols.items()
 )
 """What a module that may call those says of them."""
-_EXACT = frozenset({"floor", "ceil", "round", "abs", "fma"})
+_EXACT = frozenset({"floor", "ceil", "round", "trunc", "abs", "fma"})
 """Functions that half-width floats need no wider type for."""
 
 
@@ -73,7 +74,7 @@ def call_instruction(
     if name == "sigmoid":
         return _sigmoid(emit, first, permutes_tables, library)
     if dtype in _LIBRARY.get(name, {}):
-        return VectorBuilder(emit, lanes, dtype).each_lane(_LIBRARY[name][dtype], first)
+        return VectorBuilder(emit, lanes, dtype).each_lane(_LIBRARY[name][dtype], *args)
     raise LoweringError(f"no code for the function {name} on {dtype}")
 
 
@@ -90,7 +91,7 @@ def _of_bits(emit: Emit, value: Value, dtype: str) -> Value:
 def _of_integer(emit: Emit, name: str, value: Value) -> Value:
     if name == "isnan":
         return Value(literal(False, "bool", value.lanes), value.lanes, "bool")
-    if name in ("floor", "ceil", "round") or (name == "abs" and value.dtype == "bool"):
+    if name in ("floor", "ceil", "round", "trunc") or (name == "abs" and value.dtype == "bool"):
         return value
     if name != "abs":
         raise LoweringError(f"no code for the function {name} on {value.dtype}; cast to a float first")

@@ -16,15 +16,13 @@ from retune.compiler.codegen.types import llvm_type
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.errors import TargetError, install_hint
-from retune.compiler.ir.expr import TRIGONOMETRIC
+from retune.compiler.ir.expr import LIBRARY_BINARY, LIBRARY_UNARY
 
 REMAINDER = "fmod"
-FUNCTIONS = ("exp", "log", "pow", "tanh", "erf", *TRIGONOMETRIC)
+FUNCTIONS = ("exp", "log", "pow", "tanh", "erf", *LIBRARY_UNARY, *LIBRARY_BINARY)
 _SUFFIXES = {"float64": "", "float32": "f"}
-_SYMBOLS = {
-    f"__nv_{name}{suffix}": (name, dtype) for name in (*FUNCTIONS, REMAINDER) for dtype, suffix in _SUFFIXES.items()
-}
-_ARGUMENTS = {"pow": 2, REMAINDER: 2}
+_SYMBOLS = {f"__nv_{name}{suffix}": (name, dtype) for name in FUNCTIONS for dtype, suffix in _SUFFIXES.items()}
+_ARGUMENTS = {"pow": 2, **dict.fromkeys(LIBRARY_BINARY, 2)}
 _CALLED = re.compile(r"@(__nv_\w+)\(")
 
 

@@ -35,6 +35,9 @@ _NOT_OF_BOOLS = frozenset({BinaryOp.SUB, BinaryOp.DIV, BinaryOp.FLOORDIV, Binary
 
 TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 """Functions of a circle's or a hyperbola's angle, in radians, and their inverses."""
+LIBRARY_UNARY = (*TRIGONOMETRIC, "exp2", "expm1", "log2", "log10", "log1p")
+LIBRARY_BINARY = ("atan2", "copysign", "fmod", "hypot")
+"""Functions of one and of two floats that the C library and NVIDIA's libdevice compute, by their C names."""
 
 Operand = Union["Expr", int, float, bool]
 

@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from retune.compiler.dtype import item_bytes
+import numpy as np
+
+from retune.compiler.dtype import finite_limit, item_bytes
 from retune.compiler.errors import DefinitionError, refusing_depth
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import BinaryOp, Expr, Operand
@@ -182,16 +184,95 @@ cosh = _unary("cosh")
 asinh = _unary("asinh")
 acosh = _unary("acosh")
 atanh = _unary("atanh")
+exp2 = _unary("exp2")
+expm1 = _unary("expm1")
+log2 = _unary("log2")
+log10 = _unary("log10")
+log1p = _unary("log1p")
 floor = _unary("floor", of_integers=True)
 ceil = _unary("ceil", of_integers=True)
 round = _unary("round", of_integers=True)
+trunc = _unary("trunc", of_integers=True)
 abs = _unary("abs", of_integers=True)
+nearbyint = round
+
+
+def _binary(name: str) -> Callable[[Operand, Operand], Expr]:
+    def call(lhs: Operand, rhs: Operand) -> Expr:
+        left, right = ir.promote(lhs, rhs)
+        return ir.Call(name, (real(name, left), right), left.dtype)
+
+    call.__doc__ = f"Elementwise {name} of two floats."
+    return call
+
+
+atan2 = _binary("atan2")
+copysign = _binary("copysign")
+fmod = _binary("fmod")
+hypot = _binary("hypot")
+
+
+def _operator(op: BinaryOp, meaning: str) -> Callable[[Operand, Operand], Expr]:
+    def call(lhs: Operand, rhs: Operand) -> Expr:
+        return ir.binary(op, lhs, rhs)
+
+    call.__doc__ = meaning
+    return call
+
+
+add = _operator(BinaryOp.ADD, "The sum of two values.")
+subtract = _operator(BinaryOp.SUB, "The difference of two values.")
+multiply = _operator(BinaryOp.MUL, "The product of two values.")
+div = _operator(BinaryOp.DIV, "The quotient of two values, of integers rounded towards zero.")
+floordiv = _operator(BinaryOp.FLOORDIV, "The quotient of two values, rounded towards minus infinity.")
+floormod = _operator(BinaryOp.FLOORMOD, "What `floordiv` leaves; it has the sign of the divisor.")
+indexdiv, indexmod, truncdiv = floordiv, floormod, div
+
+
+def truncmod(lhs: Operand, rhs: Operand) -> Expr:
+    """What `truncdiv` leaves; it has the sign of the dividend."""
+    left, right = ir.promote(lhs, rhs)
+    return fmod(left, right) if ir.is_float(left.dtype) else left - ir.binary(BinaryOp.DIV, left, right) * right
+
+
+def ceildiv(lhs: Operand, rhs: Operand) -> Expr:
+    """The quotient of two integers, rounded towards plus infinity."""
+    return -ir.binary(BinaryOp.FLOORDIV, -ir.as_expr(lhs), rhs)
 
 
 def isnan(value: Operand) -> Expr:
     """Whether the value is not a number; no integer is one."""
     expr = ir.as_expr(value)
     return ir.Call("isnan", (expr,), ir.BOOL) if ir.is_float(expr.dtype) else ir.const(False)
+
+
+def isinf(value: Operand) -> Expr:
+    """Whether the value is infinite; no integer is."""
+    expr = ir.as_expr(value)
+    return ir.binary(BinaryOp.EQ, abs(expr), np.inf) if ir.is_float(expr.dtype) else ir.const(False)
+
+
+def isfinite(value: Operand) -> Expr:
+    """Whether the value is a number and not infinite; every integer is."""
+    expr = ir.as_expr(value)
+    return ir.binary(BinaryOp.LT, abs(expr), np.inf) if ir.is_float(expr.dtype) else ir.const(True)
+
+
+def min_value(dtype: str) -> Expr:
+    """The least finite value of a type. Raises: DefinitionError for a type that is none."""
+    return _limit("min_value", dtype, "min")
+
+
+def max_value(dtype: str) -> Expr:
+    """The greatest finite value of a type. Raises: DefinitionError for a type that is none."""
+    return _limit("max_value", dtype, "max")
+
+
+def _limit(where: str, dtype: str, which: str) -> Expr:
+    kind = checked_dtype(where, dtype)
+    if kind == ir.BOOL:
+        return ir.const(which == "max")
+    return ir.const(finite_limit(kind, is_least=which == "min"), kind)
 
 
 def bits(dtype: str, value: Operand) -> Expr:
@@ -211,6 +292,22 @@ def pow(base: Operand, exponent: Operand) -> Expr:
         return base * base
     left, right = ir.promote(base, exponent)
     return ir.Call("pow", (real("pow", left), right), left.dtype)
+
+
+power = pow
+
+
+def exp10(value: Operand) -> Expr:
+    """10 to the power `value`, a float."""
+    return pow(ir.const(10.0, real("exp10", value).dtype), value)
+
+
+def logaddexp(lhs: Operand, rhs: Operand) -> Expr:
+    """log(exp(lhs) + exp(rhs)) of floats, without overflow."""
+    left, right = ir.promote(lhs, rhs)
+    above = maximum(real("logaddexp", left), right)
+    apart = log1p(exp(-abs(left - right)))
+    return if_then_else(equal(left, right), above + ir.const(np.log(2.0), left.dtype), above + apart)
 
 
 def maximum(lhs: Operand, rhs: Operand) -> Expr:

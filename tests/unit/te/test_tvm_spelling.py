@@ -1,5 +1,8 @@
 """Tensor expressions in TVM's spelling: step-by-step indexing, calls, arithmetic of tensors, tags and attributes."""
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from retune.compiler import te
 from retune.compiler.driver.build import build
 from retune.compiler.errors import DefinitionError
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp, PackedCall, Tensor
 
 
@@ -83,3 +87,84 @@ def test_extern_takes_the_parameters_of_tvm_in_their_order() -> None:
     assert (made.op.tag, made.op.attrs["FLOP"]) == ("a tag", 4)
     with pytest.raises(DefinitionError, match="its buffers are"):
         te.extern((5,), [a], call, out_buffers=[want])
+
+
+_X = np.array([-3.5, -2.0, -0.75, -0.0, 0.0, 0.25, 0.5, 1.0, 2.0, 7.5], "float32")
+_Y = np.array([2.0, -0.7, 1.5, 3.0, -1.0, 0.25, -4.0, 2.5, 1.0, -2.0], "float32")
+_POSITIVE = np.abs(_X) + np.float32(0.125)
+UNARY: dict[str, tuple[Any, Array]] = {
+    "exp2": (np.exp2, _X), "exp10": (lambda x: 10**x, _X), "expm1": (np.expm1, _X), "log2": (np.log2, _POSITIVE),
+    "log10": (np.log10, _POSITIVE), "log1p": (np.log1p, _POSITIVE), "trunc": (np.trunc, _X), "nearbyint": (np.rint, _X),
+    "isinf": (np.isinf, np.array([np.inf, -np.inf, np.nan, 0, 3e38], "float32")),
+    "isfinite": (np.isfinite, np.array([np.inf, -np.inf, np.nan, 0, 3e38], "float32")),
+}  # fmt: skip
+BINARY: dict[str, Any] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "div": np.divide, "floordiv": np.floor_divide,
+    "floormod": np.mod, "fmod": np.fmod, "truncmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
+    "copysign": np.copysign, "logaddexp": np.logaddexp,
+}  # fmt: skip
+INTEGERS: dict[str, Any] = {
+    "div": lambda x, y: np.trunc(x / y), "truncdiv": lambda x, y: np.trunc(x / y), "truncmod": np.fmod,
+    "floordiv": np.floor_divide, "indexdiv": np.floor_divide, "floormod": np.mod, "indexmod": np.mod,
+    "ceildiv": lambda x, y: np.ceil(x / y),
+}  # fmt: skip
+
+
+def _check(function: Any, arrays: list[Array], wanted: Array) -> None:
+    tensors = [te.placeholder(array.shape, str(array.dtype), f"x{place}") for place, array in enumerate(arrays)]
+    result = te.compute(arrays[0].shape, lambda i: function(*(tensor[i] for tensor in tensors)), "y")
+    known = dict(zip(tensors, arrays, strict=True))
+    for found in (_run(result, known), evaluate([result], known)[0]):
+        np.testing.assert_allclose(found, wanted, rtol=2e-3 if result.dtype == "float16" else 2e-6)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_functions_by_tvms_names_match_numpy(name: str, dtype: str) -> None:
+    function, values = UNARY[name]
+    with np.errstate(all="ignore"):
+        x = values.astype(dtype)
+        _check(getattr(te, name), [x], function(x))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_functions_by_tvms_names_match_numpy(name: str, dtype: str) -> None:
+    x, y = _X.astype(dtype), _Y.astype(dtype)
+    _check(getattr(te, name), [x, y], BINARY[name](x, y))
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_divisions_of_integers_round_as_their_names_say(name: str) -> None:
+    x, y = np.array([-7, -6, -1, 0, 1, 6, 7, 7], "int32"), np.array([4, -4, 4, 4, -4, 3, 4, -7], "int32")
+    _check(getattr(te, name), [x, y], np.asarray(INTEGERS[name](x, y), "int32"))
+
+
+def test_logaddexp_of_equal_infinities_is_no_nan() -> None:
+    x = np.array([-np.inf, np.inf, 1000.0, -np.inf], "float32")
+    y = np.array([-np.inf, np.inf, 1000.0, 3.0], "float32")
+    _check(te.logaddexp, [x, y], np.logaddexp(x, y))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int8", "uint32", "int64", "bool"])
+def test_limits_of_types_are_finite(dtype: str) -> None:
+    limits: list[Any] = [te.min_value(dtype), te.max_value(dtype)]
+    assert all(limit.dtype == dtype for limit in limits)
+    values = [limit.value for limit in limits]
+    if dtype == "bool":
+        assert values == [False, True]
+    elif "float" in dtype:
+        known = ml_dtypes.finfo(dtype)
+        assert values == [float(known.min), float(known.max)]
+    else:
+        assert values == [np.iinfo(dtype).min, np.iinfo(dtype).max]
+
+
+def test_functions_of_floats_refuse_integers() -> None:
+    a = te.placeholder((4,), "int32", "a")
+    for name in ("log2", "log10", "log1p", "expm1", "exp2", "exp10"):
+        with pytest.raises(DefinitionError, match="cast it to a float first"):
+            te.compute((4,), lambda i, name=name: getattr(te, name)(a[i]))
+    with pytest.raises(DefinitionError, match="cast it to a float first"):
+        te.compute((4,), lambda i: te.atan2(a[i], a[i]))
