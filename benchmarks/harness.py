@@ -112,13 +112,15 @@ def parse(
     threads: Sequence[int] = (1,),
     options: Mapping[str, tuple[int, str]] | None = None,
     texts: Mapping[str, tuple[str, str]] | None = None,
+    flags: Mapping[str, str] | None = None,
     draw: Draw = bar_chart,
 ) -> Run:
     """Read the options that every program has, and its own.
 
     `seconds` is the default of `--seconds`. `threads` are the thread counts that the program measures, cut down to what
     the machine has. `options` are further integers by name: default and help; `texts` are further strings, empty by
-    default: metavar and help. `draw` makes the chart of `--plot`.
+    default: metavar and help; `flags` are options without a value, by name: help. They are 1 or 0 among the `options`
+    of the result. `draw` makes the chart of `--plot`.
     """
     counts = tuple(count for count in threads if count <= config.usable_cores()) or (1,)
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,13 +132,15 @@ def parse(
     own = dict(options or {})
     for name, (default, text) in own.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; {default}")
+    for name, text in (flags or {}).items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     for name, (metavar, text) in (texts or {}).items():
         parser.add_argument(f"--{name}", default="", metavar=metavar, help=text)
     given = parser.parse_args(argv)
     if given.seconds <= 0:
         parser.error("--seconds must be more than 0")
     chosen = (given.threads,) if given.threads else counts
-    values = {name: getattr(given, name.replace("-", "_")) for name in own}
+    values = {name: int(getattr(given, name.replace("-", "_"))) for name in (*own, *(flags or {}))}
     words = {name: getattr(given, name) for name in texts or {}}
     title = parser.prog if description is None else description.splitlines()[0].removesuffix(".")
     return Run(given.only, chosen, given.seconds, given.out, values, given.plot, title, words, draw)

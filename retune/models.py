@@ -143,6 +143,7 @@ def export_onnx(
     try:
         with torch.no_grad(), _silence():
             program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+            program._guards_code = []  # checks of the inputs, which fail in PyTorch's own retracing of some graphs
             exported = torch.onnx.export(program, dynamo=True, optimize=True, verbose=False)
     except Exception as error:  # of PyTorch, which may raise anything
         raise UnsupportedOperatorError(
@@ -153,6 +154,10 @@ def export_onnx(
     proto: onnx.ModelProto = exported.model_proto
     for node in proto.graph.node:  # stack traces, which differ from script to script
         del node.metadata_props[:]
+    for entry in proto.graph.input:
+        for dim in entry.type.tensor_type.shape.dim:
+            if dim.dim_param.isdecimal():  # PyTorch writes some fixed extents as names
+                dim.dim_value = int(dim.dim_param)
     returns = program.call_spec.out_spec
     return proto, returns
 

@@ -11,7 +11,8 @@ compiled. Operators that Retune does not take run as PyTorch would run them, bet
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,16 @@ OPTIONS = ("tune", "minutes", "trials", "effort", "threads", "store")
 
 _DECLINED = (ModelError, LoweringError, NotYetError)
 """What a graph raises that Retune does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What of a graph PyTorch runs: operators, and how many FLOPs they do. It is the `fallback` of the log record that
+    warns of it.
+    """
+
+    operators: tuple[str, ...]
+    flops: int
 
 
 def retune_backend(
@@ -164,7 +175,7 @@ class _Forward:
     def __init__(
         self, forward: torch.fx.GraphModule, weights: Collection[int], options: Mapping[str, Any], *, whole: bool = True
     ) -> None:
-        self._forward = forward
+        self._forward = _without_views(forward) if whole else forward
         self._weights = sorted(weights)
         self._options = options
         self._is_whole = whole
@@ -196,20 +207,33 @@ class _Forward:
         try:
             return _Compiled(self._forward, arguments, fixed, self._options)
         except _DECLINED as error:
-            if not self._is_whole:
-                _log.warning("a part of a graph runs in PyTorch, because Retune cannot compile it: %s", error)
-                return self._in_torch
-            return self._compile_parts(arguments, error)
+            if self._is_whole:
+                return self._compile_parts(arguments, error)
+            with FlopCounterMode(display=False) as counter:
+                self._forward(*arguments)
+            names = _operators(node for node in self._forward.graph.nodes if node.op == "call_function")
+            _log.warning(
+                "a part of a graph runs in PyTorch, because Retune cannot compile it: %s", error,
+                extra={"fallback": Fallback(names, counter.get_total_flops())},
+            )  # fmt: skip
+            return self._in_torch
 
     def _compile_parts(self, arguments: Sequence[Any], error: Exception) -> Callable[[Sequence[Any]], Any]:
         """The graph in parts, and one warning that names the operators which stay with PyTorch."""
         trial = _Trial(self._forward)
         trial.run(*arguments)
         if not trial.declined:
-            _log.warning("a graph runs in PyTorch, because Retune cannot compile it: %s", error)
+            nodes = (node for node in self._forward.graph.nodes if node.op == "call_function")
+            fallback = Fallback(_operators(nodes), trial.flops)
+            _log.warning("a graph runs in PyTorch, because Retune cannot compile it: %s", error,
+                         extra={"fallback": fallback})  # fmt: skip
             return self._in_torch
-        names = ", ".join(sorted({str(node.target) for node in trial.declined}))
-        _log.warning("PyTorch runs %s, %.1f%% of the FLOPs of a graph: Retune does not take them", names, trial.share)
+        fallback = Fallback(_operators(trial.declined), trial.declined_flops)
+        share = 100 * fallback.flops / trial.flops if trial.flops else 0.0
+        _log.warning(
+            "PyTorch runs %s, %.1f%% of the FLOPs of a graph: Retune does not take them",
+            ", ".join(fallback.operators), share, extra={"fallback": fallback},
+        )  # fmt: skip
         split = CapabilityBasedPartitioner(
             copy.deepcopy(self._forward), _Taken(trial.taken), allows_single_node_partition=False
         ).partition_and_fuse()
@@ -263,10 +287,14 @@ class _Trial(torch.fx.Interpreter):
         self._flops: dict[str, int] = {}
 
     @property
-    def share(self) -> float:
-        """Per cent of the FLOPs that the operators declined do."""
-        total = sum(self._flops.values())
-        return 100 * sum(self._flops[node.name] for node in self.declined) / total if total else 0.0
+    def flops(self) -> int:
+        """FLOPs of all operators."""
+        return sum(self._flops.values())
+
+    @property
+    def declined_flops(self) -> int:
+        """FLOPs of the operators declined."""
+        return sum(self._flops[node.name] for node in self.declined)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node and judge it."""
@@ -322,6 +350,23 @@ class _OneOperator(torch.nn.Module):
         except _DECLINED:
             return False
         return True
+
+
+def _without_views(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with `reshape` in place of `view`: what a compiled part returns is dense, whatever strides the
+    operators behind it were captured with.
+    """
+    aten = torch.ops.aten
+    for node in forward.graph.nodes:
+        if node.op == "call_function" and node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+    forward.recompile()
+    return forward
+
+
+def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+    """The operators that nodes call, by name, each once."""
+    return tuple(sorted({str(node.target) for node in nodes}))
 
 
 def _listed(returned: Any) -> Sequence[Any]:
