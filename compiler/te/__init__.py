@@ -7,7 +7,10 @@
 | `te.logical_and`, `te.logical_or`, `te.logical_not` | of bools |
 | `& \\| ^ ~ << >>` | of integers |
 | `te.exp log sqrt rsqrt tanh erf sigmoid pow` | of floats; error at most 4 ulp |
-| `te.floor ceil round abs minimum maximum isnan` | `round` takes ties to even; a NaN stays |
+| `te.sin` … `atanh`, `exp2 expm1 log2 log10 log1p atan2 hypot fmod copysign` | of floats; the C library's |
+| `te.exp10 logaddexp power isinf isfinite min_value max_value` | made of the others; limits of types are finite |
+| `te.add subtract multiply div`, `floordiv`, `truncmod`, … | the operators by TVM's names |
+| `te.floor ceil round trunc abs minimum maximum isnan` | `round` takes ties to even; a NaN stays |
 | `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |
 | `te.if_then_else(condition, a, b)` | the side not taken is not evaluated, so it may lie out of bounds |
 | `te.sum prod max min argmax argmin` | over one reduce axis or a list of them; the whole body of a compute |
