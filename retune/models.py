@@ -124,10 +124,15 @@ def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fol
 
 
 def export_onnx(
-    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, dynamic: bool = False
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic: bool = False,
+    shapes: Mapping[str, Any] | None = None,
 ) -> tuple[onnx.ModelProto, Any]:
     """A PyTorch module as an ONNX model, and the structure of what it returns. With `dynamic` every dimension of the
-    inputs that the module lets vary is dynamic.
+    inputs that the module lets vary is dynamic; `shapes` says instead which are, as `torch.export` takes it.
 
     Raises: ModelError when PyTorch cannot export it, or its exporter is not complete.
     """
@@ -139,7 +144,8 @@ def export_onnx(
         raise ModelError(
             f"PyTorch exports models with onnxscript, which is missing: {install_hint('torch')}"
         ) from error
-    shapes = _dynamic_shapes(module, args, kwargs) if dynamic else None
+    if dynamic:
+        shapes = _dynamic_shapes(module, args, kwargs)
     try:
         with torch.no_grad(), _silence():
             program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)

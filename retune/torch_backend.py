@@ -6,7 +6,9 @@
 
 AOTAutograd makes each captured graph functional, so that operators in place and outputs that alias inputs are PyTorch's
 to handle. At the first call with inputs of new shapes the graph is exported to ONNX, with the weights as constants, and
-compiled. Operators that Retune does not take run as PyTorch would run them, between compiled parts of the graph.
+compiled. A graph with symbolic extents (`dynamic=True`, or a second shape) is exported once with these extents
+dynamic, and the virtual machine runs it untuned. Operators that Retune does not take run as PyTorch would run them,
+between compiled parts of the graph.
 """
 
 import copy
@@ -25,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from retune.api import EFFORTS, compile, models_folder, tune
-from retune.compiler.errors import LoweringError, ModelError, NotYetError, OptionError
+from retune.compiler.errors import LoweringError, ModelError, NotYetError, OptionError, ShapeMismatchError
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.models import Model, export_onnx, store_onnx
 from retune.network import Network
@@ -109,10 +111,19 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
 
 
 class _Frozen(torch.nn.Module):
-    """A functional graph with some of its inputs fixed; its outputs without those that are no tensors."""
+    """A functional graph with some of its inputs fixed; its outputs without those that are no tensors. `extents` are
+    the inputs that are extents of others: which of the free inputs, and which dimension of it.
+    """
 
-    def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int]) -> None:
+    def __init__(
+        self,
+        forward: torch.fx.GraphModule,
+        arguments: Sequence[Any],
+        fixed: Sequence[int],
+        extents: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
         super().__init__()
+        self._extents = dict(extents or {})
         self._forward = forward
         self._count = len(arguments)
         self._fixed = {place: arguments[place] for place in fixed}
@@ -123,10 +134,12 @@ class _Frozen(torch.nn.Module):
     def forward(self, *free: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that the graph returns."""
         rest = iter(free)
-        arguments = [
+        arguments: list[Any] = [
             (getattr(self, f"weight_{place}", self._fixed[place]) if place in self._fixed else next(rest))
             for place in range(self._count)
         ]
+        for place, (tensor, dim) in self._extents.items():
+            arguments[place] = free[tensor].shape[dim]
         return tuple(one for one in _listed(self._forward(*arguments)) if isinstance(one, torch.Tensor))
 
 
@@ -158,8 +171,7 @@ class _Compiled:
 
     def is_current(self, weights: Sequence[Any]) -> bool:
         """Whether the weights are those that were compiled in, and nothing has written to them."""
-        known = zip(weights, self._weights, self._versions, strict=True)
-        return all(one is other and _version(one) == version for one, other, version in known)
+        return _are_current(weights, self._weights, self._versions)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         found = self._network(*(arguments[place] for place in self._free))
@@ -167,9 +179,61 @@ class _Compiled:
         return [next(tensors) if known is None else known[0] for known in self._returns]
 
 
+class _Dynamic:
+    """The network of a graph with symbolic extents, for its weights as they are now: the virtual machine runs it.
+
+    Raises: ModelError where an extent follows from no shape, or what the graph returns is no tensor, or where PyTorch
+    exports it for fixed extents.
+    """
+
+    def __init__(
+        self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int], options: Mapping[str, Any]
+    ) -> None:
+        inputs = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
+        self._free = [place for place in range(len(arguments)) if place not in fixed]
+        self._weights = [arguments[place] for place in fixed if isinstance(arguments[place], torch.Tensor)]
+        self._versions = list(map(_version, self._weights))
+        symbolic = [
+            {dim for dim, extent in enumerate(inputs[place].shape) if isinstance(extent, torch.SymInt)}
+            for place in self._free
+        ]
+        known = {
+            str(inputs[place].shape[dim]): (number, dim)
+            for number, (place, dims) in enumerate(zip(self._free, symbolic, strict=True))
+            for dim in dims
+        }
+        extents: dict[int, tuple[int, int]] = {}
+        for place in fixed:
+            if isinstance(inputs[place], torch.SymInt):
+                if str(inputs[place]) not in known:
+                    raise ModelError(f"the number {inputs[place]} is no extent of an input of the graph")
+                extents[place] = known[str(inputs[place])]
+        if not all(isinstance(one, torch.Tensor) for one in _listed(forward(*arguments))):
+            raise ModelError("the graph returns numbers that follow from symbolic extents")
+        auto = torch.export.Dim.AUTO
+        dims = tuple({dim: auto if dim in one else None for dim in range(arguments[place].dim())}
+                     for place, one in zip(self._free, symbolic, strict=True))  # fmt: skip
+        module = _Frozen(forward, arguments, fixed, extents).eval()
+        proto, _ = export_onnx(module, tuple(arguments[place] for place in self._free), {}, shapes={"free": dims})
+        for entry, one in zip(proto.graph.input, symbolic, strict=True):
+            if any(not entry.type.tensor_type.shape.dim[dim].dim_param for dim in one):
+                raise ModelError(f"PyTorch exports the graph for one shape of {entry.name} only")
+        model = Model(store_onnx(proto, "torch", models_folder(options.get("store"))))
+        self._network = compile(model, dynamic=True, store=options.get("store"), threads=options.get("threads"))
+
+    def is_current(self, weights: Sequence[Any]) -> bool:
+        """Whether the weights are those that were compiled in, and nothing has written to them."""
+        return _are_current(weights, self._weights, self._versions)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        found = self._network(*(arguments[place] for place in self._free))
+        return list(found) if isinstance(found, tuple) else [found]
+
+
 class _Forward:
-    """A captured graph: compiled for the shapes that it is called with. Where Retune declines operators of it, the
-    parts between them are compiled, and PyTorch runs the others.
+    """A captured graph: compiled for the shapes that it is called with, or once where its extents are symbolic.
+
+    Where Retune declines operators of it, the parts between them are compiled, and PyTorch runs the others.
     """
 
     def __init__(
@@ -180,9 +244,16 @@ class _Forward:
         self._options = options
         self._is_whole = whole
         self._known: dict[tuple[Any, ...], Callable[[Sequence[Any]], Any]] = {}
+        places = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
+        self._is_dynamic = any(isinstance(one, torch.SymInt) for one in places)
+        """Whether it has symbolic extents that the virtual machine takes, as far as is known."""
+        self._dynamic: _Dynamic | None = None
+        self._has_warned = False
 
     def __call__(self, *arguments: Any) -> Any:
         """What the graph returns."""
+        if self._is_dynamic and (found := self._for_any_shape(arguments)) is not None:
+            return found
         key = tuple(
             (tuple(one.shape), one.dtype, one.device.type) if isinstance(one, torch.Tensor) else one
             for place, one in enumerate(arguments)
@@ -196,14 +267,45 @@ class _Forward:
                 known = self._known[key] = self._compile(arguments)
         return self._in_torch(arguments) if known is None else known(arguments)
 
+    def _for_any_shape(self, arguments: Sequence[Any]) -> list[Any] | None:
+        """What the graph returns, from the virtual machine; None, and one warning, where it cannot take the graph."""
+        weights = [arguments[place] for place in self._weights]
+        try:
+            if self._dynamic is None or not self._dynamic.is_current(weights):
+                fixed = self._fixed(arguments)
+                if not self._runs_here(arguments, fixed):
+                    self._is_dynamic = False
+                    return None
+                with torch.no_grad(), _disable_current_modes():
+                    self._dynamic = _Dynamic(self._forward, arguments, fixed, self._options)
+            return self._dynamic(arguments)
+        except (*_DECLINED, OptionError, ShapeMismatchError) as error:
+            self._warn("a graph with dynamic shapes is compiled for each shape, up to %d: %s", MOST_SHAPES, error)
+            self._is_dynamic, self._dynamic = False, None
+            return None
+
+    def _warn(self, text: str, *values: Any, fallback: Fallback | None = None) -> None:
+        """Say once what this graph does not get; further shapes of it differ little."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        _log.log(level, text, *values, extra={"fallback": fallback})
+
+    def _fixed(self, arguments: Sequence[Any]) -> list[int]:
+        return [*self._weights, *(place for place, one in enumerate(arguments) if not isinstance(one, torch.Tensor))]
+
+    @staticmethod
+    def _runs_here(arguments: Sequence[Any], fixed: Sequence[int]) -> bool:
+        """Whether something depends on an input, and all is on the CPU."""
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        return len(fixed) < len(arguments) and all(one.device.type == "cpu" for one in tensors)
+
     def _in_torch(self, arguments: Sequence[Any]) -> Any:
         return self._forward(*arguments)
 
     def _compile(self, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-        fixed = [*self._weights, *(place for place, one in enumerate(arguments) if not isinstance(one, torch.Tensor))]
-        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        if len(fixed) == len(arguments) or any(one.device.type != "cpu" for one in tensors):
-            return self._in_torch  # nothing depends on an input, or it is not for this CPU
+        fixed = self._fixed(arguments)
+        if not self._runs_here(arguments, fixed):
+            return self._in_torch
         try:
             return _Compiled(self._forward, arguments, fixed, self._options)
         except _DECLINED as error:
@@ -212,10 +314,8 @@ class _Forward:
             with FlopCounterMode(display=False) as counter:
                 self._forward(*arguments)
             names = _operators(node for node in self._forward.graph.nodes if node.op == "call_function")
-            _log.warning(
-                "a part of a graph runs in PyTorch, because Retune cannot compile it: %s", error,
-                extra={"fallback": Fallback(names, counter.get_total_flops())},
-            )  # fmt: skip
+            self._warn("a part of a graph runs in PyTorch, because Retune cannot compile it: %s", error,
+                       fallback=Fallback(names, counter.get_total_flops()))  # fmt: skip
             return self._in_torch
 
     def _compile_parts(self, arguments: Sequence[Any], error: Exception) -> Callable[[Sequence[Any]], Any]:
@@ -225,14 +325,13 @@ class _Forward:
         if not trial.declined:
             nodes = (node for node in self._forward.graph.nodes if node.op == "call_function")
             fallback = Fallback(_operators(nodes), trial.flops)
-            _log.warning("a graph runs in PyTorch, because Retune cannot compile it: %s", error,
-                         extra={"fallback": fallback})  # fmt: skip
+            self._warn("a graph runs in PyTorch, because Retune cannot compile it: %s", error, fallback=fallback)
             return self._in_torch
         fallback = Fallback(_operators(trial.declined), trial.declined_flops)
         share = 100 * fallback.flops / trial.flops if trial.flops else 0.0
-        _log.warning(
+        self._warn(
             "PyTorch runs %s, %.1f%% of the FLOPs of a graph: Retune does not take them",
-            ", ".join(fallback.operators), share, extra={"fallback": fallback},
+            ", ".join(fallback.operators), share, fallback=fallback,
         )  # fmt: skip
         split = CapabilityBasedPartitioner(
             copy.deepcopy(self._forward), _Taken(trial.taken), allows_single_node_partition=False
@@ -372,6 +471,11 @@ def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
 def _listed(returned: Any) -> Sequence[Any]:
     """What a graph returns as a sequence: a part of a graph may return one tensor."""
     return (returned,) if isinstance(returned, torch.Tensor) else returned
+
+
+def _are_current(weights: Sequence[Any], known: Sequence[Any], versions: Sequence[Any]) -> bool:
+    pairs = zip(weights, known, versions, strict=True)
+    return all(one is other and _version(one) == version for one, other, version in pairs)
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:

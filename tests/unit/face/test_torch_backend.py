@@ -11,6 +11,8 @@ from retune.compiler.errors import ModelError, OptionError
 
 torch = pytest.importorskip("torch", reason="torch: pip install -e '.[torch]'")
 pytest.importorskip("onnxscript", reason="onnxscript: pip install -e '.[torch]'")
+from retune import torch_backend  # noqa: E402 - it imports PyTorch
+
 nn = torch.nn
 
 UNTUNED = {"tune": False}
@@ -97,6 +99,74 @@ def test_torch_compile_follows_new_shapes_and_new_weights(caplog: pytest.LogCapt
         model.dense.weight.mul_(2)
         _close(fast(x), model(x))
     assert not [record for record in caplog.records if record.name.startswith("retune")]
+
+
+class Attention(nn.Module):  # type: ignore[name-defined,misc]
+    """A layer of a transformer on embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.heads, self.out = nn.Embedding(50, 16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, ids: Any) -> Any:
+        """A vector for each token."""
+        x = self.embed(ids)
+        batch, tokens, _ = x.shape
+        q, k, v = self.heads(x).view(batch, tokens, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.norm(x + self.out(seen.transpose(1, 2).reshape(batch, tokens, 16)))
+
+
+def _dynamic_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that the virtual machine gets from now on."""
+    made: list[Any] = []
+    original = torch_backend._Dynamic.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        original(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(torch_backend._Dynamic, "__init__", noted)
+    return made
+
+
+def test_a_dynamic_batch_runs_in_one_virtual_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, model = _dynamic_graphs(monkeypatch), Small().eval()
+    fast = torch.compile(model, backend="retune", options=UNTUNED, dynamic=True)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "retune"):
+        for batch in (2, 5, 3):
+            x = torch.randn(batch, 3, 8, 8)
+            _close(fast(x), model(x))
+        model.dense.weight.mul_(2)
+        _close(fast(x), model(x))
+    assert len(made) == 2  # for the first weights, and for the others
+    assert not [record for record in caplog.records if record.name.startswith("retune")]
+
+
+def test_a_transformer_takes_any_number_of_tokens_after_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, model = _dynamic_graphs(monkeypatch), Attention().eval()
+    fast = torch.compile(model, backend="retune", options=UNTUNED)
+    with torch.inference_mode():
+        for tokens in (7, 11, 4, 20):
+            ids = torch.randint(0, 50, (2, tokens))
+            _close(fast(ids), model(ids))
+    assert len(made) == 1
+
+
+def test_a_dynamic_graph_that_cannot_be_exported_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    def ordered(x: Any) -> Any:
+        return torch.cummax(torch.relu(x) + 1, 0)[0] * 2
+
+    fast = torch.compile(ordered, backend="retune", options=UNTUNED, dynamic=True)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "retune"):
+        for rows in (3, 5):
+            x = torch.randn(rows, 4)
+            _close(fast(x), ordered(x))
+    [said] = [record.getMessage() for record in caplog.records if "dynamic shapes" in record.getMessage()]
+    assert "compiled for each shape" in said
 
 
 def test_torch_compile_keeps_writes_to_inputs_and_aliases() -> None:
