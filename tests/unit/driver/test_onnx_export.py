@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import retune
 from benchmarks.network_peers import seeded_inputs
+from retune.compiler.codegen import custom_ops
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.codegen.cpu_guard import AT, cpu_guard
 from retune.compiler.driver.onnx_export import export_network
@@ -358,7 +359,7 @@ def test_tensors_of_every_type_cross_the_border(kind: str, tmp_path: Path) -> No
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.concatenate([x, x]))
 
 
-def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+def test_wrong_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _mlp()
     with pytest.raises(OptionError, match=r"no export for the runtime 'tflite'; there is one for onnxruntime"):
         retune.export(model, tmp_path / "net.onnx", runtime="tflite")
@@ -366,6 +367,13 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         retune.export(model, tmp_path / "net.so")
     with pytest.raises(OptionError, match="the network is compiled"):
         retune.export(retune.compile(model), tmp_path / "net.onnx", threads=1)
+    network = retune.compile(model)
+    network.save(tmp_path / "state" / "net.so")
+    with pytest.raises(ArtifactError, match="was loaded from a shared library"):
+        retune.load(tmp_path / "state" / "net.so").export(tmp_path / "net.onnx")
+    monkeypatch.setattr(custom_ops, "_MOST_BYTES", 100)
+    with pytest.raises(ArtifactError, match="the constants take"):
+        network.export(tmp_path / "net.onnx")
     with pytest.raises(OptionError, match="dynamic shapes"):
         retune.export(retune.compile(model, dynamic=True), tmp_path / "net.onnx")
     dynamic = _mlp()
