@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from retune.compiler.dtype import is_float, item_bytes
+from retune.compiler.ir.expr import Const
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
     consumers,
@@ -22,7 +23,7 @@ from retune.compiler.schedule.access import (
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
-from retune.compiler.te.tensor import ComputeOp
+from retune.compiler.te.tensor import Axis, ComputeOp
 
 _PARALLEL_ITERATIONS = 64
 _STRIPS = (32, 16)
@@ -35,8 +36,13 @@ _DEPTHS = (256, 128)
 """How much of a long sum is done at once."""
 _MANY_ROWS = 256
 """So many rows are worth the copying of what they meet."""
-_BLOCK = 16
-"""Elements of a cache line of float32: how many neighbours a turning copy takes along at once."""
+_BLOCK, _NARROW = (16, 8, 32, 24, 12), (8, 16, 4)
+"""How much a transposing copy takes at once of the axis along which its input lies and of that along which its result
+does: the first that divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses differ by a power of
+two still fit the ways of a first-level cache.
+"""
+_WHOLE = 64
+"""An axis of at most so many elements that none of these divides is taken whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +87,12 @@ def _inlined(dag: ComputeDAG) -> State:
 
 def _steps(state: State, done: Collection[int] = ()) -> tuple[Step, ...]:
     """The steps so far, and those of all stages but some."""
-    for stage_id, stage in enumerate(state.stages):
-        stands = not isinstance(stage.location, Inlined) and stage_id not in done
+    given = state.stages
+    for number, stage in enumerate(given):
+        stands = not isinstance(stage.location, Inlined) and number not in done
         if isinstance(stage.op, ComputeOp) and stands and stage.op.axes:
-            state = _annotated(state, stage_id)
+            # A copy of what a stage reads stands before it, so later stages have higher numbers by then.
+            state = _annotated(state, number + len(state.stages) - len(given))
     return tuple(step for step in state.steps if isinstance(step, Step))
 
 
@@ -143,7 +151,7 @@ def _always_inlined(state: State, stage_id: int) -> bool:
 
 def _annotated(state: State, stage_id: int) -> State:
     """Outer loops in parallel, the last axis in vectors; a rank-1 stage gets the one that suits its size."""
-    turned = _turned_axis(state, stage_id)
+    turned = _turned(state, stage_id)
     if turned is not None:
         state = _blocked(state, stage_id, turned)
     row_axis = row_axis_of(state, stage_id)
@@ -171,20 +179,41 @@ def _annotated(state: State, stage_id: int) -> State:
         return state
     if len(outer) > 1:
         state = state.apply(Fuse(stage_id, tuple(outer)))
-    return state.apply(Annotate(stage_id, 0, Annotation.PARALLEL))
+    state = state.apply(Annotate(stage_id, 0, Annotation.PARALLEL))
+    return state if turned is None else _copied(state, stage_id, turned)
 
 
-def _turned_axis(state: State, stage_id: int) -> int | None:
-    """The axis along which the input lies in memory, when it is a long one and not that along which the result lies."""
+@dataclass(frozen=True, slots=True)
+class _Turned:
+    """A stage that reads `source` along another axis than its last: blocks of `block` places of `axis` and `narrow` of
+    the last one.
+    """
+
+    source: int
+    axis: int
+    block: int
+    narrow: int
+
+
+def _turned(state: State, stage_id: int) -> _Turned | None:
+    """What is known of a stage without reduction whose input lies in memory along a long axis that is not its last."""
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or op.reduce_axes:
         return None
-    for _, indices in state.dag.reads[stage_id]:
-        fastest = indices[-1] if indices else None
+    last = op.axes[-1].extent
+    for source, indices in state.dag.reads[stage_id]:
+        # A read without the last axis is a broadcast: the same element serves the whole row.
+        used = {node for index in indices for node in walk(index)}
+        fastest = indices[-1] if op.axes[-1] in used else None
         for number, axis in enumerate(op.axes[:-1]):
-            if fastest == axis and axis.extent % _BLOCK == 0 and axis.extent > _BLOCK:
-                return number
+            block, narrow = _part(axis.extent, _BLOCK), _part(last, _NARROW)
+            if fastest == axis and block > 1 and narrow > 1 and axis.extent * last > block * narrow:
+                return _Turned(source, number, block, narrow)
     return None
+
+
+def _part(extent: int, sizes: Collection[int]) -> int:
+    return next((size for size in sizes if extent % size == 0), extent if extent <= _WHOLE else 1)
 
 
 def row_axis_of(state: State, stage_id: int) -> int | None:
@@ -230,10 +259,30 @@ def _in_strips(state: State, stage_id: int, row_axis: int) -> State:
     return state.apply(Annotate(stage_id, count - 1, Annotation.VECTORIZE))
 
 
-def _blocked(state: State, stage_id: int, axis: int) -> State:
-    """The axis cut into blocks that run just outside the last loop."""
-    extent = state.stages[stage_id].iters[axis].extent
-    state = state.apply(Split(stage_id, axis, extent if isinstance(extent, int) else 0, (_BLOCK,)))
-    loops = list(range(len(state.stages[stage_id].iters)))
-    loops.insert(len(loops) - 2, loops.pop(axis + 1))
-    return state.apply(Reorder(stage_id, tuple(loops)))
+def _blocked(state: State, stage_id: int, turned: _Turned) -> State:
+    """before: for h: for w: for c: y[h, w, c] = x[c, h, w]
+    after:  for h: for w.0: for c.0: for w.1: for c.1: …
+    """
+    last = len(state.stages[stage_id].iters) - 1
+    for place, size in ((last, turned.narrow), (turned.axis, turned.block)):
+        extent = state.stages[stage_id].iters[place].extent
+        state = state.apply(Split(stage_id, place, extent if isinstance(extent, int) else 0, (size,)))
+    inside = (turned.axis + 1, last + 2)
+    around = [place for place in range(last + 3) if place not in inside]
+    return state.apply(Reorder(stage_id, (*around, *inside)))
+
+
+def _copied(state: State, stage_id: int, turned: _Turned) -> State:
+    """A block of the input is copied as it lies, and read in the other order from the copy: its rows lie side by side,
+    where those of the input may be so far apart that they push each other out of the cache.
+    """
+    reads = [indices for source, indices in state.dag.reads[stage_id] if source == turned.source]
+    # Of anything else, such as what is read inside an image alone, a block could reach outside.
+    plain = all(isinstance(index, Axis | Const) for indices in reads for index in indices)
+    if len(reads) != 1 or not plain or isinstance(state.stages[turned.source].location, Inlined):
+        return state
+    around = len(state.stages[stage_id].iters) - 3
+    state = state.apply(CacheRead(turned.source, "local", (stage_id,)))
+    state = state.apply(ComputeAt(turned.source + 1, stage_id + 1, around))
+    last = len(state.stages[turned.source + 1].iters) - 1
+    return state.apply(Annotate(turned.source + 1, last, Annotation.VECTORIZE))

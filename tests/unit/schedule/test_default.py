@@ -6,6 +6,7 @@ import pytest
 from benchmarks.gpu_cases import GpuCase
 from retune.compiler import te
 from retune.compiler.driver.build import build
+from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule import default
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps, reference_steps
@@ -27,11 +28,30 @@ def test_a_turning_copy_is_blocked() -> None:
     x = te.placeholder((1, 7, 7, 64), name="x")
     dag = ComputeDAG([x, te.compute((1, 64, 7, 7), lambda n, c, h, w: x[n, h, w, c], "turned")])
     assert lines(dag) == [
-        "parallel n@c.0@h@ (0,28)",
+        "parallel n@c.0@h@w.0@ (0,28)",
+        *("for ax0 (None)", "for ax1 (None)", "for ax2 (None)", "vectorize ax3 (None)"),
+        "x.local = ...",
         "for c.1 (0,16)",
-        "vectorize w (0,7)",
+        "vectorize w.1 (0,7)",
         "turned = ...",
     ]
+
+
+def test_a_turning_read_of_what_lies_inside_alone_is_blocked_without_a_copy() -> None:
+    x = te.placeholder((1, 8, 8, 32), name="x")
+
+    def padded(n: Expr, c: Expr, h: Expr, w: Expr) -> Expr:
+        return te.if_then_else(te.logical_and(h >= 1, w >= 1), x[n, h - 1, w - 1, c], 0.0)
+
+    turned = lines(ComputeDAG([x, te.compute((1, 32, 9, 9), padded, "turned")]))
+    assert turned[-3:] == ["for c.1 (0,16)", "vectorize w.1 (0,9)", "turned = ..."]
+    assert "x.local = ..." not in turned
+
+
+def test_what_a_row_shares_is_no_turned_read() -> None:
+    x, scale = te.placeholder((64, 48), name="x"), te.placeholder((64,), name="scale")
+    dag = ComputeDAG([x, scale, te.compute((64, 48), lambda i, j: x[i, j] * scale[i], "scaled")])
+    assert lines(dag) == ["parallel i (0,64)", "vectorize j (0,48)", "scaled = ..."]
 
 
 def test_a_short_turning_copy_is_left_alone() -> None:
