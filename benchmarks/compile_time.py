@@ -107,7 +107,7 @@ def compile_one(task: SearchTask, steps: Sequence[Step]) -> Sample:
     module = parse_module(text)
     clock.mark("parse")
     module = optimized_module(module, task.target, machine)
-    clock.mark("optimise")
+    clock.mark("optimize")
     emit_module(module, machine)
     clock.mark("emit")
     return clock.phases

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Protocol
 
 from benchmarks.plot import Shown
-from retune.tasks.pages.svg import LEGEND_STEP, circle, colour_of, polyline, svg_document, svg_legend, svg_text
+from retune.tasks.pages.svg import LEGEND_STEP, circle, color_of, polyline, svg_document, svg_legend, svg_text
 
 LEFT, WIDTH, HEIGHT, GAP, TOP = 70, 330, 150, 60, 60
 
@@ -27,21 +27,21 @@ class Searched(Shown, Protocol):
 def curve_chart(title: str, figures: Sequence[Searched]) -> str:
     """A row of two panels for every case and thread count, in the order of the figures."""
     backends = list(dict.fromkeys(figure.backend for figure in figures))
-    colours = {backend: colour_of(place) for place, backend in enumerate(backends)}
-    parts = list(svg_legend(LEFT, colours))
+    colors = {backend: color_of(place) for place, backend in enumerate(backends)}
+    parts = list(svg_legend(LEFT, colors))
     top = float(TOP)
     for (case, threads), group in groupby(figures, key=lambda one: (one.case, one.threads)):
         shown = [one for one in group if math.isfinite(one.value)]
         parts.append(svg_text(LEFT, top + 10, f"{case}, {threads} thread{'s' if threads > 1 else ''}"))
         for column, axis in enumerate(("trials", "seconds")):
-            parts += _panel(LEFT + column * (WIDTH + GAP), top + 16, column, axis, shown, colours)
+            parts += _panel(LEFT + column * (WIDTH + GAP), top + 16, column, axis, shown, colors)
         top += HEIGHT + GAP
     width = max(LEFT + 2 * WIDTH + 2 * GAP, LEFT + LEGEND_STEP * len(backends))
     return svg_document(title, width, top + 20, parts)
 
 
 def _panel(
-    left: float, top: float, column: int, axis: str, figures: Sequence[Searched], colours: Mapping[str, str]
+    left: float, top: float, column: int, axis: str, figures: Sequence[Searched], colors: Mapping[str, str]
 ) -> Iterable[str]:
     """One frame with its curves; `column` is the place of the horizontal value in a point."""
     curves = [(figure, _curve(figure)) for figure in figures]
@@ -62,14 +62,14 @@ def _panel(
         yield svg_text(left - 4, top + 10, f"{most:.4g}", anchor="end")
         yield svg_text(left - 4, top + 22, figures[0].unit, anchor="end")
     for figure, curve in curves:
-        colour = colours[figure.backend]
+        color = colors[figure.backend]
         if curve:
             x, y = at(curve[-1][column], figure.value)
-            yield polyline([at(point[column], point[2]) for point in curve], colour)
-            yield circle(x, y, 3, colour)
+            yield polyline([at(point[column], point[2]) for point in curve], color)
+            yield circle(x, y, 3, color)
         else:
             y = at(low, figure.value)[1]
-            yield polyline([(left, y), (left + WIDTH, y)], colour, dashes="5 3")
+            yield polyline([(left, y), (left + WIDTH, y)], color, dashes="5 3")
 
 
 def _curve(figure: Searched) -> Curve:

@@ -126,7 +126,7 @@ def padded_first(state: State, threads_over: int = 2) -> State:
 
 
 def convolution(width: int, channels: int, *, inner: str = "ry rx rc x c", unroll_limit: int = 0) -> Schedule:
-    """A tile of `width` neighbours and `channels` output channels; all the image goes past one block of weights."""
+    """A tile of `width` neighbors and `channels` output channels; all the image goes past one block of weights."""
 
     def schedule(state: State) -> State:
         return tiled_reduction(
@@ -212,7 +212,7 @@ def transposed_convolution(width: int, channels: int) -> Schedule:
 
 
 def depthwise(height: int, width: int, *, channels_first: bool = False) -> Schedule:
-    """A tile of neighbouring rows and columns, whose windows overlap, of one vector of channels. Tiles go down a stripe
+    """A tile of neighboring rows and columns, whose windows overlap, of one vector of channels. Tiles go down a stripe
     of the image, all channels of one or, with `channels_first`, one vector of channels after the other, so that the
     rows they share are still in the nearest cache. Padding is chosen where the input is read: a copy costs as much as
     the convolution.

@@ -149,7 +149,7 @@ def _onnx(problem: Problem, arrays: Arrays, threads: int) -> PeerCall:
 
 
 def _still(problem: Convolution) -> dict[str, Floats]:
-    """The statistics with which a batch normalisation only scales and shifts."""
+    """The statistics with which a batch normalization only scales and shifts."""
     channels = problem.channels[1]
     return {"mean": np.zeros(channels, np.float32), "var": np.ones(channels, np.float32)}
 

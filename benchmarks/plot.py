@@ -7,7 +7,7 @@ the largest one of the same unit.
 from collections.abc import Sequence
 from typing import Protocol
 
-from retune.tasks.pages.svg import LEGEND_STEP, colour_of, rect, svg_document, svg_legend, svg_text
+from retune.tasks.pages.svg import LEGEND_STEP, color_of, rect, svg_document, svg_legend, svg_text
 
 ROW, GAP, LABELS, BARS, VALUES = 14, 10, 330, 420, 190
 
@@ -39,7 +39,7 @@ class Bar(Shown, Protocol):
 def bar_chart(title: str, figures: Sequence[Bar]) -> str:
     """Bars in the order of the figures, grouped by case, metric and threads."""
     backends = list(dict.fromkeys(figure.backend for figure in figures))
-    colours = {backend: colour_of(place) for place, backend in enumerate(backends)}
+    colors = {backend: color_of(place) for place, backend in enumerate(backends)}
     longest: dict[str, float] = {}
     for figure in figures:
         longest[figure.unit] = max(longest.get(figure.unit, 0.0), figure.value)
@@ -55,9 +55,9 @@ def bar_chart(title: str, figures: Sequence[Bar]) -> str:
             last = group
         share = figure.value / (longest[figure.unit] or 1.0) if figure.peak_ratio is None else figure.peak_ratio
         width = BARS * min(1.0, max(0.0, share))
-        parts.append(rect(LABELS, top, width, ROW - 2, colours[figure.backend]))
+        parts.append(rect(LABELS, top, width, ROW - 2, colors[figure.backend]))
         ratio = "" if figure.peak_ratio is None else f" ({figure.peak_ratio:.0%})"
         parts.append(svg_text(LABELS + width + 4, top + ROW - 4, f"{figure.value:.4g} {figure.unit}{ratio}"))
         top += ROW
     width = max(LABELS + BARS + VALUES, LABELS + LEGEND_STEP * len(backends))
-    return svg_document(title, width, top + 20, [*svg_legend(LABELS, colours), *parts])
+    return svg_document(title, width, top + 20, [*svg_legend(LABELS, colors), *parts])

@@ -50,7 +50,7 @@ class Convolution:
     """A convolution of as many dimensions as `output` has; `channels` are (in, out), batch 1.
 
     It is padded so that stride 1 keeps the size. With `epilogue`, in two dimensions, a bias is added and what is
-    negative becomes 0. With `norm` too every channel is scaled before that: batch normalisation as it is at inference.
+    negative becomes 0. With `norm` too every channel is scaled before that: batch normalization as it is at inference.
     """
 
     output: tuple[int, ...]
@@ -77,7 +77,7 @@ class Convolution:
         return (1, *(size * self.stride for size in self.output), taken), weight
 
     def graph(self) -> ComputeDAG:
-        """Inputs x and w, then bias with an epilogue, scale and bias with a normalisation."""
+        """Inputs x and w, then bias with an epilogue, scale and bias with a normalization."""
         rank = len(self.output)
         x, w = (te.placeholder(shape, name=name) for shape, name in zip(self.shapes, ("x", "w"), strict=True))
         attrs: dict[str, Attribute] = {
@@ -197,7 +197,7 @@ class Softmax:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Normalisation of every row, with scale and bias."""
+    """Normalization of every row, with scale and bias."""
 
     shape: tuple[int, int]
 

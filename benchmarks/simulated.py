@@ -105,7 +105,7 @@ class SimulatedService(WorkerService):
             if self._simulation.is_real
             else [Measurement((1.0,), MeasureStatus.OK, "", run_seconds=0.05) for _ in request.kernels]
         )
-        return [self._told(request.task, kernel, each) for kernel, each in zip(request.kernels, found, strict=True)]
+        return [self._measured(request.task, kernel, each) for kernel, each in zip(request.kernels, found, strict=True)]
 
     def _prepare(self) -> None:
         simulation = self._simulation
@@ -128,7 +128,7 @@ class SimulatedService(WorkerService):
             return key, steps
         return task.workload_key, self._names.pop(id(kernel))[1]
 
-    def _told(self, task: SearchTask, kernel: object, measured: Measurement) -> Measurement:
+    def _measured(self, task: SearchTask, kernel: object, measured: Measurement) -> Measurement:
         if measured.status is not MeasureStatus.OK:
             return measured
         seconds = made_up_seconds(*self._text(task, kernel))

@@ -152,13 +152,13 @@ def _calls(
     case: str, threads: int, machine: Any, inputs: Mapping[str, Array], details: Mapping[str, object]
 ) -> Iterator[Figure]:
     """The first and the second call with these inputs."""
-    built = sum(each.built for each in machine.specialisations())
+    built = sum(each.built for each in machine.specializations())
     for metric in ("first call", "second call"):
         start = time.perf_counter()
         machine.run(**inputs)
         seconds = time.perf_counter() - start
-        found = machine.specialisations()
-        more = {"kernels_built": sum(each.built for each in found) - built, "specialisations": len(found)}
+        found = machine.specializations()
+        more = {"kernels_built": sum(each.built for each in found) - built, "specializations": len(found)}
         built += more["kernels_built"]
         yield Figure(case, "retune", threads, metric, seconds, "s", details={**details, **more})
 

@@ -62,7 +62,7 @@ class CheckpointStore:
 
     @property
     def latest(self) -> float:
-        """When the newest was saved, in seconds since 1970 by the clock of whoever saved it; 0 when there is none."""
+        """When the newest was saved, in seconds since 1970 by its machine's clock; 0 when there is none."""
         return max((_id(name).timestamp for name in self._names()), default=0.0)
 
     def _names(self) -> list[str]:

@@ -14,7 +14,7 @@ from retune.tasks.names import named
 def extract_tasks(
     network: str, target: str, threads: int, shapes: Sequence[str] = (), winograd: bool = True
 ) -> ExtractedNetwork:
-    """Read, optimise and cut a network into weighted tuning tasks."""
+    """Read, optimize and cut a network into weighted tuning tasks."""
     return extract_network(network, target, threads, shapes, winograd)
 
 

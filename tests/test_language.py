@@ -38,8 +38,13 @@ RETIRED = {
     "processor": "CPU",
     "processors": "CPUs",
     "relaid": "pretransformed",
+    "whoever": "what or who it is",
 }
 """A word of a name or of prose, and what it is called now."""
+
+_IS = "quantis|specialis|recognis|normalis|initialis|serialis|parallelis|vectoris|canonicalis|memois"
+BRITISH = rf"(?i)({_IS})(e|ed|es|er|ers|ing|ation|ations)\b|optimis(e|ed|es|ing|ation)\b|(behavi|col|neighb)our"
+"""Spelling of names and prose is American; `centred` is the key of an attribute in saved graphs."""
 
 RETIRED_NAMES = {
     r"\w*Lane_?Writer": "VectorBuilder",
@@ -59,6 +64,7 @@ RETIRED_NAMES = {
     r"Tidy": "Canonicalize",
     r"LessonStore": "CheckpointStore",
     r"untuned_(steps|program|schedule)s?": "default_steps",
+    r"told_of|_told": "observations_of, or what was told",
 }
 """Names, as patterns of the whole name."""
 
@@ -68,6 +74,7 @@ RETIRED_PHRASES = {
     r"\b(made|computed|laid out|built) anew\b": "again",
     r"\bsee to it that\b": "ensure that",
     r"\bof one's own\b": "custom",
+    BRITISH: "the American spelling",
     r"\bfirst principles\b": "analytical cost model",
     r"\brefused in words\b": "raises a clear error",
     r"\bin front of\b": "before",
@@ -81,6 +88,12 @@ STANDARD = {
     "lessons": ("lessons/<device>", "lessons/<place>"),
 }
 """Phrases in which a retired word has another meaning, or names stored data."""
+
+DEPRECATED = ("specialise", "specialisations")
+"""Old names that still work."""
+
+STORED = "without neighbours"
+"""A metric in stored results."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -110,12 +123,14 @@ def wrong_name(name: str) -> str | None:
     for pattern, term in RETIRED_NAMES.items():
         if re.fullmatch(pattern, name):
             return f"{name} -> {term}"
+    if re.search(BRITISH, name.replace("_", " ")) and name not in DEPRECATED:
+        return f"{name} -> the American spelling"
     return None
 
 
 def wrong_prose(text: str) -> str | None:
     """What a retired word or phrase of a text is called now, if there is one; code in backticks is left out."""
-    text = re.sub(r"``[^`]*``|`[^`\n]*`", "", text)
+    text = re.sub(r"``[^`]*``|`[^`\n]*`", "", text).replace(STORED, "")
     lower = text.lower()
     for word, term in RETIRED.items():
         for phrase in STANDARD.get(word, ()):
@@ -164,19 +179,32 @@ def test_modules_and_tests_have_no_retired_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["LessonStore", "open_medium", "DriverDouble", "check_processor", "TURN_SECONDS", "turn"]
+    "name",
+    [
+        "LessonStore",
+        "open_medium",
+        "DriverDouble",
+        "check_processor",
+        "TURN_SECONDS",
+        "turn",
+        "told_of",
+        "_quantised",
+        "COLOURS",
+    ],
 )
 def test_retired_names_are_found(name: str) -> None:
     assert wrong_name(name)
 
 
-@pytest.mark.parametrize("name", ["lanes", "multiprocessors", "returns", "trace", "double", "Checkpoint"])
+@pytest.mark.parametrize(
+    "name", ["lanes", "multiprocessors", "returns", "trace", "double", "Checkpoint", "optimism", "precision"]
+)
 def test_standard_names_pass(name: str) -> None:
     assert wrong_name(name) is None
 
 
 @pytest.mark.parametrize(
-    "text", ["the untuned program", "as whole numbers", "In: a graph. Out: a plan.", "on the processor"]
+    "text", ["the untuned program", "as whole numbers", "In: a graph. Out: a plan.", "on the processor", "optimised"]
 )
 def test_retired_phrases_are_found(text: str) -> None:
     assert wrong_prose(text)

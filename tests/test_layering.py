@@ -69,9 +69,9 @@ RANK = {
     "vm": 11,
     "loading": 12,
 }
-"""The order inside the compiler: a part imports itself and parts of a lower rank, never its own neighbour."""
+"""The order inside the compiler: a part imports itself and parts of a lower rank, never its own neighbor."""
 
-NEIGHBOURS = {
+NEIGHBORS = {
     ("target", "errors"),
     ("target", "gpu_facts"),
     ("dtype", "errors"),
@@ -137,7 +137,7 @@ class Import:
             return True
         if here in (there, "__init__"):
             return False
-        return there == "" or (RANK[there] >= RANK[here] and (here, there) not in NEIGHBOURS)
+        return there == "" or (RANK[there] >= RANK[here] and (here, there) not in NEIGHBORS)
 
 
 @cache
@@ -314,8 +314,8 @@ def test_a_running_machine_names_the_front_end_once() -> None:
     compilers = {"compiler/vm/compiler.py", "compiler/vm/executor.py"}
     named = [each for each in (*imports(), *strings()) if each.module.startswith("compiler.frontend")]
     places = {each.path for each in named if each.path.startswith(("compiler/vm/", "compiler/executor/"))}
-    assert places - compilers == {"compiler/vm/specialise.py"}
-    assert [str(each) for each in imports() if each in named and each.path == "compiler/vm/specialise.py"] == []
+    assert places - compilers == {"compiler/vm/specialize.py"}
+    assert [str(each) for each in imports() if each in named and each.path == "compiler/vm/specialize.py"] == []
     ops = ("compiler/graph/", "compiler/ops/", "compiler/executor/", "compiler/runtime/")
     assert [str(each) for each in named if each.path.startswith(ops)] == []
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler import auto_scheduler, te
+from retune.compiler import auto_scheduler, te, vm
 
 FILE = Path(__file__).parent / "cases" / "public_api.txt"
 MODULES = (
@@ -94,6 +94,8 @@ def _deprecated_task() -> object:
     [
         (_deprecated_task, "SearchTask"),
         (lambda: auto_scheduler.ComputeDAG(compute=_tensors()), "compute_or_sche"),
+        (lambda: vm.VMOptions(specialise="never"), "use specialize"),
+        (lambda: vm.VMOptions(specialisations=2), "use specializations"),
     ],
 )
 def test_a_deprecated_name_warns_and_names_its_successor(use: Callable[[], object], advice: str) -> None:

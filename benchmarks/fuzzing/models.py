@@ -1,6 +1,6 @@
 """Small ONNX models, and the importer as a `FuzzCase`.
 
-The models are valid and import in milliseconds; they have convolutions, quantised values, indices, branches, loops,
+The models are valid and import in milliseconds; they have convolutions, quantized values, indices, branches, loops,
 scans and local functions. Some inputs are models made to ask for much: long chains, functions that call each other
 often, long scans, names that are not UTF-8, external data with odd names.
 """

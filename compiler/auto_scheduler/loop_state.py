@@ -129,7 +129,7 @@ class State:
         return loop
 
     def fuse(self, stage: StageRef, iters: Sequence[LoopRef]) -> Iterator:
-        """Make one loop of neighbouring ones."""
+        """Make one loop of neighboring ones."""
         self._state, loop = primitives.fuse(self._state, stage, iters)
         return loop
 

@@ -160,7 +160,7 @@ class SearchPolicy:
         results = measurer.measure(self, inputs)
         self.rounds += 1
         if inputs:
-            self.policy.tell(told_of(inputs, results))
+            self.policy.tell(observations_of(inputs, results))
             if self._model is not None:
                 self._model.update(inputs, results)
         return inputs, results
@@ -272,8 +272,8 @@ def _face(policy: Any) -> Any:
     return getattr(policy, "face", policy)
 
 
-def told_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Observation]:
-    """Measurements as a policy is told of them."""
+def observations_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Observation]:
+    """Measurements in the form that policies of `retune.compiler.search` take."""
     times = (result.seconds if math.isfinite(result.seconds) else None for result in results)
     return [search.Observation(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
 

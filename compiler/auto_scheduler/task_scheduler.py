@@ -8,7 +8,7 @@ Where TVM differs:
 * a run that begins with a log has the whole history of every task, round by round, and each task finds the records of
   its own target; the budget is what one call of `tune` may measure;
 * what one call of `tune` has measured the next one knows, and measures none of it again;
-* towards the end of the budget the neighbours of the best programs get a part, and tasks of the same structure hear of
+* towards the end of the budget the neighbors of the best programs get a part, and tasks of the same structure hear of
   each other's best programs;
 * the table of latencies is appended to, never deleted;
 * tasks that compute alike form groups without being told to; `gamma` has no meaning, in TVM neither.
@@ -33,8 +33,8 @@ from retune.compiler.auto_scheduler.search_policy import (
     SearchPolicy,
     SketchPolicy,
     finish_round,
+    observations_of,
     search_policy_of,
-    told_of,
 )
 from retune.compiler.cost_model import XGBOptions
 from retune.compiler.driver.budget import Budget
@@ -160,7 +160,7 @@ class TaskScheduler:
         self.num_measures_per_round = 1
         self.tic = time.monotonic()
         self._made_by: tuple[Any, ...] = ()
-        self._told: list[list[Observation]] = [[] for _ in tasks]
+        self._observations: list[list[Observation]] = [[] for _ in tasks]
 
     @property
     def ct(self) -> int:
@@ -258,7 +258,7 @@ class TaskScheduler:
             policy.spent = round_.spent
             policy.warm_start(self.loop.advice(index))
         inputs, results = policy.continue_search_one_round(round_.count, measurer)
-        self._told[index] += told_of(inputs, results)
+        self._observations[index] += observations_of(inputs, results)
         finish_round(self.loop, index, inputs, results, measurer)
         for callback in self.callbacks:
             callback.post_tune(self, index)
@@ -285,8 +285,8 @@ class TaskScheduler:
             SketchPolicy(task, model, params, self.seed, options.verbose, init_search_callbacks=preload)
             for task in self.tasks
         ]
-        for made, told in zip(policies, self._told, strict=True):
-            made.preload(told)
+        for made, observations in zip(policies, self._observations, strict=True):
+            made.preload(observations)
         return policies
 
     def _model(self, policy: str, adaptive_training: bool) -> CostModel:

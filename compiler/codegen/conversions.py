@@ -51,7 +51,7 @@ def _instruction(source: str, dtype: str) -> str:
 
 
 def _rounded_to_odd(emit: Emit, value: Value) -> Value:
-    """A float64 as the one of its neighbours in float32 whose last bit is set, so that rounding that to fewer bits is
+    """A float64 as the one of its neighbors in float32 whose last bit is set, so that rounding that to fewer bits is
     rounding once; without it LLVM calls a library function for float64 to float16.
     """
     lanes = value.lanes
@@ -83,7 +83,7 @@ def _extended(emit: Emit, value: Value) -> Value:
 
 
 def _rounded(emit: Emit, value: Value) -> Value:
-    """A float32 as bfloat16: half of the last place is added to the bits, less one if the even neighbour is below; a
+    """A float32 as bfloat16: half of the last place is added to the bits, less one if the even neighbor is below; a
     NaN stays one.
     """
     lanes = value.lanes

@@ -119,7 +119,7 @@ def function_attributes(vector_bytes: int) -> str:
 
 
 def compile_module(text: str, target: Target) -> bytes:
-    """Optimise a module and emit its object code.
+    """Optimize a module and emit its object code.
 
     Raises: LoweringError when the text is not valid LLVM; that is a defect of the code generator.
     """
@@ -150,7 +150,7 @@ def optimized_module(module: llvm.ModuleRef, target: Target, machine: llvm.Targe
     module.data_layout = str(machine.target_data)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     passes = llvm.create_new_module_pass_manager()
-    # The generator has unrolled, vectorised and hoisted already: what is left is to put accumulators into registers and
+    # The generator has unrolled, vectorized and hoisted already: what is left is to put accumulators into registers and
     # tidy up. The full -O2 pipeline takes five times as long and its kernels are no faster.
     passes.add_sroa_pass()
     passes.add_instruction_combine_pass()
@@ -160,6 +160,6 @@ def optimized_module(module: llvm.ModuleRef, target: Target, machine: llvm.Targe
 
 
 def emit_module(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:
-    """The object code of an optimised module."""
+    """The object code of an optimized module."""
     code: bytes = machine.emit_object(module)
     return code

@@ -141,7 +141,7 @@ class DotEmitter(MemoryEmitter):
         # One word for all lanes, as of an activation that every output channel reads: a load and a broadcast.
         if self.lanes_in(factor) == 1:
             return self.same_words(factor, dot, lanes)
-        found = self.neighbours(factor, dot, lanes) if isinstance(factor, Load) else None
+        found = self.neighbors(factor, dot, lanes) if isinstance(factor, Load) else None
         return self.interleaved(factor, dot, lanes) if found is None else found
 
     def same_words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
@@ -155,7 +155,7 @@ class DotEmitter(MemoryEmitter):
         text = self.writer.once(("word", steps.text), f"bitcast {steps.typed} to {llvm_type(WORD)}")
         return self.splat(Value(text, 1, WORD), lanes)
 
-    def neighbours(self, load: Load, dot: Dot, lanes: int) -> Value | None:
+    def neighbors(self, load: Load, dot: Dot, lanes: int) -> Value | None:
         """Words that lie in memory as they are needed: one load for all lanes or, where lanes are apart, one each."""
         form = self.form(load.buffer, load.indices)
         moving = {dot.var, self.vector}

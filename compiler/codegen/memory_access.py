@@ -169,7 +169,7 @@ class MemoryEmitter(ABC):
         return self.mask if lanes > 1 else None
 
     def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str, align: int = 0) -> Value:
-        """Neighbouring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
+        """Neighboring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
         kind = memory_type(dtype, mask.lanes)
         suffix = intrinsic_suffix("int8" if dtype == "bool" else dtype, mask.lanes)
         place = f"ptr align {align or item_bytes(dtype)} {pointer}"
@@ -177,7 +177,7 @@ class MemoryEmitter(ABC):
         return self.result(call, mask.lanes, dtype)
 
     def masked_write(self, pointer: str, value: Value, mask: Value) -> None:
-        """Neighbouring elements where the mask holds; the value is as it is stored."""
+        """Neighboring elements where the mask holds; the value is as it is stored."""
         suffix = intrinsic_suffix(value.dtype, mask.lanes)
         place = f"ptr align {item_bytes(value.dtype)} {pointer}"
         self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {place}, {mask.typed})")

@@ -324,7 +324,7 @@ class _DeviceEmitter(BodyEmitter):
 
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:
         """Bytes that divide the address of an access: a vector is moved at once only if all of its own do. Elements
-        that a thread reads or writes one by one are often neighbours, which LLVM moves at once where it knows as much.
+        that a thread reads or writes one by one are often neighbors, which LLVM moves at once where it knows as much.
         """
         item = item_bytes(buffer.dtype)
         if lanes == 1:

@@ -117,7 +117,7 @@ def _copy(emitter: MemoryEmitter, stmt: AsyncCopy) -> None:
 
 
 def _registers(emitter: MemoryEmitter, buffer: Buffer, at: tuple[Expr, ...], count: int, step: int) -> list[str]:
-    """The addresses of `count` neighbours, `step` elements apart."""
+    """The addresses of `count` neighbors, `step` elements apart."""
     first = _address(emitter, buffer, at)
     size = step * item_bytes(buffer.dtype)
     return [first] + [

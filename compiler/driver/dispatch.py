@@ -173,15 +173,15 @@ class FallbackContext(DispatchContext):
     def __init__(self, verbose: int = 1) -> None:
         self.verbose = verbose
         self._states: dict[tuple[str, str], State] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """What was told, else None."""
         found = self.known(target, workload_key, dag)
         key = (str(target), workload_key)
         silent = is_silent() or self.verbose < (1 if has_complex_op else 2)
-        if found is None and not silent and key not in self._told:
-            self._told.add(key)
+        if found is None and not silent and key not in self._warned:
+            self._warned.add(key)
             _log.warning("no tuning record for %s on %s: it is compiled untuned", workload_key, target)
         return found
 
@@ -214,7 +214,7 @@ class ApplyHistoryBest(DispatchContext):
         self.include_compatible = include_compatible
         self.layout = layout
         self._best: list[LoggedTrial] = []
-        self._told: dict[tuple[str, str], State] = {}
+        self._updates: dict[tuple[str, str], State] = {}
         self.load(records, n_lines)
 
     def load(self, records: Records | None, n_lines: int | None = None) -> None:
@@ -226,9 +226,9 @@ class ApplyHistoryBest(DispatchContext):
             self._best = best_trials([*self._best, *_trials(records, n_lines)])
 
     def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
-        told = self._told.get((str(target), workload_key))
-        if told is not None:
-            return told
+        updated = self._updates.get((str(target), workload_key))
+        if updated is not None:
+            return updated
         for trial in self._candidates(target, workload_key):
             try:
                 return replay(dag, trial.steps)
@@ -237,7 +237,7 @@ class ApplyHistoryBest(DispatchContext):
         return None
 
     def update(self, target: Target, workload_key: str, state: State) -> None:
-        self._told[str(target), workload_key] = state
+        self._updates[str(target), workload_key] = state
 
     def recorded_seconds(self, target: Target, workload_key: str) -> float:
         """The seconds of the record that would serve; those of a program of another size mean nothing here."""

@@ -1,4 +1,4 @@
-"""Extraction: a network's optimised graph, cut into kernels and tuning tasks.
+"""Extraction: a network's optimized graph, cut into kernels and tuning tasks.
 
 It is deterministic and takes seconds, so a run extracts once and passes the result on.
 """
@@ -54,7 +54,7 @@ class Extracted:
 
 
 class ExtractedNetwork(Extracted):
-    """A network that can also be compiled: its `graph`, optimised, and its kernels, the `partition`."""
+    """A network that can also be compiled: its `graph`, optimized, and its kernels, the `partition`."""
 
     __slots__ = ("graph", "partition")
 
@@ -77,7 +77,7 @@ class ExtractedNetwork(Extracted):
 def extract_network(
     network: str, target: str, threads: int, shapes: Sequence[str] = (), winograd: bool = True
 ) -> ExtractedNetwork:
-    """Read, optimise and cut `network`, which is a name of the zoo or the path of an ONNX file.
+    """Read, optimize and cut `network`, which is a name of the zoo or the path of an ONNX file.
 
     `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`. `winograd` says whether convolutions
     may be computed in transformed spaces, where that is measured to be faster. Raises: ModelFormatError,
@@ -92,7 +92,7 @@ def extract_network(
 def extract_part(
     network: str, graph: Graph, target: Target, threads: int, winograd: bool = True, names: set[str] | None = None
 ) -> ExtractedNetwork:
-    """Optimise and cut a graph, which is `network` or a part of it. Kernels get other names than those in `names`, to
+    """Optimize and cut a graph, which is `network` or a part of it. Kernels get other names than those in `names`, to
     which theirs are added.
     """
     graph = optimize(graph)

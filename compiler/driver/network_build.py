@@ -30,7 +30,7 @@ def build_network(
     constants, by name; `threads` is the number of threads that it is meant to run on; `shapes` gives static shapes to
     inputs with dynamic dimensions, by name. Tuned programs come from the
     dispatch contexts that were entered (`with ApplyHistoryBest(log):`), and `PassContext` says whether to ask them, and
-    whether the graph is optimised. `CoverageReport.of(library.network.coverage)` tells what became of every kernel.
+    whether the graph is optimized. `CoverageReport.of(library.network.coverage)` tells what became of every kernel.
     Raises: ModelError, TargetError; LoweringError when even a default schedule cannot be built.
     """
     machine = target if isinstance(target, Target) else Target(target) if target else Target.host()

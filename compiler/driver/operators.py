@@ -65,7 +65,7 @@ def row_softmax(rows: int, columns: int) -> list[Tensor]:
 
 
 def row_norm(rows: int, columns: int) -> list[Tensor]:
-    """Layer normalisation of every row, with scale and bias."""
+    """Layer normalization of every row, with scale and bias."""
     x = te.placeholder((rows, columns), name="x")
     scale, bias = (te.placeholder((columns,), name=name) for name in ("scale", "bias"))
     return [x, scale, bias, layer_norm(x, scale, bias, axis=1, epsilon=_EPSILON)]

@@ -56,7 +56,7 @@ class GraphNode:
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
     """A graph: its nodes, and the plan that runs it, whose buffer numbers are the graph's entry numbers. Inputs and
-    parameters are inputs of the plan; calls are labelled with the names of their nodes.
+    parameters are inputs of the plan; calls are labeled with the names of their nodes.
     """
 
     nodes: tuple[GraphNode, ...]

@@ -27,7 +27,7 @@ _LEAST_IN_LANES = 8
 class Innermost:
     """How the innermost loops of B programs run; arrays are (B,).
 
-    `lanes` is how many accumulators a register holds. Lanes are iterations of a spatial loop where it is `vectorised`,
+    `lanes` is how many accumulators a register holds. Lanes are iterations of a spatial loop where it is `vectorized`,
     those of the innermost reduction where it is `in_lanes`: then `length` partial results are joined in the end.
     Else `length` is the extent of the vector loop, 1 without one. `vectors` registers hold a row of `length`, and there
     are `rows` of them for each of the `results`. `iterations` steps of the reduction lie between loading and storing
@@ -35,7 +35,7 @@ class Innermost:
     """
 
     lanes: int
-    vectorised: Flags
+    vectorized: Flags
     in_lanes: Flags
     length: Floats
     vectors: Floats
@@ -57,19 +57,19 @@ def innermost(
     """What lowering makes of a statement; `dots` are the factor types that there are dot products of."""
     held = max(item_bytes(accumulated(write.tensor.dtype)) for write in nest.source.writes)
     lanes = max(1, hardware.vector_unit_bytes // held)
-    vectorised: Flags = np.any(nest.vector, axis=0)
+    vectorized: Flags = np.any(nest.vector, axis=0)
     reduction, window, extent = _reduction(nest)
-    in_lanes = ~vectorised & (extent >= _LEAST_IN_LANES) & _neighbours(nest, footprints, window)
+    in_lanes = ~vectorized & (extent >= _LEAST_IN_LANES) & _neighbors(nest, footprints, window)
     width = np.minimum(lanes * CHAINS, np.exp2(np.floor(np.log2(np.maximum(extent, 1.0)))))
     length = np.where(in_lanes, width, product_where(nest.vector, nest.extents))
-    vectors = np.where(vectorised | in_lanes, vector_count(length, lanes, hardware), 1.0)
+    vectors = np.where(vectorized | in_lanes, vector_count(length, lanes, hardware), 1.0)
     rows = product_where(nest.tile & ~nest.vector, nest.extents)
-    dot = _dot_width(nest, dots, vectorised, reduction)
+    dot = _dot_width(nest, dots, vectorized, reduction)
     per_iteration = np.where(in_lanes, extent / np.ceil(extent / width), 1.0) * dot
     iterations = product_where(reduction, nest.extents) / per_iteration
     steps = nest.inner[0] / (rows * np.where(in_lanes, 1.0, length) * per_iteration)
     return Innermost(
-        lanes, vectorised, in_lanes, length, vectors, rows, len(nest.source.writes), dot, iterations, steps
+        lanes, vectorized, in_lanes, length, vectors, rows, len(nest.source.writes), dot, iterations, steps
     )
 
 
@@ -100,7 +100,7 @@ def _reduction(nest: Nest) -> tuple[Flags, Flags, Floats]:
     return flags, window, product_where(window, nest.extents)
 
 
-def _neighbours(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Flags:
+def _neighbors(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Flags:
     """(B,): whether every read moves to the next element, or not at all, as the loop of `window` runs."""
     body = nest.source.op.body
     one_value = isinstance(body, Reduce) and isinstance(body.combiner, str)
@@ -118,7 +118,7 @@ def _neighbours(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> F
     return straight & some & window.any(axis=0)
 
 
-def _dot_width(nest: Nest, dots: Collection[Pair], vectorised: Flags, reduction: Flags) -> Floats:
+def _dot_width(nest: Nest, dots: Collection[Pair], vectorized: Flags, reduction: Flags) -> Floats:
     """(B,): how many products one instruction sums, 1 where there is none for them."""
     width = np.ones(nest.count)
     factors, result = nest.source.ops.factors, nest.source.write.tensor.dtype
@@ -127,5 +127,5 @@ def _dot_width(nest: Nest, dots: Collection[Pair], vectorised: Flags, reduction:
     most = 4 if result in ("int32", "uint32") and set(factors) <= set(BYTES) else 1
     if result == "float32" and set(factors) == {BFLOAT16}:
         most = 2
-    possible = vectorised & np.any(reduction & (nest.extents % most == 0), axis=0)
+    possible = vectorized & np.any(reduction & (nest.extents % most == 0), axis=0)
     return np.where(possible, float(most), width)

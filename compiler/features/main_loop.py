@@ -191,7 +191,7 @@ def _columns(cycles: Floats, arithmetic: Floats, memory: Floats) -> Columns:
 
 
 def _lanes(factor: Statement) -> tuple[Floats, Floats]:
-    """How many neighbours each thread copies of a factor, and how many of them at once: what divides its rows."""
+    """How many neighbors each thread copies of a factor, and how many of them at once: what divides its rows."""
     nest = factor.nest
     lanes = np.ones(nest.count, dtype=np.int64)
     for at, loop in enumerate(nest.source.loops):

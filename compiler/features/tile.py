@@ -19,17 +19,17 @@ from retune.compiler.target import HardwareParams
 
 def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost, hardware: HardwareParams) -> Columns:
     """Columns of the groups "tile" and "annotations"."""
-    vectorised, vectors = inside.vectorised | inside.in_lanes, inside.vectors
+    vectorized, vectors = inside.vectorized | inside.in_lanes, inside.vectors
     accumulators = inside.accumulators
     # With several rows a row of the other factor is kept for all of them, else each load is used at once.
-    needed = accumulators + np.where((inside.rows > 1) & vectorised, vectors, 1.0) + 1.0
+    needed = accumulators + np.where((inside.rows > 1) & vectorized, vectors, 1.0) + 1.0
     unrolled, straight_line = unrolled_flags(nest, accumulators)
     yield "tile_rows", inside.rows
     yield "tile_vectors", vectors
     yield "tile_accumulators", accumulators
-    yield "tile_remainder_lanes", np.where(vectorised, inside.length % inside.lanes, 0.0)
+    yield "tile_remainder_lanes", np.where(vectorized, inside.length % inside.lanes, 0.0)
     whole = np.ceil(inside.length / inside.lanes) * inside.lanes
-    yield "tile_idle_lanes", np.where(vectorised, whole - inside.length, inside.lanes - 1.0) / inside.lanes
+    yield "tile_idle_lanes", np.where(vectorized, whole - inside.length, inside.lanes - 1.0) / inside.lanes
     yield "tile_fits", (needed <= hardware.registers).astype(np.float64)
     yield "tile_spilled", np.maximum(0.0, needed - hardware.registers)
     yield "tile_reduction", inside.iterations
@@ -73,7 +73,7 @@ def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost) -> di
     found = {name: np.zeros(nest.count) for name in names}
     held = accumulated(nest.source.write.tensor.dtype)
     lane_loop = _lane_loop(nest, inside)
-    has_lanes = inside.vectorised | inside.in_lanes
+    has_lanes = inside.vectorized | inside.in_lanes
     for footprint in footprints:
         if not footprint.is_read or footprint.is_write:
             continue

@@ -26,7 +26,7 @@ _ADD_CYCLES = 4.0
 """From one addition to a sum to the next."""
 _INDEX_REGISTERS = 28.0
 _TOGETHER = 4.0
-"""Steps of a sum whose factor is read at once where its neighbours lie along the sum."""
+"""Steps of a sum whose factor is read at once where its neighbors lie along the sum."""
 _SPILLED = 3.0
 """Instructions for a number that registers have no room for, each time that it is wanted."""
 _ITERATION = 28.0

@@ -77,7 +77,7 @@ def _offsets(nest: Nest, footprint: Footprint) -> tuple[Floats, np.ndarray[tuple
     for index in thread_loops(nest):
         extent = nest.extents[index]
         stride = footprint.strides[index]
-        # Neighbours that are moved at once lie between those of two threads, also where a fused loop hides it.
+        # Neighbors that are moved at once lie between those of two threads, also where a fused loop hides it.
         offsets += np.mod(rest, extent) * np.where(stride == 1, np.maximum(stride, lanes), stride)
         rest = np.floor(rest / extent)
     if weights is None:
@@ -90,7 +90,7 @@ def _offsets(nest: Nest, footprint: Footprint) -> tuple[Floats, np.ndarray[tuple
 
 
 def _fetched_weights(nest: Nest, footprint: Footprint) -> list[Floats] | None:
-    """Of a tile that threads fetch together, element by element whatever its rows, how far apart its neighbours along
+    """Of a tile that threads fetch together, element by element whatever its rows, how far apart its neighbors along
     each dimension lie; None for all other statements.
     """
     source = nest.source
@@ -116,7 +116,7 @@ def _width_of_fetch(nest: Nest) -> Floats:
 
 
 def _vector_lanes(nest: Nest, footprint: Footprint) -> Floats:
-    """How many neighbours each thread moves at once."""
+    """How many neighbors each thread moves at once."""
     if _fetched_weights(nest, footprint) is not None:
         rows = nest.source.write.shape[-1] if footprint.tensor.shape else 1
         lanes = _width_of_fetch(nest)
@@ -129,7 +129,7 @@ def _vector_lanes(nest: Nest, footprint: Footprint) -> Floats:
 
 
 def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
-    """How many neighbours of a register tile, or along the steps of a thread's sums, code moves at once: as many as
+    """How many neighbors of a register tile, or along the steps of a thread's sums, code moves at once: as many as
     these loops run over, if all else that moves the access moves it by a multiple of these.
     """
     most = max(1, VECTOR_BYTES // int(footprint.element_bytes))

@@ -120,7 +120,7 @@ class GraphBuilder:
         return self._values[name]
 
     def array(self, name: str) -> Array | None:
-        """The content of a constant, or of a dequantised one; None for anything else."""
+        """The content of a constant, or of a dequantized one; None for anything else."""
         node = self._producers.get(name)
         if node is None or node.op != "dequantize":
             return self._constants.get(name)

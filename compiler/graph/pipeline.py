@@ -13,8 +13,8 @@ from retune.compiler.graph.passes.fold_scales import FoldScales
 from retune.compiler.graph.passes.merge_products import MergeProducts
 from retune.compiler.graph.passes.pad_rows import PadRows
 from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
-from retune.compiler.graph.passes.quantised import Quantised
-from retune.compiler.graph.passes.recognise import Recognise
+from retune.compiler.graph.passes.quantized import Quantized
+from retune.compiler.graph.passes.recognize import Recognize
 from retune.compiler.graph.passes.resample_later import ResampleLater
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
@@ -24,14 +24,14 @@ from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
 
 PIPELINE: tuple[GraphPass, ...] = (
-    Quantised(),
+    Quantized(),
     FoldConstants(),
     FoldBatchNorm(),
     DropPaddingTaps(),
     CommonSubexpressions(),
-    Recognise(),
+    Recognize(),
     Simplify(),
-    Recognise(name="recognise_simplified"),
+    Recognize(name="recognize_simplified"),
     FoldScales(),
     SliceWeights(),
     Simplify(),

@@ -168,7 +168,7 @@ class Program:
                     return None
                 if names != tuple(shapes) or region.inputs != names:
                     return None
-                return region.specialise(known, {}, self.constants)
+                return region.specialize(known, {}, self.constants)
         return None
 
     def verify(self) -> None:

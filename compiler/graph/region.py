@@ -100,10 +100,10 @@ class Region(Protocol):
         """A hash (32 hex digits) of what is computed."""
         ...
 
-    def specialise(
+    def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
-        """The graph, not optimised, for inputs of these shapes.
+        """The graph, not optimized, for inputs of these shapes.
 
         `shapes` has every input, `values` at least the determining ones; inputs in `values` are constants of the graph,
         so the graph's inputs are the others, in the region's order, and `constants` are those of the program.
@@ -119,7 +119,7 @@ class Region(Protocol):
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> "Region":
-        """The region with symbolic dimensions, so that `specialise` needs nothing of a front end; the region itself
+        """The region with symbolic dimensions, so that `specialize` needs nothing of a front end; the region itself
         where it cannot be said so. `dims` are what inputs most likely have, `fixed` are inputs that are the same array
         in every call.
         """
@@ -235,7 +235,7 @@ class GraphRegion:
         """The graph's fingerprint."""
         return self.graph.fingerprint()
 
-    def specialise(
+    def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
         """The graph itself. Raises: ShapeMismatchError for other shapes than the graph's."""

@@ -54,7 +54,7 @@ class SymbolicRegion(DescribedRegion):
         """The front end's region. Raises: ArtifactError."""
         return self.read(self.origin.kind, self.origin.data)
 
-    def specialise(
+    def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
         """The graph for inputs of these shapes: see `Region`. Raises: as the original where no variant serves."""
@@ -68,12 +68,12 @@ class SymbolicRegion(DescribedRegion):
                     break  # the original says what is wrong with them
                 check_results(self, graph)
                 return graph
-        return self.original.specialise(shapes, values, constants)
+        return self.original.specialize(shapes, values, constants)
 
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs. Raises: as `specialise`."""
+        """The outputs. Raises: as `specialize`."""
         values = {name: array for name, array in inputs.items() if name in self.determining}
-        graph = self.specialise({name: array.shape for name, array in inputs.items()}, values, constants)
+        graph = self.specialize({name: array.shape for name, array in inputs.items()}, values, constants)
         return evaluate(graph, {name: array for name, array in inputs.items() if name not in values})
 
     @property

@@ -30,7 +30,7 @@ def whole_alignment(buffer: Buffer) -> int:
 
 def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
     """A power of two, at most 16: so many bytes divide the distance of the element at `var` = 0 from the buffer's
-    start. The size of an element where `var` does not run over neighbours.
+    start. The size of an element where `var` does not run over neighbors.
     """
     item = item_bytes(buffer.dtype)
     form = flat_index(buffer.shape, indices)
@@ -44,7 +44,7 @@ def first_alignment(buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> int:
 
 def element_alignment(buffer: Buffer, form: IndexForm, known: Callable[[Expr], int | None]) -> int:
     """Bytes, at most 16, that divide the address of the element at a flat index, where `known` gives the values that
-    some variables have. From there on so many bytes lie in the buffer: where LLVM joins accesses of neighbours and
+    some variables have. From there on so many bytes lie in the buffer: where LLVM joins accesses of neighbors and
     there is a gap, or one too few, it reads all the bytes that are aligned together.
     """
     place, apart = form.const, 0

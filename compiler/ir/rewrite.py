@@ -100,7 +100,7 @@ def statements_of(stmt: Stmt) -> Sequence[Stmt]:
 
 
 def accesses_of(stmt: Stmt) -> Iterator[tuple[Buffer, Exprs, bool]]:
-    """Every (buffer, indices, whether it is written) of one statement, not of those below it. Of neighbours that are
+    """Every (buffer, indices, whether it is written) of one statement, not of those below it. Of neighbors that are
     accessed together the first is named.
     """
     for buffer, indices, written in _PLACES.get(type(stmt), ()):

@@ -62,7 +62,7 @@ class Instruction:
 
     @property
     def packed(self) -> int:
-        """Neighbours along the depth that share a register."""
+        """Neighbors along the depth that share a register."""
         return 2 if self.depth == ROWS else 1
 
     def left_place(self, lane: Place, element: int) -> tuple[Place, Place]:
@@ -101,7 +101,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class AsyncCopy(Together):
-    """Start to copy `count` neighbouring elements of global memory; where `condition` fails nothing is read and zeros
+    """Start to copy `count` neighboring elements of global memory; where `condition` fails nothing is read and zeros
     are copied. What is copied is there for the thread when it has waited, for others after a barrier after that.
     """
 
@@ -231,7 +231,7 @@ TENSOR_STMTS = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)
 
 
 def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:
-    """Every (buffer, first element, how many neighbours, whether they are written) that a thread names."""
+    """Every (buffer, first element, how many neighbors, whether they are written) that a thread names."""
     match stmt:
         case AsyncCopy():
             yield stmt.target, stmt.indices, stmt.count, True

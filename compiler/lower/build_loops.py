@@ -1,6 +1,6 @@
 """Build the loop IR of a concrete state, without optimization: it computes what the definition says.
 
-Loops of one iteration disappear. A reduction is initialised just before its outermost loop. A loop that runs over the
+Loops of one iteration disappear. A reduction is initialized just before its outermost loop. A loop that runs over the
 end of its axis gets a guard. A stage with several results has a buffer for each; what a reduction of several reads and
 joins is held in registers until all of it is known. A stage that calls a function is that call, outside of all loops.
 """

@@ -83,7 +83,7 @@ def lower(
 
 
 def finish_pass(function: LoopFunction, after: str, checks: bool) -> LoopFunction:
-    """The kernel that a pass made, shown to whoever watches. Raises: LoweringError when `checks` finds it malformed."""
+    """The kernel that a pass made, traced where that is on. Raises: LoweringError when `checks` finds it malformed."""
     trace.show(trace.PASSES, function.name, f"after {after}", lambda: str(function))
     if checks:
         verify(function, after)

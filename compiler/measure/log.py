@@ -287,7 +287,7 @@ def _task_of(row: Any) -> LoggedTask:
 
 
 def _bounded(number: Any, most: int) -> int:
-    """An integer of no more digits than whoever keeps it has room for."""
+    """An integer of no more digits than its field has room for."""
     if not -most <= int(number) <= most:
         raise ValueError(f"{number} is too large")
     return int(number)

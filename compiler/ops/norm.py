@@ -1,4 +1,4 @@
-"""Normalisations; the variance is the mean of squared differences from the mean, which does not cancel."""
+"""Normalizations; the variance is the mean of squared differences from the mean, which does not cancel."""
 
 import math
 from collections.abc import Sequence

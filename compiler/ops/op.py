@@ -25,7 +25,7 @@ Operand = Tensor | Const
 
 
 class FusionKind(Enum):
-    """How an operator may share a kernel with its neighbours."""
+    """How an operator may share a kernel with its neighbors."""
 
     ELEMENTWISE = "elementwise"  # result element i reads operand element i
     BROADCAST = "broadcast"  # as above, after broadcasting

@@ -1,7 +1,7 @@
 """Max and average pooling.
 
 Padding is never read: a lazy choice leaves it out of the window. No padded copy is made: a pool reads each element a
-few times only, and the choice is the same for all channels, which are what a kernel vectorises in the NHWC layout.
+few times only, and the choice is the same for all channels, which are what a kernel vectorizes in the NHWC layout.
 """
 
 import math

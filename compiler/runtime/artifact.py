@@ -65,7 +65,7 @@ ExternArgument = ExternBuffer | int | float | str | bool
 class ExternCall:
     """A registered function that a kernel calls, and what it is given.
 
-    The kernel calls the C symbol `int32_t SYMBOL(void** buffers)`, which whoever loads it provides: `buffers` holds the
+    The kernel calls the C symbol `int32_t SYMBOL(void** buffers)`, which its loader provides: `buffers` holds the
     addresses of the arrays among `args`, in order. 0 = success; anything else ends the kernel with that code.
     """
 

@@ -50,7 +50,7 @@ def address(array: Array) -> int:
 
 
 def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
-    """An uninitialised contiguous array whose first element lies at a multiple of 64 bytes.
+    """An uninitialized contiguous array whose first element lies at a multiple of 64 bytes.
 
     Raises: ArtifactError when there is no memory for it.
     """
@@ -154,7 +154,7 @@ class FencedArray:
         self._start = base + _PAGE
         block = (ctypes.c_uint8 * self._room).from_address(self._start)
         release = weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
-        release.atexit = False  # the system takes the pages then, and whoever still uses them may go on until it does
+        release.atexit = False  # the system takes the pages then, and daemon threads may use them until it does
         whole = np.ctypeslib.as_array(block)
         first = 0 if at_start else self._room - padded
         self.array: Array = whole[first : first + nbytes].view(dtype).reshape(shape)

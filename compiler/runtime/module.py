@@ -34,7 +34,7 @@ _ARCHIVES = (_ARCHIVE, _OLD_ARCHIVE)
 class Module(TimedFunctions):
     """Functions by name: `module["name"]`, `module.name`, or, for the main one, `module(...)`.
 
-    A function takes one array for each of its tensors (`retune.compiler.nd`, NumPy, PyTorch, whoever speaks DLPack),
+    A function takes one array for each of its tensors (`retune.compiler.nd`, NumPy, PyTorch, any library with DLPack),
     and after them, if wanted, a number of threads. Functions of imported modules are found when asked for.
     """
 

@@ -13,7 +13,7 @@ __all__ = ["PackedFunc", "convert", "object_use_count"]
 def convert(value: Any) -> Any:
     """The value as the FFI passes it on.
 
-    Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of whoever speaks DLPack
+    Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of any library with DLPack
     `NDArray` on the same memory; strings and bytes stay what they are, and so do numbers. Any other object is
     passed on as it is and comes back as the same object.
     Raises: ArtifactError for an array of elements that DLPack does not have.

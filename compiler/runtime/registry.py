@@ -117,7 +117,7 @@ def list_global_func_names() -> list[str]:
 
 
 def remove_global_func(name: str) -> None:
-    """Forget a function; whoever got it before still has it.
+    """Forget a function; callers that got it before keep it.
 
     Raises: RegistryError for an unknown name.
     """

@@ -63,7 +63,7 @@ def contraction_of(dag: ComputeDAG, op_id: int) -> Contraction | None:
     if any(axis.extent > 1 and axis not in one and axis not in other for axis in op.axes):
         return None
     last = next((axis for axis in reversed(op.axes) if axis.extent > 1 and not (axis in one and axis in other)), None)
-    if last is not None and last in one:  # the result's neighbours are columns
+    if last is not None and last in one:  # the result's neighbors are columns
         first, second, one, other = second, first, other, one
     batch = tuple(axis for axis in op.axes if axis in one and axis in other)
     columns = tuple(axis for axis in op.axes if axis in other and axis not in one)
@@ -132,7 +132,7 @@ def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
 
 
 def depth_is_inner(op: ComputeOp) -> bool:
-    """Whether the neighbours in a gathered matrix lie along the axis that is summed over."""
+    """Whether the neighbors in a gathered matrix lie along the axis that is summed over."""
     return op.axes[-1].name == "k"
 
 
@@ -182,7 +182,7 @@ def _gathered(
     groups: tuple[Sequence[Axis], Sequence[Axis]],
     outer: dict[Expr, Expr],
 ) -> Node:
-    """A factor as a batch of matrices, whose neighbours are those of the tensor that it is read from."""
+    """A factor as a batch of matrices, whose neighbors are those of the tensor that it is read from."""
     batch, first, second = axes
     values = {**outer, **_digits(groups[0], first), **_digits(groups[1], second)}
     value: Expr = substitute(read, values)

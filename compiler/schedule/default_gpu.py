@@ -55,7 +55,7 @@ _MOST_JOINED = 512
 _PIECE, _MOST_PIECES = 1 << 12, 128
 """Terms that a piece of a long reduction has at the least, and how many pieces of all results there are at the most."""
 _NEAR = 4
-"""Elements apart that neighbouring threads may read at little more cost than neighbours."""
+"""Elements apart that neighboring threads may read at little more cost than neighbors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _threads_along(state: State, number: int, count: int, threads: int, along: A
 
 
 def _spread_out(state: State, number: int, spread: _Spread) -> State:
-    """A reduction whose terms are spread over threads, neighbours over neighbours."""
+    """A reduction whose terms are spread over threads, neighbors over neighbors."""
     state, loop = _fused_terms(state, number)
     terms = _sizes(state, number)[1]
     state = state.apply(Split(number, loop, terms, (spread.width,)))

@@ -25,7 +25,7 @@ _NAMES = (
     mutation.CROSSOVER,
     mutation.SAMPLE,
     mutation.MEASURED,
-    mutation.NEIGHBOUR,
+    mutation.NEIGHBOR,
     mutation.TRANSFER,
 )
 _ORPHANS = frozenset({mutation.SAMPLE, mutation.MEASURED, mutation.TRANSFER})

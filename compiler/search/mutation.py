@@ -10,7 +10,7 @@ from retune.compiler.search.genome import Layout, Rows, SplitColumns
 
 TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH = "tile", "unroll", "placement", "parallel", "vector", "width"
 CROSSOVER, SAMPLE, MEASURED = "crossover", "sample", "measured"
-NEIGHBOUR, TRANSFER = "neighbour", "transfer"
+NEIGHBOR, TRANSFER = "neighbour", "transfer"  # as records have it
 MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH)
 
 
@@ -74,7 +74,7 @@ def redraw_placement(rng: np.random.Generator, rows: Rows, layout: Layout, place
 
 
 def redraw_parallel(rng: np.random.Generator, rows: Rows, layout: Layout, deepest: int) -> Rows:
-    """Give one stage of every row another parallel depth, at most `deepest`; normalisation lowers what a stage cannot
+    """Give one stage of every row another parallel depth, at most `deepest`; normalization lowers what a stage cannot
     have.
     """
     children = rows.copy()

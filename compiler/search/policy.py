@@ -33,7 +33,7 @@ from retune.compiler.search.evolution import (
 )
 from retune.compiler.search.genome import Keys, Rows, Scores, keys_of
 from retune.compiler.search.gpu_spills import spilled_bytes
-from retune.compiler.search.neighbours import neighbours
+from retune.compiler.search.neighbors import neighbors
 from retune.compiler.search.observed import Located, ObservedPrograms
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.prior import blended
@@ -145,7 +145,7 @@ class SketchPolicy:
     def ask(self, count: int, round_index: int, spent: float = 0.0) -> tuple[Candidate, ...]:
         """Propose at most `count` programs that were not told yet, the most promising first.
 
-        `spent` is the share of the budget that is gone: towards the end the neighbours of the best programs get a
+        `spent` is the share of the budget that is gone: towards the end the neighbors of the best programs get a
         part. Fewer, or none, come back when no further valid program was found: the task is then exhausted. The result
         depends only on the task, the seed, the options, the model, `round_index`, `spent`, what was told and advised.
         """
@@ -168,7 +168,7 @@ class SketchPolicy:
         random_share = self.options.eps_greedy if self.observed.seconds else 1.0 - self.options.prior_ratio
         chosen = self._fitted(int(self.options.transfer_ratio * count))
         if self.options.finish_ratio and spent >= 1.0 - self.options.finish_ratio:
-            chosen |= self._neighbours(count // 2, chosen.keys())
+            chosen |= self._neighbors(count // 2, chosen.keys())
         wanted = count - int(random_share * count)
         # Evolution amplifies a model's errors: it moves toward programs that are overrated. While the model is
         # uncertain, a part of the batch comes from the initial samples, on which evolution had no influence.
@@ -208,14 +208,14 @@ class SketchPolicy:
         ranked = ranking(met, self.observed.keys)
         return {one.key: one for one in islice(ranked, count)}
 
-    def _neighbours(self, count: int, taken: Iterable[int]) -> dict[int, Individual]:
+    def _neighbors(self, count: int, taken: Iterable[int]) -> dict[int, Individual]:
         """At most `count` programs near the best ones that were measured, the most promising first."""
         met = []
         for known in self.observed.best(self.options.finish_parents):
             spec = self._specs[known.space]
             limits = self.spaces[known.space].unroll_limits
-            rows = neighbours(known.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost)
-            met.append(evaluate(known.space, Population.children(rows, known.row, mutation.NEIGHBOUR), self._score))
+            rows = neighbors(known.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost)
+            met.append(evaluate(known.space, Population.children(rows, known.row, mutation.NEIGHBOR), self._score))
         ranked = ranking(met, self.observed.keys | set(taken))
         return {one.key: one for one in islice(ranked, count)}
 

@@ -165,7 +165,7 @@ class Memory:
             total = total * extent + index
         return self._paid(np.asarray(total), who)
 
-    def neighbours(self, copies: Numbers, indices: Sequence[Array], who: Numbers, count: int) -> Numbers:
+    def neighbors(self, copies: Numbers, indices: Sequence[Array], who: Numbers, count: int) -> Numbers:
         """Where `count` elements lie, from the one of every thread on, shape (threads, count)."""
         starts = np.broadcast_to(self.places(copies, indices, who), who.shape)
         over = starts % self.buffer.size + count > self.buffer.size

@@ -105,14 +105,14 @@ class TensorUnit:
         """Begin copies: what lies in global memory is read now, what arrives is seen later."""
         target, source, count = side(stmt.target), side(stmt.source), stmt.count
         size = count * target.memory.data.itemsize
-        places = target.memory.neighbours(target.copies, values(stmt.indices), target.who, count)
+        places = target.memory.neighbors(target.copies, values(stmt.indices), target.who, count)
         target.memory.check_aligned(places, target.who, size)
         wanted = np.broadcast_to(values([stmt.condition])[0], numbers.shape)
         read = np.zeros((len(numbers), count), target.memory.data.dtype)
         if wanted.any():
             at = [np.broadcast_to(index, numbers.shape)[wanted] for index in values(stmt.source_indices)]
             who = source.who[wanted]
-            sources = source.memory.neighbours(source.copies[wanted], at, who, count)
+            sources = source.memory.neighbors(source.copies[wanted], at, who, count)
             source.memory.check_aligned(sources, who, size)
             spread = (np.repeat(each, count) for each in (who, source.epochs[wanted]))
             read[wanted] = source.memory.read_at(sources.reshape(-1), *spread).reshape(-1, count)
@@ -153,7 +153,7 @@ class TensorUnit:
         pointing = np.arange(len(numbers)).reshape(-1, WARP)[:, : stmt.count * MATRIX].reshape(-1)
         at = [np.broadcast_to(index, numbers.shape)[pointing] for index in values(stmt.source_indices)]
         who = source.who[pointing]
-        rows = source.memory.neighbours(source.copies[pointing], at, who, MATRIX)
+        rows = source.memory.neighbors(source.copies[pointing], at, who, MATRIX)
         source.memory.check_aligned(rows, who, ROW_BYTES)
         line, place = np.meshgrid(np.arange(MATRIX), np.arange(MATRIX), indexing="ij")
         lane = place * 4 + line // 2 if stmt.transposed else line * 4 + place // 2
@@ -192,7 +192,7 @@ class TensorUnit:
     @staticmethod
     def fragment(side: Side, at: Sequence[Array], count: int) -> Array:
         """What every lane holds, shape (warps, lanes, elements)."""
-        places = side.memory.neighbours(side.copies, at, side.who, count)
+        places = side.memory.neighbors(side.copies, at, side.who, count)
         who, when = (np.repeat(each, count) for each in (side.who, side.epochs))
         return np.asarray(side.memory.read_at(places.reshape(-1), who, when).reshape(-1, WARP, count))
 
@@ -200,7 +200,7 @@ class TensorUnit:
     def keep(side: Side, at: Sequence[Array], values: Array) -> None:
         """Every lane keeps `values` (threads, elements) from a place in its own memory on."""
         count = values.shape[1]
-        places = side.memory.neighbours(side.copies, at, side.who, count)
+        places = side.memory.neighbors(side.copies, at, side.who, count)
         who, when = (np.repeat(each, count) for each in (side.who, side.epochs))
         side.memory.write_at(places.reshape(-1), values.reshape(-1), who, when)
 

@@ -89,7 +89,7 @@ class VMCompiler:
 
     def get_params(self) -> dict[str, Array]:
         """The constants of the network: what `set_params` was given, and after `lower` or `optimize` all that the
-        optimised network reads.
+        optimized network reads.
         """
         return dict(self._params)
 
@@ -101,7 +101,7 @@ class VMCompiler:
         params: Params | None = None,
     ) -> tuple[Program, dict[str, Array]]:
         """The network after the graph passes, with parameters in place, and the constants that it reads. Regions of
-        shapes that are not known yet stay as they are: they are optimised when these are.
+        shapes that are not known yet stay as they are: they are optimized when these are.
 
         Raises: as `compile`.
         """
@@ -141,7 +141,7 @@ class VMCompiler:
 
     @property
     def coverage(self) -> CoverageReport:
-        """What the kernels of known shapes were made from; `VirtualMachine.specialisations` tells it of the others.
+        """What the kernels of known shapes were made from; `VirtualMachine.specializations` tells it of the others.
 
         Raises: MachineError before `codegen`.
         """

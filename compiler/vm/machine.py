@@ -5,6 +5,7 @@ arrays that come out are the caller's own.
 """
 
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -272,14 +273,19 @@ class VirtualMachine:
         """The names of the parts that are compiled, or computed by NumPy, when their shapes are known."""
         return tuple(self._primitives.regions)
 
-    def specialisations(self) -> tuple[Any, ...]:
+    def specializations(self) -> tuple[Any, ...]:
         """What regions were compiled for, and which of their kernels were tuned, fitted from another's record, or not
-        tuned: `retune.compiler.vm.specialise.Specialisation`. Waits for what is compiled in the background.
+        tuned: `retune.compiler.vm.specialize.Specialization`. Waits for what is compiled in the background.
         """
         regions = [region for region in self._primitives.regions.values() if hasattr(region, "reports")]
         for region in regions:
             region.wait()
         return tuple(report for region in regions for report in region.reports)
+
+    def specialisations(self) -> tuple[Any, ...]:
+        """The old name of `specializations`."""
+        warnings.warn("`VirtualMachine.specialisations` is deprecated; use specializations", DeprecationWarning, 2)
+        return self.specializations()
 
     # Constants that are bound late
 

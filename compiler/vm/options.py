@@ -1,29 +1,51 @@
 """`VMOptions`: how the virtual machine handles input shapes it has not seen. Immutable and validated."""
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from retune.compiler.errors import OptionError
 
 NOW, BACKGROUND, NEVER = "now", "background", "never"
 
+_RENAMED = {"specialise": "specialize", "specialisations": "specializations"}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, init=False)
 class VMOptions:
-    """`specialise` says when regions are compiled for new shapes: "now", before the call goes on; in the "background",
-    while NumPy computes; or "never". A region is ready for the `specialisations` shapes that it met last. What is made
-    of weights for one shape is kept for others, `prepared_bytes` of it.
+    """`specialize` says when regions are compiled for new shapes: "now", before the call goes on; in the "background",
+    while NumPy computes; or "never". A region is ready for the `specializations` shapes that it met last. What is made
+    of weights for one shape is kept for others, `prepared_bytes` of it. The names with an s, `specialise` and
+    `specialisations`, are deprecated.
     """
 
-    specialise: str = NOW
-    specialisations: int = 64
-    prepared_bytes: int = 2 << 30
+    specialize: str
+    specializations: int
+    prepared_bytes: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.specialise, str) or self.specialise not in (NOW, BACKGROUND, NEVER):
-            raise OptionError(f"specialise is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialise!r}")
-        if isinstance(self.specialisations, bool) or not isinstance(self.specialisations, int):
-            raise OptionError(f"specialisations must be an integer, not {self.specialisations!r}")
-        if self.specialisations < 1:
-            raise OptionError(f"a region must be ready for one shape at least, not {self.specialisations}")
+    def __init__(
+        self, specialize: str = NOW, specializations: int = 64, prepared_bytes: int = 2 << 30, **renamed: Any
+    ) -> None:
+        given = {"specialize": specialize, "specializations": specializations, "prepared_bytes": prepared_bytes}
+        given |= {_renamed(name, TypeError): value for name, value in renamed.items()}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        if not isinstance(self.specialize, str) or self.specialize not in (NOW, BACKGROUND, NEVER):
+            raise OptionError(f"specialize is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialize!r}")
+        if isinstance(self.specializations, bool) or not isinstance(self.specializations, int):
+            raise OptionError(f"specializations must be an integer, not {self.specializations!r}")
+        if self.specializations < 1:
+            raise OptionError(f"a region must be ready for one shape at least, not {self.specializations}")
         if isinstance(self.prepared_bytes, bool) or not isinstance(self.prepared_bytes, int) or self.prepared_bytes < 0:
             raise OptionError(f"prepared_bytes must be a number of bytes, not {self.prepared_bytes!r}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self, _renamed(name, AttributeError))
+
+
+def _renamed(name: str, error: type[Exception]) -> str:
+    """What an option is called now. Raises: `error` when it never was one."""
+    if name not in _RENAMED:
+        raise error(f"VMOptions has no option {name!r}")
+    warnings.warn(f"VMOptions: {name} is deprecated; use {_RENAMED[name]}", DeprecationWarning, stacklevel=3)
+    return _RENAMED[name]

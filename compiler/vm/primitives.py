@@ -228,7 +228,7 @@ class Primitives:
         if name not in self._regions:
             stored = self._stored_region(name)
             if self._compiler is None:  # a static network needs no compiler to run
-                module = importlib.import_module("retune.compiler.vm.specialise")
+                module = importlib.import_module("retune.compiler.vm.specialize")
                 self._compiler = module.RegionCompiler(
                     self._library,
                     self._threads,

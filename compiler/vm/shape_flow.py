@@ -100,7 +100,7 @@ class ShapeFlow:
         if key not in self._graphs:
             try:
                 values = {mine: constants[name] for mine, name in fixed.items()}
-                self._graphs[key] = region.specialise(known, values, constants)
+                self._graphs[key] = region.specialize(known, values, constants)
             except UnknownValueError:
                 self._graphs[key] = None
             except ShapeMismatchError as error:

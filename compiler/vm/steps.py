@@ -80,7 +80,7 @@ class BoundPrimitive:
 
 @dataclass(slots=True)
 class Control:
-    """What a step that calls or returns leaves for whoever runs the steps."""
+    """What a step that calls or returns leaves for the interpreter."""
 
     function: int = 0
     args: tuple[Any, ...] = ()

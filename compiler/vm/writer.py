@@ -1,6 +1,6 @@
 """Writes the functions of an executable: their instructions, and the tables that these name.
 
-Every value gets its own register; what is not needed any longer is killed by whoever wrote it.
+Every value gets its own register; what is not needed any longer is killed by its writer.
 """
 
 from collections.abc import Mapping, Sequence

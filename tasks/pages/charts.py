@@ -1,6 +1,6 @@
 """The charts of a page about a run, as SVG. A chart that has nothing to show is empty text.
 
-What is tuned, untuned and ONNX Runtime's has one colour each in all charts. A solid line is the search, a dashed one a
+What is tuned, untuned and ONNX Runtime's has one color each in all charts. A solid line is the search, a dashed one a
 time to compare with.
 """
 
@@ -15,7 +15,7 @@ from retune.tasks.pages.svg import (
     Frame,
     Scale,
     circle,
-    colour_of,
+    color_of,
     polyline,
     rect,
     svg_document,
@@ -30,13 +30,13 @@ BAR = 22.0
 DASHES = "5 3"
 
 CONTENDERS = {"tuned": 0, "untuned": 1, "ONNX Runtime": 2}
-"""Ways to run the network, and the numbers of their colours."""
-TUNED, UNTUNED, OTHER = map(colour_of, (0, 1, 3))
+"""Ways to run the network, and the numbers of their colors."""
+TUNED, UNTUNED, OTHER = map(color_of, (0, 1, 3))
 
 
-def contender_colour(name: str, place: int = 0) -> str:
-    """The colour of a way to run the network, the same in all charts; others differ by their `place`."""
-    return colour_of(CONTENDERS.get(name, 3 + place % 3))
+def contender_color(name: str, place: int = 0) -> str:
+    """The color of a way to run the network, the same in all charts; others differ by their `place`."""
+    return color_of(CONTENDERS.get(name, 3 + place % 3))
 
 
 def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str:
@@ -50,7 +50,7 @@ def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str
         top = 6 + place * (BAR + 8)
         words = f"{milliseconds(seconds)} ms"
         parts.append(svg_text(94, top + 15, name, "end", size=12))
-        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_colour(name, place), f"{name}: {words}"))
+        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_color(name, place), f"{name}: {words}"))
         parts.append(svg_text(scale(seconds) + 6, top + 15, words, size=12))
     return _sheet("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
 
@@ -65,12 +65,12 @@ def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, fl
     y = Scale.over(
         [latency * 1e3 for _, latency in course] + [s * 1e3 for s in shown.values()], frame.bottom, frame.top, log=True
     )
-    colours = {name: contender_colour(name, place) for place, name in enumerate(shown)}
+    colors = {name: contender_color(name, place) for place, name in enumerate(shown)}
     parts = [*svg_legend(frame.left, {"estimate": TUNED}, 4), *frame.axes(x, y)]
-    parts += svg_legend(frame.left + 110, colours, 4, 110, DASHES)
+    parts += svg_legend(frame.left + 110, colors, 4, 110, DASHES)
     for name, seconds in shown.items():
         level = y(seconds * 1e3)
-        parts.append(polyline([(frame.left, level), (frame.right, level)], colours[name], dashes=DASHES))
+        parts.append(polyline([(frame.left, level), (frame.right, level)], colors[name], dashes=DASHES))
     line = _stairs([(x(elapsed), y(latency * 1e3)) for elapsed, latency in course])
     parts.append(polyline(line, TUNED, width=2))
     return _sheet("Estimated latency of the network while it was tuned", WIDE, TALL, parts, alone)
@@ -117,15 +117,15 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
     speeds = [one.gflops for one in points]
     y = Scale.over([*speeds, limits.peak_gflops], frame.bottom, frame.top, log=True)
     names = [f"memory, {limits.memory_gbs:.0f} GB/s", f"caches, {limits.cache_gbs:.0f} GB/s"]
-    colours = {name: colour_of(place) for place, name in enumerate(names, 3)}
+    colors = {name: color_of(place) for place, name in enumerate(names, 3)}
     parts = [*frame.axes(x, y), *svg_legend(frame.left, {"kernels": TUNED}, 4)]
-    parts += svg_legend(frame.left + 90, colours, 4, 140, DASHES)
-    for colour, rate in zip(colours.values(), (limits.memory_gbs, limits.cache_gbs), strict=True):
+    parts += svg_legend(frame.left + 90, colors, 4, 140, DASHES)
+    for color, rate in zip(colors.values(), (limits.memory_gbs, limits.cache_gbs), strict=True):
         ridge = limits.peak_gflops / rate
         foot = max(x.low, y.low / rate)
         corners = [(foot, foot * rate), (ridge, limits.peak_gflops), (x.high, limits.peak_gflops)]
         line = [(x(across), y(up)) for across, up in corners if across >= foot]
-        parts.append(polyline(line, colour, dashes=DASHES))
+        parts.append(polyline(line, color, dashes=DASHES))
     label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} thread{'s' if limits.threads > 1 else ''}"
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
     for one, across in zip(points, reach, strict=True):

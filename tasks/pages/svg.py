@@ -1,4 +1,4 @@
-"""Pieces of SVG as text, scales and axes. Words are escaped, and colours are CSS variables.
+"""Pieces of SVG as text, scales and axes. Words are escaped, and colors are CSS variables.
 
 A page gives the variables a value, light or dark; its own file (`svg_document`) brings them along.
 """
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 LIGHT = "--ink:#1a202c;--paper:#fff;--muted:#596577;--line:#cbd5e0;--bad:#c53030;" + ";".join(
-    f"--c{place}:{colour}"
-    for place, colour in enumerate(("#2b6cb0", "#8593a8", "#c05621", "#2f855a", "#6b46c1", "#b7791f"))
+    f"--c{place}:{color}"
+    for place, color in enumerate(("#2b6cb0", "#8593a8", "#c05621", "#2f855a", "#6b46c1", "#b7791f"))
 )
 DARK = "--ink:#e2e8f0;--paper:#171c26;--muted:#9aa7b8;--line:#3b4656;--bad:#fc8181;" + ";".join(
-    f"--c{place}:{colour}"
-    for place, colour in enumerate(("#63b3ed", "#8a97aa", "#f6ad55", "#68d391", "#b794f4", "#f6e05e"))
+    f"--c{place}:{color}"
+    for place, color in enumerate(("#63b3ed", "#8a97aa", "#f6ad55", "#68d391", "#b794f4", "#f6e05e"))
 )
-"""Values of the variables: ink, paper, and the colours of up to six contenders."""
+"""Values of the variables: ink, paper, and the colors of up to six contenders."""
 
-COLOURS = 6
+COLORS = 6
 
 LEGEND_STEP = 130.0
 """Room for a name in a legend."""
 
 
-def colour_of(place: int) -> str:
-    """One of the colours, by number."""
-    return f"var(--c{place % COLOURS})"
+def color_of(place: int) -> str:
+    """One of the colors, by number."""
+    return f"var(--c{place % COLORS})"
 
 
 def svg_document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
@@ -49,13 +49,13 @@ def svg_figure(title: str, width: float, height: float, parts: Iterable[str]) ->
 def svg_legend(
     left: float, entries: Mapping[str, str], top: float = 26.0, step: float = LEGEND_STEP, dashes: str = ""
 ) -> Iterator[str]:
-    """Names in a row, each with its colour, as a box or as a dashed line; `step` is the room that each has."""
-    for place, (name, colour) in enumerate(entries.items()):
+    """Names in a row, each with its color, as a box or as a dashed line; `step` is the room that each has."""
+    for place, (name, color) in enumerate(entries.items()):
         x = left + step * place
         if dashes:
-            yield polyline([(x - 6, top + 5), (x + 10, top + 5)], colour, width=2.5, dashes=dashes)
+            yield polyline([(x - 6, top + 5), (x + 10, top + 5)], color, width=2.5, dashes=dashes)
         else:
-            yield rect(x, top, 10, 10, colour)
+            yield rect(x, top, 10, 10, color)
         yield svg_text(x + 14, top + 9, name)
 
 
@@ -65,23 +65,23 @@ def svg_text(x: float, y: float, text: str, anchor: str = "start", *, muted: boo
     return f'<text x="{x:.1f}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
 
 
-def rect(x: float, y: float, width: float, height: float, colour: str, tip: str = "") -> str:
+def rect(x: float, y: float, width: float, height: float, color: str, tip: str = "") -> str:
     """A filled box; `tip` is shown under the pointer."""
     place = f'x="{x:.1f}" y="{y:g}" width="{max(0.0, width):.1f}" height="{height:g}"'
-    return f'<rect {place} style="fill:{colour}"{_close("rect", tip)}'
+    return f'<rect {place} style="fill:{color}"{_close("rect", tip)}'
 
 
-def circle(x: float, y: float, radius: float, colour: str, tip: str = "", opacity: float = 1.0) -> str:
+def circle(x: float, y: float, radius: float, color: str, tip: str = "", opacity: float = 1.0) -> str:
     """A dot."""
-    style = f"fill:{colour}" + (f";fill-opacity:{opacity:g}" if opacity < 1 else "")
+    style = f"fill:{color}" + (f";fill-opacity:{opacity:g}" if opacity < 1 else "")
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" style="{style}"{_close("circle", tip)}'
 
 
-def polyline(points: Iterable[tuple[float, float]], colour: str, *, width: float = 1.5, dashes: str = "") -> str:
+def polyline(points: Iterable[tuple[float, float]], color: str, *, width: float = 1.5, dashes: str = "") -> str:
     """A line through points."""
     text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'<polyline points="{text}" style="fill:none;stroke:{colour}" stroke-width="{width:g}"{dashed}/>'
+    return f'<polyline points="{text}" style="fill:none;stroke:{color}" stroke-width="{width:g}"{dashed}/>'
 
 
 def _close(tag: str, tip: str) -> str:

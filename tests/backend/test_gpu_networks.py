@@ -32,7 +32,7 @@ from retune.compiler.search.space import build_spaces
 from retune.compiler.target import Target
 from tests.support.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.support.onnx_backend import CATEGORIES, recorded
-from tests.support.quantised_models import FORMS, MODELS, inputs, quantised
+from tests.support.quantized_models import FORMS, MODELS, inputs, quantized
 from tests.support.zoo_sizes import SMALL
 
 Array = NDArray[Any]
@@ -91,8 +91,8 @@ def test_networks_as_the_search_draws_programs(name: str, target: Target) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_quantised_networks_are_those_of_the_cpu_bit_by_bit(name: str, tmp_path: Path) -> None:
-    graph = optimize(load_model(quantised(name, FORMS[0], tmp_path)))
+def test_quantized_networks_are_those_of_the_cpu_bit_by_bit(name: str, tmp_path: Path) -> None:
+    graph = optimize(load_model(quantized(name, FORMS[0], tmp_path)))
     (x,) = inputs(MODELS[name][1], 1)
     plain = GraphExecutor(compile_graph(graph, Target.host()))
     plain.run(x=x)

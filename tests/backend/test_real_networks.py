@@ -82,7 +82,7 @@ def test_with_random_weights(name: str) -> None:
 
 
 def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with initialisers in place of its tensors of one number, in scales that keep activations in bounds."""
+    """The model with initializers in place of its tensors of one number, in scales that keep activations in bounds."""
     rng = np.random.default_rng(0)
     shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     use = {name: (node.op_type, place) for node in model.graph.node for place, name in enumerate(node.input)}
@@ -97,7 +97,7 @@ def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     del model.graph.node[:]
     model.graph.node.extend(kept)
-    model.ir_version = 4  # the oldest in which an initialiser need not be an input
+    model.ir_version = 4  # the oldest in which an initializer need not be an input
     return model
 
 
@@ -106,6 +106,6 @@ def _random_weight(rng: np.random.Generator, shape: tuple[int, ...], op: str, pl
         return (rng.standard_normal(shape) * sqrt(2 / prod(shape[1:]))).astype(np.float32)
     if op == "BatchNormalization" and place in (1, 4):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    if op == "Unsqueeze":  # a scale or shift that is written apart from its batch normalisation
+    if op == "Unsqueeze":  # a scale or shift that is written apart from its batch normalization
         return rng.uniform(0.5, 1.0, shape).astype(np.float32)
     return (0.1 * rng.standard_normal(shape)).astype(np.float32)

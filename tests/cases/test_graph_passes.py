@@ -19,7 +19,7 @@ CASES = read_cases("graph")
 
 
 def assert_same_results(changed: Graph, graph: Graph) -> None:
-    """Both compute the same up to rounding, where quantised values differ by one step in few places."""
+    """Both compute the same up to rounding, where quantized values differ by one step in few places."""
     feed = {value.name: constant_of(value) for value in graph.inputs}
     for found, wanted in zip(evaluate(changed, feed), evaluate(graph, feed), strict=True):
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)

@@ -63,7 +63,7 @@ def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
         assert [kernel.origin for kernel in coverage].count("record") == count
 
 
-def test_untested_candidate_of_an_earlier_run_is_used_and_labelled(
+def test_untested_candidate_of_an_earlier_run_is_used_and_labeled(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, *others = extract_network("mlp", "llvm", 1).tasks

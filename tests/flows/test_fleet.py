@@ -122,7 +122,7 @@ def is_awaited(path: Path) -> bool:
 
 
 def run_on_fleet(tmp_path: Path, fleet: str, name: str) -> Outcome:
-    """A run with made-up times on whoever serves the fleet; what it has stored."""
+    """A run with made-up times on the workers of the fleet; what it has stored."""
     network, home = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8), tmp_path / name
     job = TuneJob.of(str(network), trials=96, threads=1, batch=32, home=str(home), fleet=fleet, on_device="board")
     simulated(asdict(Simulation(job.parameters())))

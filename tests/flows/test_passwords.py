@@ -79,7 +79,7 @@ def test_no_command_shows_it(folder: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers whoever names the password."""
+    """Answers requests that name the password."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.headers["Authorization"] == "Basic bWU6czNjcjN0" else 401)

@@ -12,11 +12,11 @@ IN_A_GAP, A_PAGE = 100, 1024
 """Elements of an array that ends before its fence, because of its alignment, and of one that fills a page."""
 
 
-def runs(behaviour: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
+def runs(behavior: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
     """What a kernel of `tests.support.ir_kernels` computes close to the upper fence, and close to the lower one."""
     dag = ir_kernels.task(elements).dag
     values = {dag.inputs[0]: np.linspace(-1, 1, elements, dtype=np.float32)}
-    artifact: KernelArtifact = ir_kernels.artifact(behaviour, elements=elements)
+    artifact: KernelArtifact = ir_kernels.artifact(behavior, elements=elements)
     (first,), (second,) = (_run(artifact, dag, values, 1, at_start) for at_start in (False, True))
     return first, second
 
@@ -27,20 +27,20 @@ def test_a_right_kernel_gives_the_same_twice() -> None:
     assert first.tobytes() == second.tobytes()
 
 
-@pytest.mark.parametrize("behaviour", ["past the end", "workspace"])
-def test_a_write_into_a_gap_is_damage(behaviour: str) -> None:
+@pytest.mark.parametrize("behavior", ["past the end", "workspace"])
+def test_a_write_into_a_gap_is_damage(behavior: str) -> None:
     with pytest.raises(AssertionError, match="written past the end"):
-        runs(behaviour, IN_A_GAP)
+        runs(behavior, IN_A_GAP)
 
 
-@pytest.mark.parametrize("behaviour", ["reads past the end", "unfinished", "nothing"])
-def test_uninitialised_result_differs_between_fillers(behaviour: str) -> None:
-    first, second = runs(behaviour, IN_A_GAP)
+@pytest.mark.parametrize("behavior", ["reads past the end", "unfinished", "nothing"])
+def test_uninitialized_result_differs_between_fillers(behavior: str) -> None:
+    first, second = runs(behavior, IN_A_GAP)
     assert first.tobytes() != second.tobytes()
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "elements"),
+    ("behavior", "elements"),
     [
         ("past the end", A_PAGE),
         ("reads past the end", A_PAGE),
@@ -51,9 +51,9 @@ def test_uninitialised_result_differs_between_fillers(behaviour: str) -> None:
         ("writes its input", IN_A_GAP),
     ],
 )
-def test_an_access_beyond_a_fence_ends_the_process(behaviour: str, elements: int) -> None:
+def test_an_access_beyond_a_fence_ends_the_process(behavior: str, elements: int) -> None:
     with WorkerProcess() as worker, pytest.raises((WorkerLostError, AssertionError)) as lost:
-        worker.call(f"{__name__}:runs", behaviour, elements, timeout_s=120)
+        worker.call(f"{__name__}:runs", behavior, elements, timeout_s=120)
     if isinstance(lost.value, WorkerLostError):
         assert lost.value.signal_name == "SIGSEGV"
     else:  # a write near the upper fence is found in the lower gap, before the second run meets the lower fence

@@ -129,7 +129,7 @@ def wild(seed: int) -> None:
 SCHEDULES: dict[str, tuple[Step, ...]] = {
     "naive": (),
     "cached": (CacheWrite(1), Split(1, 1, 37, (5,)), Annotate(2, 0, Annotation.VECTORIZE)),
-    "vectorised": (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE), Pragma(1, 0, "auto_unroll_max_step$64")),
+    "vectorized": (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE), Pragma(1, 0, "auto_unroll_max_step$64")),
     "factored, ragged": (
         Split(1, 1, 37, (8,)),
         Rfactor(1, 2, 1),

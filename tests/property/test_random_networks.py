@@ -59,7 +59,7 @@ def test_random_networks_match_onnxruntime(shard: int, property_seed: int) -> No
 def test_the_virtual_machine_agrees_with_the_interpreter(policy: str, count: int, property_seed: int) -> None:
     for seed in range(property_seed * EACH, property_seed * EACH + count):
         program = load_program(random_model(seed))
-        machine = VirtualMachine(vm_compile(program), options=VMOptions(specialise=policy))
+        machine = VirtualMachine(vm_compile(program), options=VMOptions(specialize=policy))
         rng = np.random.default_rng(seed)
         for rows in ROWS[:2]:
             inputs = {name: rng.standard_normal((rows, COLUMNS)).astype("float32") for name in ("x", "z")}

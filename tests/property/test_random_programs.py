@@ -36,7 +36,7 @@ DRAWN = 600
 LEAST = {
     "right": WANTED,
     **dict.fromkeys(("AN", "FU", "PR", "RE", "SP", "FSP", "FFSP", "SA", "CA", "CI", "CR", "CHR", "CHW", "RF"), 1),
-    **dict.fromkeys(("vectorised", "parallelised", "unrolled", "guarded", "attached"), WANTED // 10),
+    **dict.fromkeys(("vectorized", "parallelized", "unrolled", "guarded", "attached"), WANTED // 10),
     **dict.fromkeys(("float16", "bfloat16", "float32", "float64"), 5),
     **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "bool"), 5),
     **dict.fromkeys(("extent 1", "extent 3", "extent 7", "extent 17"), 20),

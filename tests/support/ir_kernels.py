@@ -114,13 +114,13 @@ def compile_ir(text: str) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def artifact(behaviour: str, name: str = "kernel", elements: int = ELEMENTS) -> KernelArtifact:
-    """A kernel of one of the behaviours of this file; "packed" wants its input transposed as 2 x (elements / 2)."""
-    text = _LOOP.replace("NAME", name).replace("BODY", _BODIES["good" if behaviour == "packed" else behaviour])
+def artifact(behavior: str, name: str = "kernel", elements: int = ELEMENTS) -> KernelArtifact:
+    """A kernel of one of the behaviors of this file; "packed" wants its input transposed as 2 x (elements / 2)."""
+    text = _LOOP.replace("NAME", name).replace("BODY", _BODIES["good" if behavior == "packed" else behavior])
     text = text.replace("HALF", str(elements // 2)).replace("COUNT", str(elements))
-    packing = Packing((2, elements // 2), (1, 0)) if behaviour == "packed" else None
+    packing = Packing((2, elements // 2), (1, 0)) if behavior == "packed" else None
     args = (ArgSpec("a", (elements,), "float32", False, packing), ArgSpec("b", (elements,), "float32", True))
-    workspace = elements * 4 if behaviour == "workspace" else 0
+    workspace = elements * 4 if behavior == "workspace" else 0
     return KernelArtifact(name, compile_ir(text), args, workspace, "llvm")
 
 
@@ -132,9 +132,9 @@ def task(elements: int = ELEMENTS, constant: bool = False) -> SearchTask:
     return SearchTask("double", ComputeDAG([a, b]), Target.host(), HardwareParams(num_cores=2))
 
 
-def steps(behaviour: str) -> tuple[Step, ...]:
-    """The schedule that `build` turns into that behaviour."""
-    return (Pragma(0, 0, behaviour),)
+def steps(behavior: str) -> tuple[Step, ...]:
+    """The schedule that `build` turns into that behavior."""
+    return (Pragma(0, 0, behavior),)
 
 
 def reference(_: ComputeDAG) -> tuple[Step, ...]:
@@ -154,7 +154,7 @@ def endless_build(search_task: SearchTask, schedule: Sequence[Step], name: str) 
 
 
 def build(search_task: SearchTask, schedule: Sequence[Step], name: str) -> KernelArtifact:
-    """Stands in for the code generator; some behaviours show while building."""
+    """Stands in for the code generator; some behaviors show while building."""
     (step,) = schedule
     assert isinstance(step, Pragma)
     match step.text.split(maxsplit=1):
@@ -163,7 +163,7 @@ def build(search_task: SearchTask, schedule: Sequence[Step], name: str) -> Kerne
         case ["build-hang"]:
             time.sleep(60)
         case ["schedule-error"]:
-            raise ScheduleError("fuse: the loops are not neighbours")
+            raise ScheduleError("fuse: the loops are not neighbors")
         case ["lowering-error"]:
             raise LoweringError("the tile needs 300 KiB of stack")
         case ["other-error"]:
@@ -173,5 +173,5 @@ def build(search_task: SearchTask, schedule: Sequence[Step], name: str) -> Kerne
             os.kill(os.getpid(), signal.SIGKILL)
         case ["killed-always"]:
             os.kill(os.getpid(), signal.SIGKILL)
-    behaviour = step.text if step.text in _BODIES or step.text == "packed" else "good"
-    return artifact(behaviour, name, search_task.dag.outputs[0].shape[0])
+    behavior = step.text if step.text in _BODIES or step.text == "packed" else "good"
+    return artifact(behavior, name, search_task.dag.outputs[0].shape[0])

@@ -48,7 +48,7 @@ def narrow_product(types: Sequence[str], k: int = 8) -> ComputeDAG:
 
 
 def rows_of_sums(read: str) -> ComputeDAG:
-    """Sums over elements of a matrix that are no neighbours in memory, or that a choice guards."""
+    """Sums over elements of a matrix that are no neighbors in memory, or that a choice guards."""
     x, n, k = te.placeholder((64, 64), name="x"), te.placeholder((64,), "int64", "n"), te.reduce_axis(32, "k")
     reads: dict[str, Callable[[Expr], Expr]] = {
         "across_rows": lambda i: x[k, i],

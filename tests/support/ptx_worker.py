@@ -5,7 +5,7 @@ memory is not executed again; a kernel of fewer threads takes longer. Only the d
 GPU, whose functions these are.
 """
 
-# ruff: noqa: ARG002, F401 - it has the methods of a driver; whoever calls the worker finds its functions here by name
+# ruff: noqa: ARG002, F401 - it has the methods of a driver; callers of the worker find its functions here by name
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -46,7 +46,7 @@ def norm(n: int, m: int, k: int) -> ComputeDAG:
 
 
 def row_norm(rows: int, columns: int) -> ComputeDAG:
-    """Layer normalisation of every row."""
+    """Layer normalization of every row."""
     x, scale, bias = (
         te.placeholder(shape, name=f"x{i}") for i, shape in enumerate([(rows, columns), (columns,), (columns,)])
     )

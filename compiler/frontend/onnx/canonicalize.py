@@ -51,16 +51,16 @@ class Canonicalize:
         return self._keep(array, wish if self._defined[wish] == 1 else self.fresh(wish))
 
     def weights(self, tensors: Iterable[onnx.TensorProto]) -> None:
-        """Add the model's own initialisers, which keep their names."""
+        """Add the model's own initializers, which keep their names."""
         for tensor in tensors:
             self._keep(_array(tensor), tensor.name)
 
     def graph(self, source: onnx.GraphProto, outer: Mapping[str, str], weights: Container[str] = ()) -> onnx.GraphProto:
-        """The tidy graph; `outer` renames what it takes from around it, `weights` are initialisers that are kept."""
+        """The tidy graph; `outer` renames what it takes from around it, `weights` are initializers that are kept."""
         defined = {entry.name for entry in source.input}.union(*(node.output for node in source.node))
         names = {old: new for old, new in outer.items() if old not in defined}
         for tensor in source.initializer:
-            names[tensor.name] = self._initialiser(tensor, weights)
+            names[tensor.name] = self._initializer(tensor, weights)
         result = onnx.GraphProto(name=source.name)
         result.input.extend(entry for entry in source.input if entry.name not in names)
         result.value_info.extend(entry for entry in source.value_info if entry.name not in names)
@@ -70,7 +70,7 @@ class Canonicalize:
             result.output[-1].name = names.get(entry.name, entry.name)
         return result
 
-    def _initialiser(self, tensor: onnx.TensorProto, weights: Container[str]) -> str:
+    def _initializer(self, tensor: onnx.TensorProto, weights: Container[str]) -> str:
         return tensor.name if tensor.name in weights else self.constant(_array(tensor), tensor.name)
 
     def _keep(self, array: Array, name: str) -> str:

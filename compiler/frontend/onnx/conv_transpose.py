@@ -61,7 +61,7 @@ def _cut_off(
 
 
 def _spread(builder: GraphBuilder, x: str, axis: int, stride: int) -> str:
-    """stride - 1 zeros between neighbours along an axis."""
+    """stride - 1 zeros between neighbors along an axis."""
     if stride == 1:
         return x
     shape = builder.value(x).shape

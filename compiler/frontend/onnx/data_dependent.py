@@ -44,7 +44,7 @@ def _unique(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
-    """The lower and upper corners, (N, 2) each, of boxes given by centre and size or by two opposite corners."""
+    """The lower and upper corners, (N, 2) each, of boxes given by center and size or by two opposite corners."""
     if centred:
         half = boxes[:, 2:] / 2
         return boxes[:, :2] - half, boxes[:, :2] + half

@@ -30,7 +30,7 @@ _MOST_BYTES = 2**31 - 1
 
 
 def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model with initialisers in place of some inputs.
+    """The model with initializers in place of some inputs.
 
     Raises: ModelFormatError when there is no such input, or an array has not its type and shape.
     """

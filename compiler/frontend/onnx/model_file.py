@@ -142,7 +142,7 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with inputs in place of large initialisers, or itself when it has none."""
+    """The model with inputs in place of large initializers, or itself when it has none."""
     large = {tensor.name for tensor in model.graph.initializer if len(tensor.raw_data) > _LARGE_BYTES}
     if not large:
         return model

@@ -55,7 +55,7 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("reshape", x, shape=shape) if flat else x]
 
 
-def _normalised(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, ...]) -> str:
+def _normalized(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, ...]) -> str:
     """(x - mean) / sqrt(variance + epsilon) over `axes`."""
     write, _ = formula_of(builder, node)
     centred = write("sub", x, write("reduce_mean", x, axes=axes, keepdims=True))
@@ -67,7 +67,7 @@ def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     write, x = formula_of(builder, node)
     rank = len(builder.value(x).shape)
     axes = tuple(range(node.axis(node.integer("axis", -1), rank), rank))
-    result = write("mul", _normalised(builder, node, x, axes), node.operand(builder, 1).name)
+    result = write("mul", _normalized(builder, node, x, axes), node.operand(builder, 1).name)
     result = write("add", result, node.inputs[2]) if node.has_input(2) else result
     if not any(node.outputs[1:]):
         return [result]
@@ -92,7 +92,7 @@ def _lp_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """x / (bias + alpha / size * sum of squares of neighbouring channels)^beta."""
+    """x / (bias + alpha / size * sum of squares of neighboring channels)^beta."""
     write, x = formula_of(builder, node)
     n, channels, *extents = builder.value(x).shape
     size = node.integer("size", 1)
@@ -113,7 +113,7 @@ def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[s
     shape = builder.value(x).shape
     column = (shape[1], *(1 for _ in shape[2:]))
     scale, bias = (write("reshape", node.operand(builder, i).name, shape=column) for i in (1, 2))
-    result = _normalised(builder, node, x, tuple(range(2, len(shape))))
+    result = _normalized(builder, node, x, tuple(range(2, len(shape))))
     return [write("add", write("mul", result, scale), bias)]
 
 

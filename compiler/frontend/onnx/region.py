@@ -46,7 +46,7 @@ class OnnxRegion(DescribedRegion):
     def _content(self) -> bytes:
         return json.dumps(self._description()).encode() + bytes(self.graph.SerializeToString(deterministic=True))
 
-    def specialise(
+    def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
         """The graph for inputs of these shapes: see `Region`.

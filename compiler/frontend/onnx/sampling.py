@@ -62,15 +62,15 @@ class _Image:
         return [self.write("clip", place, low=0.0, high=extent - 1.0) for place, extent in pairs]
 
     def corners(self, places: Sequence[str]) -> list[tuple[list[str], str]]:
-        """The neighbours of points and their weights, by which a linear interpolation sums them."""
+        """The neighbors of points and their weights, by which a linear interpolation sums them."""
         write = self.write
         low = [write("floor", place) for place in places]
         rest = [write("sub", place, floor) for place, floor in zip(places, low, strict=True)]
         found = []
         for ups in product((0, 1), repeat=len(places)):
-            neighbour = [write("add", floor, 1.0) if up else floor for floor, up in zip(low, ups, strict=True)]
+            neighbor = [write("add", floor, 1.0) if up else floor for floor, up in zip(low, ups, strict=True)]
             factors = [part if up else write("sub", 1.0, part) for part, up in zip(rest, ups, strict=True)]
-            found.append((neighbour, reduce(lambda one, other: write("mul", one, other), factors)))
+            found.append((neighbor, reduce(lambda one, other: write("mul", one, other), factors)))
         return found
 
     def total(self, terms: Sequence[str]) -> str:
@@ -80,9 +80,9 @@ class _Image:
     def linear_or_zero(self, batch: str, places: Sequence[str]) -> str:
         """Linear interpolation; elements outside of the image are zeros."""
         terms = []
-        for neighbour, weight in self.corners(places):
-            value = self.write("mul", self.at(batch, self.bounded(neighbour)), self.wide(weight))
-            terms.append(self.write("where", self.wide(self.inside(neighbour)), value, 0.0))
+        for neighbor, weight in self.corners(places):
+            value = self.write("mul", self.at(batch, self.bounded(neighbor)), self.wide(weight))
+            terms.append(self.write("where", self.wide(self.inside(neighbor)), value, 0.0))
         return self.total(terms)
 
 
@@ -96,7 +96,7 @@ def _reflected(write: Formula, place: str, low: float, high: float) -> str:
 
 
 def _cubic_weights(write: Formula, rest: str) -> list[str]:
-    """Weights of the four neighbours of a point that lies `rest` after the second."""
+    """Weights of the four neighbors of a point that lies `rest` after the second."""
     a = -0.75
 
     def near(distance: str) -> str:
@@ -118,9 +118,9 @@ def _cubic_points(image: _Image, places: Sequence[str]) -> list[tuple[list[str],
     weights = [_cubic_weights(write, write("sub", place, floor)) for place, floor in zip(places, low, strict=True)]
     found = []
     for steps in product(range(4), repeat=len(places)):
-        neighbour = [write("add", floor, step - 1.0) for floor, step in zip(low, steps, strict=True)]
+        neighbor = [write("add", floor, step - 1.0) for floor, step in zip(low, steps, strict=True)]
         factors = [column[step] for column, step in zip(weights, steps, strict=True)]
-        found.append((neighbour, reduce(lambda one, other: write("mul", one, other), factors)))
+        found.append((neighbor, reduce(lambda one, other: write("mul", one, other), factors)))
     return found
 
 
@@ -151,14 +151,14 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         places.append(scaled if corners else write("sub", scaled, 0.5))
     if mode != "cubic":
         places = padded([write("round", place) for place in places] if mode == "nearest" else places)
-    neighbours: list[tuple[list[str], str]] = [(places, "")]
+    neighbors: list[tuple[list[str], str]] = [(places, "")]
     if mode != "nearest":
-        neighbours = image.corners(places) if mode == "linear" else _cubic_points(image, places)
+        neighbors = image.corners(places) if mode == "linear" else _cubic_points(image, places)
     terms = []
-    for neighbour, weight in neighbours:
-        value = image.at(image.batches(2), image.bounded(padded(neighbour)))
+    for neighbor, weight in neighbors:
+        value = image.at(image.batches(2), image.bounded(padded(neighbor)))
         value = write("mul", value, image.wide(weight)) if weight else value
-        terms.append(write("where", image.wide(image.inside(neighbour)), value, 0.0) if padding == "zeros" else value)
+        terms.append(write("where", image.wide(image.inside(neighbor)), value, 0.0) if padding == "zeros" else value)
     return [_channels_first(builder, write, image.total(terms), (image.count, *made))]
 
 
@@ -199,8 +199,8 @@ def _roi_align(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     batch = builder.emit("reshape", [batch], {"shape": (regions, 1, 1)})
     largest = node.text("mode", "avg") == "max"
     terms = [
-        write("mul", image.at(batch, image.bounded(neighbour)), image.wide(weight))
-        for neighbour, weight in image.corners(image.bounded(places))
+        write("mul", image.at(batch, image.bounded(neighbor)), image.wide(weight))
+        for neighbor, weight in image.corners(image.bounded(places))
     ]
     value = reduce(lambda one, other: write("maximum", one, other), terms) if largest else image.total(terms)
     value = write("where", image.wide(write("bit_or", *outside)), 0.0, value)

@@ -111,11 +111,11 @@ def _mel_weights(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     ends = 2595 * np.log10(1 + np.array([low, high]) / 700)
     edges = 700 * (10 ** ((np.arange(bands + 2) * (ends[1] - ends[0]) / (bands + 2) + ends[0]) / 2595) - 1)
     places = ((length + 1) * edges // rate).astype(int)
-    lower, centre, upper = (places[start : start + int(bands)] for start in range(3))
+    lower, center, upper = (places[start : start + int(bands)] for start in range(3))
     at = np.arange(bins)[:, None]
-    rising = (at - lower) / np.maximum(centre - lower, 1) * (at >= lower)
-    falling = (upper - at) / np.maximum(upper - centre, 1) * (at < upper)
-    weights = np.where(at == centre, 1.0, np.where(at < centre, rising, falling))
+    rising = (at - lower) / np.maximum(center - lower, 1) * (at >= lower)
+    falling = (upper - at) / np.maximum(upper - center, 1) * (at < upper)
+    weights = np.where(at == center, 1.0, np.where(at < center, rising, falling))
     dtype = helper.tensor_dtype_to_np_dtype(node.integer("output_datatype", 1))
     return [builder.constant(weights.astype(dtype), node.outputs[0])]
 

@@ -27,7 +27,7 @@ def bert_base(
     """Inputs `input_ids`, `attention_mask` (1 for a token, 0 for none) and `token_type_ids`, int64 (batch, tokens);
     outputs `last_hidden_state` (batch, tokens, width) and `pooler_output` (batch, width).
 
-    A symbol in place of a number leaves the batch or the number of tokens, up to `positions`, to whoever runs it.
+    A symbol in place of a number leaves the batch or the number of tokens, up to `positions`, to the caller.
     """
     write = LayerWriter("bert_base", None, seed)
     ids, attended, types = (
@@ -55,7 +55,7 @@ def _mask(write: LayerWriter, attended: str) -> str:
 
 
 def _embedding(write: LayerWriter, ids: str, types: str, sizes: Sizes, words: int, positions: int) -> str:
-    """The sum of word, type and position vectors, normalised."""
+    """The sum of word, type and position vectors, normalized."""
     width = sizes.width
     table = write.normal((words, width), 0.5, "word_table")
     word = write.node("Gather", [table, ids], "word", axis=0)
@@ -76,7 +76,7 @@ def _places(write: LayerWriter, ids: str, tokens: int | str, positions: int) -> 
 
 
 def _layer(write: LayerWriter, x: str, mask: str, sizes: Sizes, name: str, output: str) -> str:
-    """Attention, then the feed-forward part, each added to what it got and normalised."""
+    """Attention, then the feed-forward part, each added to what it got and normalized."""
     square = (sizes.width, sizes.width)
     query, key, value = (
         split_heads(write, write.linear(x, square, f"{name}_{part}"), sizes, f"{name}_{part}")

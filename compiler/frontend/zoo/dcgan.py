@@ -15,8 +15,8 @@ _LAYERS = (
 _IMAGE = 64
 
 
-def dcgan(*, batch: int = 1, noise: int = 100, width: int = 64, colours: int = 3, seed: int = 0) -> onnx.ModelProto:
-    """Input (batch, noise, 1, 1), output (batch, colours, 64, 64) between -1 and 1; `width` is the number of channels
+def dcgan(*, batch: int = 1, noise: int = 100, width: int = 64, colors: int = 3, seed: int = 0) -> onnx.ModelProto:
+    """Input (batch, noise, 1, 1), output (batch, colors, 64, 64) between -1 and 1; `width` is the number of channels
     before the last layer.
     """
     write = LayerWriter("dcgan", (batch, noise, 1, 1), seed)
@@ -26,5 +26,5 @@ def dcgan(*, batch: int = 1, noise: int = 100, width: int = 64, colours: int = 3
         x = write.transposed_convolution(x, (taken, made), _KERNEL, f"{name}_conv", stride=stride, pad=pad)
         x = write.node("Relu", [write.batch_norm(x, made, f"{name}_bn")], f"{name}_relu")
         taken = made
-    x = write.transposed_convolution(x, (taken, colours), _KERNEL, "image_conv", stride=2, pad=1)
-    return write.finish(write.node("Tanh", [x], "image"), (batch, colours, _IMAGE, _IMAGE))
+    x = write.transposed_convolution(x, (taken, colors), _KERNEL, "image_conv", stride=2, pad=1)
+    return write.finish(write.node("Tanh", [x], "image"), (batch, colors, _IMAGE, _IMAGE))

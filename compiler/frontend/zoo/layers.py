@@ -126,7 +126,7 @@ class LayerWriter:
         return self.node("ConvTranspose", [x, weight], name, **attributes)
 
     def batch_norm(self, x: str, channels: int, name: str, *, gain: float = 1.0) -> str:
-        """Batch normalisation with statistics such as training leaves; `gain` scales the result."""
+        """Batch normalization with statistics such as training leaves; `gain` scales the result."""
         parts = {
             "scale": gain * self._rng.uniform(0.8, 1.2, channels),
             "bias": self._rng.normal(0.0, 0.1, channels),
@@ -151,7 +151,7 @@ class LayerWriter:
         return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), bias], name)
 
     def layer_norm(self, x: str, width: int, name: str, *, epsilon: float = 1e-5) -> str:
-        """Layer normalisation over the last axis, of extent `width`."""
+        """Layer normalization over the last axis, of extent `width`."""
         scale = self.weight(self._rng.uniform(0.8, 1.2, width).astype(np.float32), f"{name}_scale")
         bias = self.normal((width,), 0.05, f"{name}_bias")
         return self.node("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)

@@ -11,13 +11,13 @@ _LEVELS = 4
 
 
 def unet(
-    *, batch: int = 1, image: int = 256, width: int = 32, colours: int = 3, classes: int = 1, seed: int = 0
+    *, batch: int = 1, image: int = 256, width: int = 32, colors: int = 3, classes: int = 1, seed: int = 0
 ) -> onnx.ModelProto:
-    """Input (batch, colours, image, image), output (batch, classes, image, image) between 0 and 1; `width` is the
+    """Input (batch, colors, image, image), output (batch, classes, image, image) between 0 and 1; `width` is the
     number of channels of the first level, `image` a multiple of 16.
     """
-    write = LayerWriter("unet", (batch, colours, image, image), seed)
-    x, taken = write.input, colours
+    write = LayerWriter("unet", (batch, colors, image, image), seed)
+    x, taken = write.input, colors
     kept: list[str] = []
     for level in range(_LEVELS):
         x = _two_convolutions(write, x, (taken, width * 2**level), f"down{level + 1}")

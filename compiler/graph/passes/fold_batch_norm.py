@@ -22,7 +22,7 @@ class FoldBatchNorm:
     name: str = "fold_batch_norm"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph without batch normalisation."""
+        """The graph without batch normalization."""
         return rewrite(graph, _convert)
 
 

@@ -22,7 +22,7 @@ _PRODUCTS = (*_CONVOLUTIONS, "dense", "batch_matmul")
 
 @dataclass(frozen=True, slots=True)
 class FoldScales:
-    """Fold x * c and x + c into the weights w of a neighbouring convolution or product, at most `rounds` times over.
+    """Fold x * c and x + c into the weights w of a neighboring convolution or product, at most `rounds` times over.
 
     before: mul(dense(x, w), c)           after: dense(x, w * c)
             mul(add(dense(x, w), b), c)          add(dense(x, w * c), b * c)

@@ -21,13 +21,13 @@ def _mean(x: Pattern) -> Pattern:
 
 
 _MEAN = Named("mean", _mean(X))
-_CENTRED = Named("centred", Op("sub", (X, _MEAN)))
+_CENTERED = Named("centred", Op("sub", (X, _MEAN)))
 _DEVIATION = Op(
     "sqrt",
     (
         Either(
             (
-                Sum((_mean(Product((_CENTRED, _CENTRED))),), _EPSILON),
+                Sum((_mean(Product((_CENTERED, _CENTERED))),), _EPSILON),
                 Sum((_mean(Product((X, X))), Product((_MEAN, _MEAN), -1.0)), _EPSILON),
             )
         ),
@@ -51,7 +51,7 @@ def _normal(*, centred: bool) -> Write:
 
 
 NORMS = (
-    Form(Product((_CENTRED,), under=(_DEVIATION,), rest="scale"), _normal(centred=True)),
+    Form(Product((_CENTERED,), under=(_DEVIATION,), rest="scale"), _normal(centred=True)),
     Form(
         Sum((Product((X, _SLOPE)), Product((_MEAN, _SLOPE), -1.0), Named("bias"))),
         _normal(centred=True),

@@ -294,7 +294,7 @@ def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
     """The accesses of shared buffers in a statement that the threads `below` do."""
     for buffer, indices, written in accesses_of(stmt):
         if buffer.scope == "shared":
-            # Of the neighbours that a copy or a load of matrices accesses the first alone is named.
+            # Of the neighbors that a copy or a load of matrices accesses the first alone is named.
             known = indices[:-1] if type(stmt) in TENSOR_STMTS else indices
             place = (*known, *[_SOMEWHERE] * (len(indices) - len(known)))
             yield _Access(buffer, id(stmt) if written else 0, place, below)

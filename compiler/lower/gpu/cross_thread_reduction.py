@@ -178,7 +178,7 @@ class _Serial(_Join):
 
 
 class _TreeReduction(_Join):
-    """By a tree of halvings in shared memory, where neighbours along x are contiguous, in banks of their own."""
+    """By a tree of halvings in shared memory, where neighbors along x are contiguous, in banks of their own."""
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:

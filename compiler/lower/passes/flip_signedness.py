@@ -49,7 +49,7 @@ class FlipSignedness:
     def _flipped(
         self, stmt: Allocate, begin: Stmt, loops: Sequence[For], update: Store, dot: Dot, end: Stmt
     ) -> Stmt | None:
-        """A tile that `begin` initialises, `update` accumulates and `end` stores."""
+        """A tile that `begin` initializes, `update` accumulates and `end` stores."""
         if in_order(self.native, dot.lhs.dtype, dot.rhs.dtype) is not None:
             return None
         place = variables(*update.indices)

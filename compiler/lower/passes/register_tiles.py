@@ -1,6 +1,6 @@
 """Hold small spatial tiles of reductions in registers while the innermost reduction loops run.
 
-A tile is loaded (or initialised) before them and stored after. Floats of two bytes are accumulated in float32 and
+A tile is loaded (or initialized) before them and stored after. Floats of two bytes are accumulated in float32 and
 rounded when they are stored.
 
     before: C[..] = 0 over i3 j3;  for k1: for i3: for j3: C[..] = C[..] + a * b

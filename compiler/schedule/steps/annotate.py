@@ -53,7 +53,7 @@ class Annotate(Step):
         if self.annotation == Annotation.VECTORIZE and iterator.kind not in _UNORDERED:
             raise ScheduleError(
                 f"{stage.op.name}: the loop {iterator.name} reduces; only a spatial loop can be a vector loop "
-                "(an innermost reduction over neighbouring elements runs in lanes without being told)"
+                "(an innermost reduction over neighboring elements runs in lanes without being told)"
             )
         if self.annotation == Annotation.PARALLEL and iterator.kind not in _UNORDERED:
             raise ScheduleError(

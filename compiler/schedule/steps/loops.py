@@ -15,7 +15,7 @@ from retune.compiler.schedule.steps.base import Step, iterator_of, spliced
 
 @dataclass(frozen=True, slots=True)
 class Fuse(Step):
-    """Make one loop of several neighbours."""
+    """Make one loop of several neighbors."""
 
     tag: ClassVar[str] = "FU"
 
@@ -31,7 +31,7 @@ class Fuse(Step):
         first, last = self.iters[0], self.iters[-1]
         if self.iters != tuple(range(first, first + len(self.iters))):
             raise ScheduleError(
-                f"{stage.op.name}: only neighbouring loops fuse, outermost first; got {list(self.iters)}"
+                f"{stage.op.name}: only neighboring loops fuse, outermost first; got {list(self.iters)}"
             )
         parts = [iterator_of(state, self.stage, index) for index in self.iters]
         for part in parts:

@@ -164,7 +164,7 @@ def _is_beyond_cache(context: SketchContext, found: Contraction) -> bool:
 def _tiled_result(
     state: State, root: int, groups: Sequence[Sequence[int]], beyond_cache: bool
 ) -> tuple[State, tuple[int, int]]:
-    """The stage that writes the result, over blocks, warps and lanes, each of which has two neighbours in two rows of
+    """The stage that writes the result, over blocks, warps and lanes, each of which has two neighbors in two rows of
     every fragment; and the numbers of the steps that say how many warps there are along rows and columns. Blocks whose
     factors are `beyond_cache` go through some rows at a time: those that run together share rows and columns.
     """

@@ -169,7 +169,7 @@ def free_port() -> int:
 
 
 def end_tree(node: "subprocess.Popen[bytes]") -> None:
-    """Kill a machine of Ray and all that it started: what names its folder for temporary files, whoever its parent."""
+    """Kill a machine of Ray and all that it started: what names its folder for temporary files, whatever its parent."""
     arguments = node.args
     assert isinstance(arguments, list)
     session = arguments[arguments.index("--temp-dir") + 1]

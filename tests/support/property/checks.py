@@ -144,7 +144,7 @@ def _compare(name: str, found: np.ndarray, wanted: np.ndarray, absolute: float, 
 
 def _facts(dag: ComputeDAG, steps: Sequence[Step], loops: LoopFunction) -> frozenset[str]:
     facts = {step.tag for step in steps}
-    kinds = {LoopKind.VECTOR: "vectorised", LoopKind.PARALLEL: "parallelised", LoopKind.UNROLL: "unrolled"}
+    kinds = {LoopKind.VECTOR: "vectorized", LoopKind.PARALLEL: "parallelized", LoopKind.UNROLL: "unrolled"}
     for stmt in walk_stmt(loops.body):
         if isinstance(stmt, For) and stmt.kind in kinds:
             facts.add(kinds[stmt.kind])

@@ -155,8 +155,8 @@ def batch_matmul(rng: Source) -> ComputeDAG:
     return ComputeDAG([p, q, doubled, total])
 
 
-def normalisation(rng: Source) -> ComputeDAG:
-    """A layer normalisation: two reductions that read what the last stage reads too."""
+def normalization(rng: Source) -> ComputeDAG:
+    """A layer normalization: two reductions that read what the last stage reads too."""
     rows, columns = _size(rng, 9), _size(rng, 70)
     x, scale = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="scale")
     k, q = te.reduce_axis(columns, "k"), te.reduce_axis(columns, "q")
@@ -225,7 +225,7 @@ KINDS: tuple[Callable[[Source], ComputeDAG], ...] = (
     separable,
     transposed_convolution,
     batch_matmul,
-    normalisation,
+    normalization,
     indirect,
     reshaped,
     compared,

@@ -189,7 +189,7 @@ class Blocks:
         self.place[here] = self.code.labels[instruction.args[0]]
 
     def barrier(self, instruction: Instruction, here: Mask) -> None:
-        """`bar.sync`: whoever comes waits until all of the block wait at the same place."""
+        """`bar.sync`: each that comes waits until all of the block wait at the same place."""
         self.waits |= here
         for block in np.unique(self.block[here]):
             mine = self.block == block

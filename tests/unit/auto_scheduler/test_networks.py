@@ -87,7 +87,7 @@ def test_the_graphs_of_all_tasks_are_dumped_by_key(tmp_path: Path) -> None:
         extract_tasks("mlp", None, "llvm", dump_workload_to_dag_log=tmp_path / "no" / "folder")
 
 
-def test_tasks_of_a_graph_that_is_hardly_optimised() -> None:
+def test_tasks_of_a_graph_that_is_hardly_optimized() -> None:
     builder = GraphBuilder("net", [Value("x", (4, 6))])
     results = {name: builder.emit("softmax", ["x"], {"axis": 1}) for name in ("y", "z")}
     graph = builder.finish(results)

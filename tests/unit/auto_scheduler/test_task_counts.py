@@ -36,7 +36,7 @@ def mlp() -> onnx.ModelProto:
 
 
 def resnet18(dimensions: int = 2) -> onnx.ModelProto:
-    """Normalised and cut off before each convolution: ResNet-18 in its second form, of images or of clips; only images
+    """Normalized and cut off before each convolution: ResNet-18 in its second form, of images or of clips; only images
     have a pooling behind the stem.
     """
     shape = (1, 3, 32, 32) if dimensions == 2 else (1, 3, 16, 32, 32)

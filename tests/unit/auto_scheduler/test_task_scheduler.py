@@ -22,7 +22,7 @@ from retune.compiler.auto_scheduler import (
 )
 from retune.compiler.errors import OptionError, StoreError
 from retune.compiler.search import policy as search
-from retune.compiler.search.mutation import NEIGHBOUR
+from retune.compiler.search.mutation import NEIGHBOR
 from retune.compiler.search.policy import EmptyPolicy
 from tests.support.tvm_scripts import Simulated, matmul
 
@@ -168,7 +168,7 @@ def test_a_task_that_had_ended_goes_on_where_patience_is_longer() -> None:
     assert scheduler.task_cts == [before + 2]
 
 
-def test_the_end_of_the_budget_goes_to_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_budget_goes_to_neighbors_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, spent, moves = TaskScheduler(tasks(16, 64), callbacks=[]), [], []
     asking = search.SketchPolicy.ask
 
@@ -181,8 +181,8 @@ def test_the_end_of_the_budget_goes_to_neighbours_of_the_best(monkeypatch: pytes
     monkeypatch.setattr(search.SketchPolicy, "ask", ask)
     scheduler.tune(options(32, num_measures_per_round=4), "default", SMALL)
     assert spent == [number / 8 for number in range(8)]
-    assert not any(NEIGHBOUR in each for each in moves[:6])
-    assert all(NEIGHBOUR in each for each in moves[6:])
+    assert not any(NEIGHBOR in each for each in moves[:6])
+    assert all(NEIGHBOR in each for each in moves[6:])
 
 
 def test_tasks_of_one_structure_share_their_best_programs(monkeypatch: pytest.MonkeyPatch) -> None:

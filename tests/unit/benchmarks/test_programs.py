@@ -23,7 +23,7 @@ from benchmarks import (
     operators,
     orchestration,
     ort_export,
-    quantised,
+    quantized,
     search_speed,
     store,
     tune_ops,
@@ -206,9 +206,9 @@ def test_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {(line["backend"], line["busy"]) for line in lines} == {(each, n) for each in backends for n in (0, 1, 4)}
 
 
-def test_quantised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "mlp", "--threads", "1", "--seconds", "0.1"]
-    lines = _lines(quantised.main, argv, tmp_path / "out.jsonl", capsys)
+    lines = _lines(quantized.main, argv, tmp_path / "out.jsonl", capsys)
     assert {line["backend"] for line in lines} == {
         f"{whose}-{form}" for whose in ("retune", "onnxruntime") for form in ("float", "bytes")
     }
@@ -224,7 +224,7 @@ def test_compile_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     by_case = {line["case"]: line for line in lines if "median" in line["metric"]}
     assert {"matmul_512x512x512", compile_time.SEARCHED} < by_case.keys()
     for line in by_case.values():
-        assert {"replay", "register-tiles", "parse", "optimise", "emit"} < line["phases_ms"].keys()
+        assert {"replay", "register-tiles", "parse", "optimize", "emit"} < line["phases_ms"].keys()
         assert line["failed"] == 0
     whole = by_case["matmul_512x512x512"]
     assert sum(whole["phases_ms"].values()) == pytest.approx(whole["value"], rel=0.5)
@@ -245,7 +245,7 @@ def test_search_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_ablation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--only", "depthwise.*(everything|neighbours)", "--threads", "1", "--trials", "4", "--seeds", "1"]
+    argv = ["--only", "depthwise.*(everything|neighbors)", "--threads", "1", "--trials", "4", "--seeds", "1"]
     lines = _lines(ablation.main, argv, tmp_path / "out.jsonl", capsys)
     assert [line["metric"] for line in lines] == ["everything, 4 trials", "without neighbours, 4 trials"]
     assert [line["ratio"] > 0 for line in lines] == [True, True]

@@ -19,7 +19,7 @@ def task(dag: ComputeDAG) -> SearchTask:
 
 
 def padded_rows(outside: float, dtype: str = "float32") -> ComputeDAG:
-    """Sums of three neighbours of 9 elements and one more on each side, for 20 columns."""
+    """Sums of three neighbors of 9 elements and one more on each side, for 20 columns."""
     x, k = te.placeholder((9, 20), dtype, "x"), te.reduce_axis(3, "k")
     pad = te.compute(
         (11, 20), lambda i, j: te.if_then_else(te.logical_and(i >= 1, i < 10), x[i - 1, j], outside), "pad"

@@ -92,8 +92,8 @@ def test_threads_move_vectors_at_once_where_they_are_aligned() -> None:
         assert ("st.global.v4" in text) is together
 
 
-def test_neighbours_that_a_thread_reads_one_by_one_are_moved_at_once() -> None:
-    """A tile of 4 x 4 reads four neighbours of both factors a step, and writes four of the result."""
+def test_neighbors_that_a_thread_reads_one_by_one_are_moved_at_once() -> None:
+    """A tile of 4 x 4 reads four neighbors of both factors a step, and writes four of the result."""
     task, steps = tiled(4)
     function = lower_for_gpu(replay(task.dag, steps), "k", GPU)
     text = ptx(function, task.target)

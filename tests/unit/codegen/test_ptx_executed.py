@@ -92,7 +92,7 @@ def test_functions_are_as_exact_as_on_a_cpu(function: Callable[[Expr], Expr], dt
 @pytest.mark.parametrize(("count", "dtype"), [(7, "float32"), (11, "int8"), (7, "float16"), (6, "float32")])
 @pytest.mark.parametrize("last", [2, 3])
 def test_nothing_beyond_the_end_of_an_array_is_read(count: int, dtype: str, last: int) -> None:
-    """LLVM joins the last three elements, or the last and the one before its neighbour, to an access of four."""
+    """LLVM joins the last three elements, or the last and the one before its neighbor, to an access of four."""
     x = te.placeholder((count,), dtype, "x")
     dag = ComputeDAG([x, te.compute((4,), lambda i: x[count - last] + x[count - 2] + x[count - 1] + x[i], "y")])
     device = lower_for_gpu(replay(dag, (Annotate(1, 0, Annotation.THREAD_X),)), "k", GPU)

@@ -87,7 +87,7 @@ def test_contexts_nest_and_an_option_turns_all_of_them_off(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("level", [0, 3])
 @pytest.mark.parametrize("name", long_except(["mlp", "dcgan"], ["mlp", "resnet18", "dcgan"]))
-def test_optimised_and_imported_graphs_compute_the_same(name: str, level: int) -> None:
+def test_optimized_and_imported_graphs_compute_the_same(name: str, level: int) -> None:
     model = zoo.build(name, **SMALL[name])
     with PassContext(level):
         library = compiler.build_network(model, "llvm")

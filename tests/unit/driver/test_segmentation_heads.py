@@ -54,7 +54,7 @@ class Network:
 
 
 def dilated() -> onnx.ModelProto:
-    """Convolutions of rates 2, 8 and 12 over 6x6 pixels, as of DeepLab: the last two see nothing but their centre."""
+    """Convolutions of rates 2, 8 and 12 over 6x6 pixels, as of DeepLab: the last two see nothing but their center."""
     net = Network()
     parts = [net.add("Relu", net.add("Conv", "x", net.weight(8, 6, 1, 1)))]
     for rate in (2, 8, 12):

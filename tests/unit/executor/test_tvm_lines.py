@@ -34,7 +34,7 @@ def test_the_exported_library_is_loaded_by_the_runtime_and_gives_arrays(lib: Lib
     np.testing.assert_array_equal(first.get_output(0).numpy(), out)
 
 
-def test_one_load_module_recognises_modules_networks_and_virtual_machines(lib: Library, tmp_path: Path) -> None:
+def test_one_load_module_recognizes_modules_networks_and_virtual_machines(lib: Library, tmp_path: Path) -> None:
     a = te.placeholder((4,), name="a")
     module = tvm.build([a, te.compute((4,), lambda i: a[i] + 1.0)])
     assert isinstance(tvm.load_module(module.save(tmp_path / "m.retune")), tvm.runtime.Module)

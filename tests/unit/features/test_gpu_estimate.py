@@ -84,7 +84,7 @@ def test_sectors_of_a_warp(state: State, read: int, written: int) -> None:
 
 @dataclass(frozen=True)
 class Write:
-    """A statement that writes, what is named around it, the conditions it stands under, and how many neighbours each
+    """A statement that writes, what is named around it, the conditions it stands under, and how many neighbors each
     thread writes at once.
     """
 
@@ -146,7 +146,7 @@ def test_queues_at_the_banks_are_those_of_the_kernels() -> None:
 
 
 @pytest.mark.parametrize(("points", "together"), [(1, 1), (2, 2), (4, 4), (8, 4)])
-def test_neighbours_of_a_register_tile_are_read_at_once(points: int, together: int) -> None:
+def test_neighbors_of_a_register_tile_are_read_at_once(points: int, together: int) -> None:
     """As the code has it: so many of a row of B in each load, while of A four are read along the sum."""
     task, steps = tiled(points)
     state = replay(task.dag, steps)
@@ -199,7 +199,7 @@ def test_analytical_model_prefers_large_tiles() -> None:
     assert first > 1.5 * second
 
 
-def test_neighbours_are_faster_than_rows_and_few_threads_slower_than_many() -> None:
+def test_neighbors_are_faster_than_rows_and_few_threads_slower_than_many() -> None:
     near, far = (found_in(copy(step, n=1 << 20))["estimate_cycles"] for step in (1, 32))
     assert far > 2 * near
     n = 1 << 20

@@ -61,7 +61,7 @@ def row_sums(shape: tuple[int, int], along: int, dtype: str = "float32") -> Comp
         ((8, 4096), 1, "float64", 32),
     ],
 )
-def test_reductions_over_neighbours_run_in_lanes(shape: tuple[int, int], along: int, dtype: str, lanes: int) -> None:
+def test_reductions_over_neighbors_run_in_lanes(shape: tuple[int, int], along: int, dtype: str, lanes: int) -> None:
     state = replay(row_sums(shape, along, dtype), ())
     partial = {
         stmt.buffer.shape[0]

@@ -135,7 +135,7 @@ def test_strides_of_a_broadcast_scalar() -> None:
     scalar = te.placeholder((), "int8", name="x")
     dag = ComputeDAG([scalar, te.compute((768,), lambda _: scalar[()], "spread")])
     (found,) = rows_of(replay(dag, ()))
-    # Theirs gives the scalar a stride of 1; ours, as everything read at one address, 0: neighbours share it.
+    # Theirs gives the scalar a stride of 1; ours, as everything read at one address, 0: neighbors share it.
     assert found["B0.stride"] == approx(log2(1 + 1))
     assert found["B1.stride"] == 0
     assert found["B1.unique_bytes"] == approx(log2(1 + 1))

@@ -51,7 +51,7 @@ def model_of() -> ModelOf:
 
 @pytest.fixture
 def agrees_with_onnxruntime() -> Agrees:
-    """Import a model, then compare it before and after every pass with ONNX Runtime; returns the optimised graph."""
+    """Import a model, then compare it before and after every pass with ONNX Runtime; returns the optimized graph."""
 
     def check(model: onnx.ModelProto) -> Graph:
         graph = load_model(model)

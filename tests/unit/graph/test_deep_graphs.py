@@ -17,7 +17,7 @@ from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.passes.activations import ACTIVATIONS
 from retune.compiler.graph.passes.patterns import Matcher
-from retune.compiler.graph.passes.recognise import FORMS
+from retune.compiler.graph.passes.recognize import FORMS
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.ops import OPS, FusionKind
 from retune.compiler.target import Target

@@ -75,7 +75,7 @@ def test_a_graph_is_a_program_of_one_call() -> None:
     assert program.static_graph() is graph
     (region,) = program.regions()
     with pytest.raises(ShapeMismatchError, match="input a"):
-        region.specialise({"a": (3,)}, {}, {})
+        region.specialize({"a": (3,)}, {}, {})
     (result,) = region.evaluate({"a": np.ones(2, "float32")}, {})
     np.testing.assert_array_equal(result, [3, 4])
 

@@ -63,7 +63,7 @@ def test_an_inlined_stage_has_no_loops() -> None:
     )
 
 
-def test_a_reduction_is_initialised_before_its_outermost_loop() -> None:
+def test_a_reduction_is_initialized_before_its_outermost_loop() -> None:
     function = loops(matmul(2, 3, 4))
     assert str(function) == golden(
         """
@@ -77,7 +77,7 @@ def test_a_reduction_is_initialised_before_its_outermost_loop() -> None:
     )
 
 
-def test_a_reduction_outside_initialises_the_whole_result_first() -> None:
+def test_a_reduction_outside_initializes_the_whole_result_first() -> None:
     function = loops(matmul(2, 3, 4), Reorder(2, (2, 0, 1)))
     assert str(function) == golden(
         """
@@ -93,7 +93,7 @@ def test_a_reduction_outside_initialises_the_whole_result_first() -> None:
     )
 
 
-def test_the_guard_of_a_result_axis_holds_for_the_initialisation_too() -> None:
+def test_the_guard_of_a_result_axis_holds_for_the_initialization_too() -> None:
     function = loops(matmul(2, 5, 4), Split(2, 1, 5, (2,)), Reorder(2, (0, 1, 3, 2)))
     assert str(function) == golden(
         """
@@ -111,7 +111,7 @@ def test_the_guard_of_a_result_axis_holds_for_the_initialisation_too() -> None:
     )
 
 
-def test_the_guard_of_a_reduce_axis_does_not_hold_for_the_initialisation() -> None:
+def test_the_guard_of_a_reduce_axis_does_not_hold_for_the_initialization() -> None:
     function = loops(matmul(1, 2, 5), Split(2, 2, 5, (2,)))
     assert str(function) == golden(
         """

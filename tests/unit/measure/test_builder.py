@@ -1,4 +1,4 @@
-"""Building in worker processes, with the code generator replaced by kernels of known behaviour."""
+"""Building in worker processes, with the code generator replaced by kernels of known behavior."""
 
 import os
 from pathlib import Path
@@ -15,9 +15,9 @@ from tests.support.tiers import long_except
 BUILD = "tests.support.ir_kernels:build"
 
 
-def _build(*behaviours: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[BuiltProgram]:
+def _build(*behaviors: str, n_parallel: int = 2, timeout_s: float = 15.0) -> list[BuiltProgram]:
     with LocalBuilder(timeout_s, n_parallel, build_func=BUILD) as builder:
-        return builder.build(task(), [steps(behaviour) for behaviour in behaviours])
+        return builder.build(task(), [steps(behavior) for behavior in behaviors])
 
 
 def test_every_candidate_gets_its_own_result_in_order() -> None:
@@ -34,15 +34,15 @@ def test_every_candidate_gets_its_own_result_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "headline"),
+    ("behavior", "headline"),
     [
-        ("schedule-error", "ScheduleError: fuse: the loops are not neighbours"),
+        ("schedule-error", "ScheduleError: fuse: the loops are not neighbors"),
         ("lowering-error", "LoweringError: the tile needs 300 KiB of stack"),
         ("other-error", "KeyError: 'no such key'"),
     ],
 )
-def test_the_error_text_has_a_headline_and_the_whole_traceback(behaviour: str, headline: str) -> None:
-    (result,) = _build(behaviour)
+def test_the_error_text_has_a_headline_and_the_whole_traceback(behavior: str, headline: str) -> None:
+    (result,) = _build(behavior)
     assert result.error.splitlines()[0] == headline
     assert "Traceback (most recent call last)" in result.error
     assert "in build\n" in result.error

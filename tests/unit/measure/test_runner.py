@@ -1,4 +1,4 @@
-"""Running kernels of known behaviour: right ones are timed, bad ones cost one result."""
+"""Running kernels of known behavior: right ones are timed, bad ones cost one result."""
 
 import math
 from collections.abc import Iterator
@@ -34,17 +34,17 @@ def runner() -> Iterator[LocalRunner]:
         yield shared
 
 
-def _built(behaviour: str, elements: int = 1024) -> BuiltProgram:
-    return BuiltProgram(artifact(behaviour, elements=elements), OK, "", 0.01)
+def _built(behavior: str, elements: int = 1024) -> BuiltProgram:
+    return BuiltProgram(artifact(behavior, elements=elements), OK, "", 0.01)
 
 
-def _run(runner: LocalRunner, *behaviours: str, elements: int = 1024) -> list[Measurement]:
-    return runner.run(task(elements), [_built(behaviour, elements) for behaviour in behaviours])
+def _run(runner: LocalRunner, *behaviors: str, elements: int = 1024) -> list[Measurement]:
+    return runner.run(task(elements), [_built(behavior, elements) for behavior in behaviors])
 
 
-def _one_bad(runner: LocalRunner, behaviour: str, elements: int = 1024) -> Measurement:
+def _one_bad(runner: LocalRunner, behavior: str, elements: int = 1024) -> Measurement:
     """The result of a bad kernel between two good ones, which must not suffer."""
-    before, bad, after = _run(runner, "good", behaviour, "good", elements=elements)
+    before, bad, after = _run(runner, "good", behavior, "good", elements=elements)
     assert (before.status, after.status) == (OK, OK), (before.error, after.error)
     assert bad.costs == ()
     return bad
@@ -83,18 +83,18 @@ def test_a_hang_costs_one_candidate(runner: LocalRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    "behaviour",
+    "behavior",
     ["past the end", "before the start", "writes its input", "reads past the end", "reads before the start"],
 )
-def test_a_forbidden_access_to_a_page_crashes(runner: LocalRunner, behaviour: str) -> None:
-    bad = _one_bad(runner, behaviour)
+def test_a_forbidden_access_to_a_page_crashes(runner: LocalRunner, behavior: str) -> None:
+    bad = _one_bad(runner, behavior)
     assert bad.status is MeasureStatus.RUNTIME_DEVICE
     assert "SIGSEGV" in bad.error
 
 
-@pytest.mark.parametrize(("behaviour", "side"), [("past the end", "past the end"), ("before the start", "before the")])
-def test_a_forbidden_write_into_a_gap_is_found(runner: LocalRunner, behaviour: str, side: str) -> None:
-    bad = _one_bad(runner, behaviour, elements=100)
+@pytest.mark.parametrize(("behavior", "side"), [("past the end", "past the end"), ("before the start", "before the")])
+def test_a_forbidden_write_into_a_gap_is_found(runner: LocalRunner, behavior: str, side: str) -> None:
+    bad = _one_bad(runner, behavior, elements=100)
     assert bad.status is MeasureStatus.RUNTIME_DEVICE
     assert bad.error.startswith("out of bounds: b: 4 bytes written")
     assert side in bad.error
@@ -106,7 +106,7 @@ def test_the_workspace_is_fenced_too(runner: LocalRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "text"),
+    ("behavior", "text"),
     [
         ("wrong", "wrong answer in b: 1 of 1024 elements differ; worst at (3,): expected"),
         ("unfinished", "1 of 1024 elements differ; worst at (0,)"),
@@ -114,8 +114,8 @@ def test_the_workspace_is_fenced_too(runner: LocalRunner) -> None:
         ("wrong later", "right at first, later not: wrong answer in b: 1 of 1024"),
     ],
 )
-def test_another_answer_is_wrong(runner: LocalRunner, behaviour: str, text: str) -> None:
-    bad = _one_bad(runner, behaviour)
+def test_another_answer_is_wrong(runner: LocalRunner, behavior: str, text: str) -> None:
+    bad = _one_bad(runner, behavior)
     assert bad.status is MeasureStatus.WRONG_ANSWER
     assert text in bad.error
     assert "max abs error" in bad.error

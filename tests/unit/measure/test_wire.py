@@ -64,7 +64,7 @@ def test_a_task_travels_whole(name: str) -> None:
     assert [node.op.attrs.keys() for node in again.dag.nodes] == [node.op.attrs.keys() for node in task.dag.nodes]
 
 
-def test_the_kernel_of_a_task_that_travelled_is_the_same() -> None:
+def test_the_kernel_of_a_task_that_traveled_is_the_same() -> None:
     task = workloads.task_of("conv", workloads.conv_bn_relu(1, 8, 4, 4, 3, 1, 1))
     kernel = build_kernel(task, default_steps(task.dag), "k")
     again = from_bytes(to_bytes(task))
@@ -82,7 +82,7 @@ def test_a_task_for_a_gpu_travels_with_what_the_gpu_is() -> None:
     assert from_bytes(to_bytes(task)).hardware == task.hardware
 
 
-def test_the_workload_of_a_task_that_travelled_is_registered() -> None:
+def test_the_workload_of_a_task_that_traveled_is_registered() -> None:
     task = replace(workloads.task_of("m", workloads.matmul(4, 4, 4)), key='["of another machine", 4]')
     assert from_bytes(to_bytes(task)).workload_key == task.workload_key
     assert is_registered(task.workload_key)

@@ -1,4 +1,4 @@
-"""Layer normalisation against NumPy."""
+"""Layer normalization against NumPy."""
 
 import numpy as np
 import pytest

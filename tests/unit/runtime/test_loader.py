@@ -27,10 +27,10 @@ def _buffers() -> tuple[Array, Array]:
     return a, b
 
 
-@pytest.mark.parametrize("behaviour", ["good", "parallel"])
-def test_a_kernel_computes_on_the_bound_arrays(behaviour: str) -> None:
+@pytest.mark.parametrize("behavior", ["good", "parallel"])
+def test_a_kernel_computes_on_the_bound_arrays(behavior: str) -> None:
     a, b = _buffers()
-    load_kernels([artifact(behaviour)])["kernel"].bind([a, b], threads=2)()
+    load_kernels([artifact(behavior)])["kernel"].bind([a, b], threads=2)()
     assert np.array_equal(b, 2 * a)
 
 

@@ -189,7 +189,7 @@ def test_imported_modules_are_merged_into_one_file(tmp_path: Path, suffix: str) 
 
 
 @needs_linker
-def test_a_module_knows_whether_it_runs_serialises_and_exports(both: Module, tmp_path: Path) -> None:
+def test_a_module_knows_whether_it_runs_serializes_and_exports(both: Module, tmp_path: Path) -> None:
     def facts(module: Module) -> tuple[bool, bool, bool]:
         return module.is_binary_serializable, module.is_runnable, module.is_dso_exportable
 

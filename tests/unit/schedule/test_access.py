@@ -61,7 +61,7 @@ def k8() -> Axis:
     return te.reduce_axis(8, "k")
 
 
-def test_simple_access_is_recognised() -> None:
+def test_simple_access_is_recognized() -> None:
     assert is_simple_access(*of((8, 8), lambda i, j: A[j, i] + A[i, 0]))
     assert is_simple_access(*of((7,), lambda i: A[i, i + 1]))
     assert not is_simple_access(*of((4,), lambda i: A[i * 2, 0]))
@@ -88,7 +88,7 @@ def test_simple_access_is_recognised() -> None:
         (lambda i, j: te.if_then_else(i > 2, te.const(1.0), te.exp(te.const(1.0))), True),  # reads nothing
     ],
 )
-def test_strictly_inlineable_stages_are_recognised(body: Callable[..., Expr], expected: bool) -> None:
+def test_strictly_inlineable_stages_are_recognized(body: Callable[..., Expr], expected: bool) -> None:
     assert is_strictly_inlineable(*of((8, 8), body)) is expected
 
 

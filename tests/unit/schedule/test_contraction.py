@@ -41,7 +41,7 @@ def test_axes_of_a_contraction_are_classified_by_their_reads() -> None:
 
 
 def test_the_last_axis_of_the_result_is_among_the_columns() -> None:
-    """Channels first: neighbours of the result are points of the image, so the weight is the left factor."""
+    """Channels first: neighbors of the result are points of the image, so the weight is the left factor."""
     assert groups(PRODUCTS["conv2d, channels first"]()) == [[], ["c"], ["n", "y", "x"], ["ry", "rx", "rc"]]
 
 
@@ -61,7 +61,7 @@ def test_as_a_matmul_it_computes_the_same(name: str) -> None:
         np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=1e-2, atol=1e-2)
 
 
-def test_matrices_keep_the_neighbours_of_the_tensor() -> None:
+def test_matrices_keep_the_neighbors_of_the_tensor() -> None:
     for turned, inner in (("", [True, False]), ("A", [False, False]), ("B", [True, True])):
         dag = product(32, 16, 24, turned=turned)
         changed = as_matmul(dag, result_of(dag), "f16")

@@ -1,4 +1,4 @@
-"""The default schedule: what is inlined, vectorised, blocked, left naive."""
+"""The default schedule: what is inlined, vectorized, blocked, left naive."""
 
 import numpy as np
 import pytest

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Callable[[], ComputeDAG], list[tuple[int, tuple[int, int]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_threads_are_many_and_neighbours_read_neighbours(name: str) -> None:
+def test_threads_are_many_and_neighbors_read_neighbors(name: str) -> None:
     make, wanted = CASES[name]
     assert extents(make()) == wanted
 

@@ -151,7 +151,7 @@ def test_every_step_survives_the_log_form() -> None:
     [
         ([Split(2, 9, 512, (8,))], "no loop 9"),
         ([Split(2, 0, 512, (0,))], "must be positive"),
-        ([Fuse(2, (0, 2))], "neighbouring"),
+        ([Fuse(2, (0, 2))], "neighboring"),
         ([Reorder(2, (0, 0, 1))], "each of 3 loops once"),
         ([Annotate(2, 0, 3), Annotate(2, 0, 2)], "annotated already"),
         ([Annotate(2, 2, 2)], "reduces"),

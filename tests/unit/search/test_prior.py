@@ -61,7 +61,7 @@ def test_rank_correlation_is_the_share_of_pairs_in_order() -> None:
 
 def test_a_pair_counts_by_how_far_apart_its_times_are() -> None:
     seconds = np.array([1.00, 1.01, 1.02, 1.03, 9.0, 9.1, 9.2, 9.3]) * 1e-5
-    guess = np.array([5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0])  # wrong among neighbours, right between the groups
+    guess = np.array([5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0])  # wrong among neighbors, right between the groups
     assert rank_correlation(guess, seconds) > 0.9
 
 

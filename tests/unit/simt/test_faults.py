@@ -146,7 +146,7 @@ def test_shuffle_from_a_missing_thread_is_undefined() -> None:
 
 
 def test_a_vector_that_does_not_lie_where_its_indices_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every thread moves 2 neighbours, from an odd place on; a wrong proof says that they lie at even ones."""
+    """Every thread moves 2 neighbors, from an odd place on; a wrong proof says that they lie at even ones."""
     v = Var("v")
     pair = For(v, 2, LoopKind.VECTOR, Store(Y, (T * 2 + v,), Load(X, (T * 2 + v + 1,))))
     near = If(B < 1, If(T < 16, pair))

@@ -87,7 +87,7 @@ def test_bytes_that_end_too_early_are_refused(length: int) -> None:
 @given(st.integers(8, len(SMALL) - _SPLIT - 1), st.binary(min_size=1, max_size=16))
 @settings(max_examples=500)
 def test_damage_behind_the_checksum_is_refused_or_read(place: int, junk: bytes) -> None:
-    """Whoever makes damage that has a right checksum still gets an error of ours, or image that hold together."""
+    """Damage with a right checksum still gives an error of ours, or an image that holds together."""
     damaged = bytearray(SMALL[:-_SPLIT])
     damaged[place : place + len(junk)] = junk
     damaged += hashlib.sha256(damaged).digest()

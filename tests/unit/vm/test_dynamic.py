@@ -384,7 +384,7 @@ def test_values_that_decide_on_shapes_are_part_of_what_is_kept() -> None:
     x = floats(4, 3)
     for shape in ([2, 6], [3, 4], [2, 6], [-1, 1]):
         np.testing.assert_array_equal(machine.run(x=x, shape=np.array(shape)), x.reshape(shape))
-    assert len(machine.specialisations()) == 3
+    assert len(machine.specializations()) == 3
     with pytest.raises(RetuneError):
         machine.run(x=x, shape=np.array([5, 2]))
 

@@ -18,7 +18,7 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda import why_not
 from retune.compiler.runtime.device import cpu, cuda, opencl
 from retune.compiler.schedule.state import replay
-from retune.compiler.vm import kernel_store, specialise, subgraph
+from retune.compiler.vm import kernel_store, specialize, subgraph
 from tests.support.dynamic_models import branching, floats, model, reference, staying, tensor
 from tests.support.fake_cuda import FakeDriver
 
@@ -40,7 +40,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     made, store = FakeDriver(functions, count=2), kernel_store.KernelStore()
     monkeypatch.setattr(kernel_store, "build_in_process", build)
     monkeypatch.setattr(subgraph, "STORE", store)
-    monkeypatch.setattr(specialise, "STORE", store)
+    monkeypatch.setattr(specialize, "STORE", store)
     monkeypatch.setattr(executors, "driver", lambda: made)
     return made
 
@@ -60,7 +60,7 @@ def test_any_number_of_rows(driver: FakeDriver, tmp_path: Path) -> None:
         np.testing.assert_allclose(machine.run(x=x), reference(dense(), {"x": x})[0], rtol=1e-5, atol=1e-6)
     assert len(driver.launches()) >= 3
     assert "open 0" not in driver.asked
-    assert [each.shapes for each in machine.specialisations()] == [{"x": (5, 4)}, {"x": (2, 4)}]
+    assert [each.shapes for each in machine.specializations()] == [{"x": (5, 4)}, {"x": (2, 4)}]
     assert len(machine.benchmark(cuda(1), floats(2, 4), repeat=2, number=1).results) == 2
     with pytest.raises(OptionError, match=r"this machine runs on cuda\(1\), not on cuda\(0\)"):
         machine.benchmark(cuda(0), floats(2, 4))

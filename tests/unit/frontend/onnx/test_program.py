@@ -68,7 +68,7 @@ def test_shapes_computed_from_shapes_cut_nothing() -> None:
     assert call.region.determining == ()
     for batch in (1, 3):
         _agrees(program, model, x=_random(batch, 2, 5), bias=_random(batch, 10))
-    graph = call.region.specialise({"x": (3, 2, 5), "bias": (3, 10)}, {}, program.constants)
+    graph = call.region.specialize({"x": (3, 2, 5), "bias": (3, 10)}, {}, program.constants)
     assert [node.op for node in graph.nodes] == ["reshape", "add"]
 
 
@@ -87,7 +87,7 @@ def test_shapes_that_do_not_fit_each_other_name_the_node() -> None:
         run_program(program, {"a": _random(3), "b": _random(4)})
     (call,) = _calls(program)
     with pytest.raises(ShapeMismatchError, match=r"for a of \[3\], b of \[4\].*'y' \(Add\)"):
-        call.region.specialise({"a": (3,), "b": (4,)}, {}, {})
+        call.region.specialize({"a": (3,), "b": (4,)}, {}, {})
 
 
 def test_given_dimensions_replace_open_ones() -> None:
@@ -154,7 +154,7 @@ def test_a_condition_on_shapes_is_no_branch() -> None:
     program = load_program(model)
     (call,) = _calls(program)
     assert len(program.functions) == 1
-    graph = call.region.specialise({"x": (4,)}, {}, program.constants)
+    graph = call.region.specialize({"x": (4,)}, {}, program.constants)
     assert [node.op for node in graph.nodes] == ["neg"]
     for size in (1, 4):
         _agrees(program, model, x=_random(size))
@@ -444,7 +444,7 @@ def test_regions_come_back_from_bytes() -> None:
     assert again.key == region.key
     assert again.name == region.name
     shapes = {"x": (3, 2, 5), "bias": (3, 10)}
-    graphs = [one.specialise(shapes, {}, program.constants) for one in (region, again)]
+    graphs = [one.specialize(shapes, {}, program.constants) for one in (region, again)]
     assert graphs[0].fingerprint() == graphs[1].fingerprint()
     for damaged in (b"", b"x", region.to_bytes()[:40], b"\x0a\x01\x00"):
         with pytest.raises(ArtifactError, match="these bytes are not a region"):
@@ -501,5 +501,5 @@ def test_weights_keep_their_names_and_their_memory() -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     program = load_program(model)
     np.testing.assert_array_equal(program.constants["w"], weight)
-    graphs = [program.regions()[0].specialise({"x": (n, 200)}, {}, program.constants) for n in (1, 2)]
+    graphs = [program.regions()[0].specialize({"x": (n, 200)}, {}, program.constants) for n in (1, 2)]
     assert all(np.shares_memory(graph.constants["w"], program.constants["w"]) for graph in graphs)

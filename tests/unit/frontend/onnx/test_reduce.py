@@ -1,4 +1,4 @@
-"""Reductions, softmax and normalisations compute what ONNX Runtime computes."""
+"""Reductions, softmax and normalizations compute what ONNX Runtime computes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -106,7 +106,7 @@ def test_structured_operators_match_onnxruntime(
     agrees_with_onnxruntime(model_of([node], {"x": shape}, weights=weights))
 
 
-def test_quantised_round_trip(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
+def test_quantized_round_trip(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], axis=0),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], axis=0),

@@ -53,7 +53,7 @@ def _agree(program: Program, shapes: Shapes, values: Mapping[str, Any] | None = 
     ((original, region),) = _regions(program)
     held = dict(values or {})
     assert _serves(region, shapes, held, program), f"none of {[v.guards for v in region.variants]} fits {shapes}"
-    graphs = [one.specialise(shapes, held, program.constants) for one in (original, region)]
+    graphs = [one.specialize(shapes, held, program.constants) for one in (original, region)]
     assert graphs[1].fingerprint() == graphs[0].fingerprint(), f"{graphs[1]}\nnot\n{graphs[0]}"
 
 
@@ -119,7 +119,7 @@ def test_a_loop_with_a_growing_cache_needs_no_importer() -> None:
         cache = (1, 12, past, 64)
         shapes = {"step_ids": (1, past), "step_word": (1, 1), "step_past_key": cache, "step_past_value": cache}
         assert _serves(step, shapes, {}, program)
-        graphs = [one.specialise(shapes, {}, program.constants) for one in (original, step)]
+        graphs = [one.specialize(shapes, {}, program.constants) for one in (original, step)]
         assert graphs[0].fingerprint() == graphs[1].fingerprint()
 
 
@@ -132,7 +132,7 @@ def test_an_input_that_decides_on_shapes_is_symbols(target: tuple[int, int]) -> 
     assert original.determining == ("target",)
     region = DimFlow(program).symbolic("main", program.main.body[0])  # type: ignore[arg-type]
     values = {"target": np.array(target)}
-    graphs = [one.specialise({"x": (12,), "target": (2,)}, values, {}) for one in (original, region)]
+    graphs = [one.specialize({"x": (12,), "target": (2,)}, values, {}) for one in (original, region)]
     assert graphs[0].fingerprint() == graphs[1].fingerprint()
 
 
@@ -151,7 +151,7 @@ def test_shapes_that_no_symbolic_graph_fits_are_left_to_the_importer() -> None:
         found = region.evaluate({"x": floats(steps, 3, 2)}, program.constants)
         np.testing.assert_array_equal(found, call.region.evaluate({"x": floats(steps, 3, 2)}, program.constants))
     with pytest.raises(ShapeMismatchError):
-        region.specialise({"x": (3,)}, {}, program.constants)
+        region.specialize({"x": (3,)}, {}, program.constants)
 
 
 def test_a_symbolic_graph_joins_many_operands_in_groups() -> None:
@@ -194,7 +194,7 @@ def test_damaged_symbolic_regions_are_rejected() -> None:
             rejected += 1
             continue
         try:
-            graph = again.specialise({"x": (2, 3, 8)}, {}, load_program(attention()).constants)
+            graph = again.specialize({"x": (2, 3, 8)}, {}, load_program(attention()).constants)
         except RetuneError:
             continue
         assert graph.output_values()[0].shape == (2, 3, 8)

@@ -52,7 +52,7 @@ def test_bert_of_any_length_is_one_region(batch: int, tokens: int) -> None:
 def test_bert_of_any_length_has_the_graph_of_bert_of_that_length() -> None:
     program = load_program(zoo.build("bert_base", **{**SMALL["bert_base"], "tokens": "tokens"}))
     (region,) = program.regions()
-    graph = region.specialise(dict.fromkeys(region.inputs, (2, 7)), {}, program.constants)
+    graph = region.specialize(dict.fromkeys(region.inputs, (2, 7)), {}, program.constants)
     static = load_model(zoo.build("bert_base", **SMALL["bert_base"]))
     assert [(node.op, node.outputs) for node in graph.nodes] == [(node.op, node.outputs) for node in static.nodes]
 

@@ -73,7 +73,7 @@ def test_what_is_proved_holds(shard: int) -> None:
         ((A * 8 + V) // 32 * 40 + (A * 8 + V) % 32, 8, 1),
     ],
 )
-def test_neighbours_of_gathered_tiles_are_seen(index: Expr, width: int, step: int | None) -> None:
+def test_neighbors_of_gathered_tiles_are_seen(index: Expr, width: int, step: int | None) -> None:
     assert stride(index, V, width) == step
 
 

@@ -15,7 +15,7 @@ from retune.compiler.executor.network import Coverage
 from retune.storage.runs import RunLedger
 from retune.tasks.pages.charts import (
     UNTUNED,
-    contender_colour,
+    contender_color,
     latency_chart,
     network_chart,
     ranking_chart,
@@ -216,14 +216,14 @@ def test_the_line_of_the_untuned_program_is_the_one_that_the_search_timed() -> N
     assert UNTUNED not in task_chart("x", trials[1:])
 
 
-def test_every_contender_has_one_colour_in_all_charts() -> None:
+def test_every_contender_has_one_color_in_all_charts() -> None:
     levels = {"untuned": 0.2, "tuned": 0.1, "ONNX Runtime": 0.15}
-    assert [contender_colour(name) for name in levels] == ["var(--c1)", "var(--c0)", "var(--c2)"]
+    assert [contender_color(name) for name in levels] == ["var(--c1)", "var(--c0)", "var(--c2)"]
     for chart in (latency_chart(levels), network_chart([(0.0, 0.2), (1.0, 0.1)], levels)):
-        assert all(chart.count(contender_colour(name)) for name in levels)
-        for name in levels:  # alone it has the same colour
+        assert all(chart.count(contender_color(name)) for name in levels)
+        for name in levels:  # alone it has the same color
             alone = latency_chart({name: 0.1})
-            assert re.findall(r"var\(--c\d\)", alone) == [contender_colour(name)]
+            assert re.findall(r"var\(--c\d\)", alone) == [contender_color(name)]
 
 
 def test_the_latest_run_is_one_that_measured_something(tmp_path: Path) -> None:

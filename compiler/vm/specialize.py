@@ -1,0 +1,297 @@
+"""Compiles the regions of an executable for the shapes that turn up.
+
+What a region gives does not depend on whether it was compiled: until it is, NumPy computes it. It stays ready for the
+shapes (and values of determining inputs) that it met last.
+"""
+
+import importlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from retune.compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
+from retune.compiler.executor.executors import gpu_count
+from retune.compiler.executor.network import Coverage
+from retune.compiler.graph.ir import Graph
+from retune.compiler.graph.memoize import MemoizedConstants, memoizing
+from retune.compiler.graph.region import GraphRegion, Region, Shape
+from retune.compiler.graph.symbolic_region import SymbolicRegion
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.device import Device
+from retune.compiler.target import Target
+from retune.compiler.vm.allocator import Allocator
+from retune.compiler.vm.device_run import DeviceRun
+from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.library import StoredRegion, VMLibrary
+from retune.compiler.vm.options import BACKGROUND, NEVER, VMOptions
+from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.steps import Callee
+from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
+from retune.compiler.vm.unbound import Unbound
+from retune.compiler.vm.values import described
+
+_log = logging.getLogger(__name__)
+Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
+Run = PlanRun | DeviceRun
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """A region, ready for inputs of some shapes: what its kernels were built from, the seconds that it took, and how
+    many kernels had to be built for it.
+    """
+
+    region: str
+    shapes: Mapping[str, Shape]
+    coverage: tuple[Coverage, ...]
+    seconds: float
+    built: int
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
+        origins = [each.origin for each in self.coverage if each.tunable]
+        counts = ", ".join(f"{origins.count(kind)} {kind}" for kind in dict.fromkeys(origins))
+        return f"{self.region}({shapes}): {self.seconds:.2f} s, {self.built} kernels built; {counts or 'none to tune'}"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known for one key: the graph until it is compiled, and what it was compiled to."""
+
+    passed: tuple[int, ...]
+    graph: Graph | None
+    run: Run | None = None
+    report: Specialization | None = None
+    waits: "Future[None] | None" = None
+
+
+class RegionCompiler:
+    """Compiles the regions of one machine."""
+
+    def __init__(
+        self,
+        library: VMLibrary,
+        threads: int,
+        arena: Workspace,
+        workspace: Workspace,
+        allocator: Allocator,
+        options: VMOptions,
+        devices: Sequence[Device],
+    ) -> None:
+        """`devices` are those that regions run on, see `executor_of`."""
+        self.library = library
+        self.threads = threads
+        self.options = options
+        self._devices = devices
+        self._arena = arena
+        self._workspace = workspace
+        self._allocator = allocator
+        self._programs = TunedPrograms(library.programs)
+        self._warned: set[str] = set()
+        self.memoized = MemoizedConstants(options.prepared_bytes)
+
+    @cached_property
+    def target(self) -> Target:
+        """What is compiled for. Raises: TargetError."""
+        return Target(str(self.library.about.get("target", "llvm")))
+
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Where regions are compiled in the background, one after the other."""
+        # One thread: compilations would compete with each other and with the calls for cores.
+        return ThreadPoolExecutor(1, "retune-vm")
+
+    def region(self, name: str, stored: StoredRegion, *, is_host: bool) -> Callee:
+        """A region, which NumPy alone computes if `is_host`. Raises: ArtifactError."""
+        region = _region_of(stored)
+        arrays = self.library.arrays
+        missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
+        if missing and set(missing) <= set(self.library.late):
+            return Unbound(f"region {name}", tuple(self.library.late[each].name for each in missing))
+        if missing:
+            raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
+        fixed = {name: arrays[source] for name, source in stored.fixed.items()}
+        if is_host:
+            return HostRegion(region, fixed, self)
+        return SpecializedRegion(name, region, fixed, self)
+
+    def evaluated(self, region: Region, arrays: Mapping[str, Array]) -> list[Array]:
+        """What NumPy makes of a region, in arrays that kernels can read. Raises: what `evaluate` raises."""
+        copies = []
+        for found in region.evaluate(arrays, self.library.arrays):
+            array, _ = self._allocator.array(found.shape, found.dtype, found.nbytes)
+            np.copyto(array, found)
+            copies.append(array)
+        return copies
+
+    def tell(self, name: str, shapes: Mapping[str, Shape], error: Exception) -> None:
+        """Say, once for each error, that a region could not be compiled."""
+        text = f"{type(error).__name__}: {error}"
+        # Once for each cause: a shape is met on every call.
+        if text not in self._warned:
+            self._warned.add(text)
+            where = None if isinstance(error, RetuneError) else error  # which is a bug of ours
+            _log.warning("region %s is left to NumPy for %s: %s", name, dict(shapes), text, exc_info=where)
+
+    def compiled(self, graph: Graph, name: str, shapes: Mapping[str, Shape]) -> tuple[Run, Specialization]:
+        """Compile a graph. Raises: an error of ours when it cannot be."""
+        start, before = time.perf_counter(), STORE.use.built
+        with memoizing(self.memoized):
+            network = compile_subgraph(graph, self.target, self.threads, self._programs)
+        kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
+        run: Run
+        if gpu_count(network):
+            run = DeviceRun(network, kernels, self.threads, self._devices, self._allocator)
+        else:
+            loaded = list(kernels.values())
+            run = PlanRun(network, loaded, self.threads, self._arena, self._workspace, self._allocator)
+        built = STORE.use.built - before
+        return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
+
+
+def _region_of(stored: StoredRegion) -> Region:
+    """The region that was stored. Raises: ArtifactError."""
+    match stored.kind:
+        case "graph":
+            return GraphRegion.from_bytes(stored.data)
+        case "symbolic":
+            return SymbolicRegion.from_bytes(stored.data, _front_end_region)
+    return _front_end_region(stored.kind, stored.data)
+
+
+def _front_end_region(kind: str, data: bytes) -> Region:
+    """A region that only a front end can read, which is loaded here. Raises: ArtifactError."""
+    region: Region = importlib.import_module("retune.compiler.frontend.regions").region_from_bytes(kind, data)
+    return region
+
+
+class SpecializedRegion:
+    """A region that is compiled for each set of shapes."""
+
+    def __init__(self, name: str, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
+        self.name = name
+        self._region = region
+        self._fixed = dict(fixed)
+        self._compiler = compiler
+        self._passed = [each for each in region.inputs if each not in fixed]
+        self._needed = {each for each in region.determining if each not in fixed}
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def reports(self) -> tuple[Specialization, ...]:
+        """What was compiled and is kept, the one that was used last at the end."""
+        with self._lock:
+            return tuple(entry.report for entry in self._entries.values() if entry.report is not None)
+
+    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The results. Raises: an error of ours when the inputs do not fit."""
+        entry = self._entry(inputs)
+        if entry.waits is not None and entry.waits.done():
+            entry.waits = None
+        if entry.run is not None:
+            return entry.run([inputs[number] for number in entry.passed])
+        arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
+        return self._compiler.evaluated(self._region, arrays)
+
+    def wait(self) -> None:
+        """Wait for what is compiled in the background."""
+        for entry in list(self._entries.values()):
+            if entry.waits is not None:
+                entry.waits.result()
+
+    def _key(self, inputs: Sequence[Array]) -> Key:
+        shapes = tuple([array.shape for array in inputs])
+        if not self._needed:
+            return shapes, ()
+        # By content: equal values in different arrays make the same graph.
+        return shapes, tuple((name, array.tobytes()) for name, array in self._values(inputs).items())
+
+    def _values(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        named = zip(self._passed, inputs, strict=True)
+        return {name: array for name, array in named if name in self._needed}
+
+    def _entry(self, inputs: Sequence[Array]) -> _Entry:
+        if len(inputs) != len(self._passed):
+            raise MachineError(f"region {self.name} takes {len(self._passed)} arrays, not {len(inputs)}")
+        for name, each in zip(self._passed, inputs, strict=True):
+            if not isinstance(each, np.ndarray):
+                raise MachineError(f"region {self.name}, input {name}: an array is needed, not {described(each)}")
+        key = self._key(inputs)
+        entry = self._entries.get(key)
+        if entry is None:
+            return self._new(inputs)
+        if len(self._entries) > 1:
+            self._entries.move_to_end(key)
+        return entry
+
+    def _new(self, inputs: Sequence[Array]) -> _Entry:
+        """Make the graph for shapes that were not met yet, and compile it if that is wanted now."""
+        shapes = {name: array.shape for name, array in zip(self._passed, inputs, strict=True)}
+        graph = self._graph(shapes, inputs)
+        places = {name: number for number, name in enumerate(self._passed)}
+        passed = tuple(places[value.name] for value in graph.inputs if value.name in places)
+        entry = _Entry(passed, graph)
+        policy = self._compiler.options.specialize
+        if policy == BACKGROUND:
+            entry.waits = self._compiler.pool.submit(self._compile_quietly, entry, shapes)
+        elif policy != NEVER:
+            self._compile(entry, shapes)
+        with self._lock:
+            self._entries[self._key(inputs)] = entry
+            while len(self._entries) > self._compiler.options.specializations:
+                # LRU: a server that sees ever new lengths must not keep kernels of all of them.
+                self._entries.popitem(last=False)
+        return entry
+
+    def _graph(self, shapes: Mapping[str, Shape], inputs: Sequence[Array]) -> Graph:
+        """The region's graph. More inputs than the region said may turn out to decide on shapes."""
+        every = dict(shapes) | {name: array.shape for name, array in self._fixed.items()}
+        constants = self._compiler.library.arrays
+        while True:
+            try:
+                with memoizing(self._compiler.memoized):
+                    return self._region.specialize(every, self._values(inputs) | self._fixed, constants)
+            except UnknownValueError as error:
+                more = set(error.inputs) & set(self._passed) - self._needed
+                if not more:
+                    raise
+                with self._lock:
+                    self._needed |= more
+                    self._entries.clear()  # their keys do not have these values
+
+    def _compile(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
+        assert entry.graph is not None, "an entry is compiled once"
+        run, entry.report = self._compiler.compiled(entry.graph, self.name, shapes)
+        entry.run, entry.graph = run, None
+        _log.info("%s", entry.report)
+
+    def _compile_quietly(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
+        """In the background an error has no caller: NumPy goes on computing, and a warning says why."""
+        try:
+            self._compile(entry, shapes)
+        except Exception as error:  # of whatever kind: nobody else would hear of it
+            self._compiler.tell(self.name, shapes, error)
+
+
+class HostRegion:
+    """A region that NumPy computes, because the data decides on shapes."""
+
+    def __init__(self, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
+        self._region = region
+        self._fixed = dict(fixed)
+        self._compiler = compiler
+        self._passed = [each for each in region.inputs if each not in fixed]
+
+    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The results. Raises: what `evaluate` raises."""
+        arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
+        return self._compiler.evaluated(self._region, arrays)

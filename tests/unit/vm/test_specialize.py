@@ -1,0 +1,291 @@
+"""Regions that are compiled for the shapes that turn up: what is kept, shared, tuned, and done meanwhile."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from retune.compiler import vm
+from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.hardware import hardware_of
+from retune.compiler.driver.transfer import transfer_program
+from retune.compiler.driver.winners import first_guesses
+from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
+from retune.compiler.executor.network import ProgramSource
+from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.symbolic_region import SymbolicRegion
+from retune.compiler.measure.log import LoggedTask, LoggedTrial
+from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.runtime.device import cpu
+from retune.compiler.schedule.default import default_steps
+from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import dump_steps, load_steps
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import Target
+from retune.compiler.vm import specialize
+from retune.compiler.vm.kernel_store import STORE
+from retune.compiler.vm.library import StoredRegion
+from retune.compiler.vm.subgraph import compile_subgraph
+from tests.support.dynamic_models import attention, branching, floats, model, reference, tensor
+from tests.support.fresh_process import run_afresh
+
+TARGET = Target.host()
+WEIGHTS = {"w": floats(32, 48), "v": floats(48, 16)}
+node = helper.make_node
+
+
+def two_products(rows: int | str = "n") -> onnx.ModelProto:
+    """relu(x w) v, and a sum of the weights' rows, which no input decides on."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["first"]),
+        node("Relu", ["first"], ["positive"]),
+        node("MatMul", ["positive", "v"], ["out"]),
+    ]
+    return model(nodes, [tensor("x", [rows, 32])], [tensor("out", [rows, 16])], WEIGHTS)
+
+
+def with_fixed_part() -> onnx.ModelProto:
+    """A product whose size the length does not change, beside one that has the length."""
+    nodes = [
+        node("MatMul", ["fixed", "w"], ["same"]),
+        node("MatMul", ["x", "w"], ["longer"]),
+        node("Concat", ["same", "longer"], ["out"], axis=0),
+    ]
+    fed = [tensor("fixed", [7, 32]), tensor("x", ["n", 32])]
+    return model(nodes, fed, [tensor("out", [None, 48])], WEIGHTS)
+
+
+def machine_of(source: onnx.ModelProto, **options: Any) -> vm.VirtualMachine:
+    return vm.VirtualMachine(vm.compile(source), cpu(), options=vm.VMOptions(**options))
+
+
+def expect(machine: vm.VirtualMachine, source: onnx.ModelProto, rows: int) -> None:
+    x = floats(rows, 32, seed=rows)
+    np.testing.assert_allclose(machine.run(x), reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_is_compiled_once() -> None:
+    machine = machine_of(two_products())
+    for rows in (3, 5, 3, 5, 3):
+        expect(machine, two_products(), rows)
+    found = machine.specializations()
+    assert [dict(each.shapes) for each in found] == [{"x": (5, 32)}, {"x": (3, 32)}]
+    assert all(each.seconds > 0 and each.built > 0 for each in found)
+    assert "x [3, 32]" in str(found[1])
+
+
+def test_the_shapes_met_last_are_kept() -> None:
+    machine = machine_of(two_products(), specializations=2)
+    for rows in (2, 3, 2, 4):
+        expect(machine, two_products(), rows)
+    assert [each.shapes["x"][0] for each in machine.specializations()] == [2, 4]
+
+
+def test_kernels_whose_shapes_stay_are_built_once_a_process() -> None:
+    source = with_fixed_part()
+    machine = machine_of(source)
+    fixed = floats(7, 32)
+    for rows in (11, 12, 13):
+        x = floats(rows, 32)
+        expected = reference(source, {"fixed": fixed, "x": x})[0]
+        np.testing.assert_allclose(machine.run(fixed=fixed, x=x), expected, rtol=1e-4, atol=1e-4)
+    first, *others = machine.specializations()
+    assert all(0 < each.built < len(each.coverage) for each in others)
+    before = STORE.use.built
+    again = machine_of(source)
+    again.run(fixed=fixed, x=floats(12, 32))
+    assert STORE.use.built == before, "another machine finds all kernels built"
+    assert first.built >= others[0].built
+
+
+def test_meanwhile_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    original = compile_subgraph
+
+    def slow(*args: Any) -> Any:
+        assert gate.wait(60)
+        return original(*args)
+
+    monkeypatch.setattr(specialize, "compile_subgraph", slow)
+    machine = machine_of(two_products(), specialize="background")
+    expect(machine, two_products(), 9)
+    assert [region.reports for region in machine._primitives.regions.values()] == [()]
+    gate.set()
+    (found,) = machine.specializations()
+    assert found.shapes == {"x": (9, 32)}
+    expect(machine, two_products(), 9)
+
+
+@pytest.mark.parametrize("error", [ArtifactError("no compiler today"), ZeroDivisionError("no compiler today")])
+def test_what_cannot_be_compiled_in_the_background_is_left_to_numpy_and_told_once(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(specialize, "compile_subgraph", broken)
+    machine = machine_of(two_products(), specialize="background")
+    for rows in (9, 9, 8):
+        expect(machine, two_products(), rows)
+        assert machine.specializations() == ()
+    (told,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert f"{type(error).__name__}: no compiler today" in told.message
+    assert (told.exc_info is not None) == isinstance(error, ZeroDivisionError)
+
+
+def test_nothing_need_ever_be_compiled() -> None:
+    machine = machine_of(two_products(), specialize="never")
+    before = STORE.use.asked
+    for rows in (3, 4):
+        expect(machine, two_products(), rows)
+    assert STORE.use.asked == before
+    assert machine.specializations() == ()
+
+
+@pytest.mark.parametrize("options", [{"specialize": "soon"}, {"specializations": 0}, {"specializations": True}])
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        vm.VMOptions(**options)
+
+
+def _tasks(rows: int) -> list[SearchTask]:
+    graph = optimize(load_model(two_products(rows)))
+    cut = partition(graph, TARGET, hardware_of(TARGET, 1))
+    return [task for task, tunable in zip(cut.tasks, cut.tunable, strict=True) if tunable]
+
+
+def _trials(rows: int) -> list[LoggedTrial]:
+    """A record for every task of that many rows."""
+    found = []
+    for task in _tasks(rows):
+        steps = load_steps(first_guesses(task)[0].steps)
+        found.append(LoggedTrial(LoggedTask.of(task), steps, (1e-4,), MeasureStatus.OK, 1.0, 1))
+    return found
+
+
+def test_a_record_serves_its_shape_and_the_shapes_near_it() -> None:
+    with ApplyHistoryBest(_trials(64)):
+        exe = vm.compile(two_products())
+    machine = vm.VirtualMachine(exe, cpu())
+    for rows in (64, 96):
+        expect(machine, two_products(), rows)
+    tuned, fitted = machine.specializations()
+    assert {each.origin for each in tuned.coverage if each.tunable} == {ProgramSource.RECORD}
+    assert {each.origin for each in fitted.coverage if each.tunable} == {ProgramSource.TRANSFER}
+    assert "2 record" in str(tuned)
+    assert "2 transfer" in str(fitted)
+
+
+def test_records_travel_with_the_executable(tmp_path: Path) -> None:
+    with ApplyHistoryBest(_trials(64)):
+        path = vm.compile(two_products()).export_library(tmp_path / "net.retune")
+    machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
+    expect(machine, two_products(), 64)
+    (found,) = machine.specializations()
+    assert {each.origin for each in found.coverage if each.tunable} == {ProgramSource.RECORD}
+
+
+def test_without_records_kernels_are_untuned() -> None:
+    machine = machine_of(two_products())
+    expect(machine, two_products(), 21)
+    (found,) = machine.specializations()
+    assert {each.origin for each in found.coverage} == {ProgramSource.DEFAULT}
+
+
+def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
+    source, other = _tasks(64), _tasks(80)
+    for task, wanted in zip(source, other, strict=True):
+        guess = first_guesses(task)[0]
+        relatives = [BestProgram(task.workload_key, guess.steps, 1e-4)]
+        steps = transfer_program(wanted, relatives)
+        assert steps is not None
+        assert dump_steps(steps) != dump_steps(default_steps(wanted.dag))
+        replay(wanted.dag, steps)
+        assert transfer_program(wanted, []) is None
+        assert transfer_program(wanted, [BestProgram(task.workload_key, "[]", 1.0)]) is None
+
+
+def test_constants_of_later_compilations_are_bound_late_too(tmp_path: Path) -> None:
+    exe = vm.compile(two_products())
+    exe.move_late_bound_consts(tmp_path / "weights.params", 256)
+    path = exe.export_library(tmp_path / "net.retune")
+    assert path.stat().st_size < WEIGHTS["w"].nbytes
+    machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
+    with pytest.raises(MachineError, match=r"array_v, array_w|array_w, array_v"):
+        machine.run(floats(3, 32))
+    other = load_param_dict_from_file(tmp_path / "weights.params")
+    other["array_v"] = other["array_v"] * 2
+    with pytest.raises(ArtifactError, match="array_v has other values"):
+        machine.load_late_bound_consts_from_map(other)
+    machine.load_late_bound_consts(str(tmp_path / "weights.params"))
+    expect(machine, two_products(), 3)
+
+
+def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
+    x = floats(6, 32)
+    path = vm.compile(two_products()).export_library(tmp_path / "net.retune")
+    expected = reference(two_products(), {"x": x})[0]
+    np.testing.assert_allclose(run_afresh(path, x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source", "x"), [(attention(), floats(2, 5, 8)), (branching(), floats(3)), (two_products(), floats(1, 32))]
+)
+def test_new_shapes_need_nothing_of_the_front_end(source: onnx.ModelProto, x: Any, tmp_path: Path) -> None:
+    path = vm.compile(source).export_library(tmp_path / "net.retune")
+    found, modules = run_afresh(path, x)
+    np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    assert [name for name in modules if name.startswith(("retune.compiler.frontend", "onnx"))] == []
+    assert "retune.compiler.graph.symbolic" in modules
+
+
+def test_a_region_without_a_graph_for_the_shapes_loads_the_front_end(tmp_path: Path) -> None:
+    """A recurrence is unrolled over its steps, of which symbolic graphs have a fixed number."""
+    weights = {"w": floats(1, 12, 2), "r": floats(1, 12, 3)}
+    fed, out = [tensor("x", ["steps", "b", 2])], [tensor("out", ["steps", 1, "b", 3])]
+    source = model([node("LSTM", ["x", "w", "r"], ["out"], hidden_size=3)], fed, out, weights)
+    x = floats(4, 2, 2)
+    found, modules = run_afresh(vm.compile(source).export_library(tmp_path / "net.retune"), x)
+    np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    assert "retune.compiler.frontend.regions" in modules
+
+
+def test_regions_of_earlier_versions_are_read() -> None:
+    """They are ONNX nodes alone."""
+    exe = vm.compile(two_products())
+    ((name, stored),) = exe.library.regions.items()
+    assert stored.kind == "symbolic"
+    origin = SymbolicRegion.from_bytes(stored.data, lambda *_: pytest.fail("the original is not needed")).origin
+    library = replace(exe.library, regions={name: StoredRegion(origin.kind, origin.data)})
+    machine = vm.VirtualMachine(vm.Executable(exe.image, library), cpu())
+    expect(machine, two_products(), 5)
+
+
+def test_dynamic_shapes_are_computed_at_run_time() -> None:
+    exe = vm.compile(two_products())
+    assert "run_region" in exe.bytecode
+    assert [each.attrs["kind"] for each in exe.image.primitives] == ["region"]
+
+
+def test_parameters_that_are_fixed_are_constants_of_the_kernels() -> None:
+    nodes = [node("MatMul", ["x", "w"], ["out"])]
+    source = model(nodes, [tensor("x", ["n", 32]), tensor("w", [32, "m"])], [tensor("out", ["n", "m"])])
+    exe = vm.compile(source, params={"w": WEIGHTS["w"]})
+    assert exe.get_function_params("main") == ["x"]
+    x = floats(4, 32)
+    found = vm.VirtualMachine(exe, cpu()).run(x)
+    np.testing.assert_allclose(found, x @ WEIGHTS["w"], rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_of_another_width_is_refused_before_anything_runs() -> None:
+    machine = machine_of(two_products())
+    with pytest.raises(ShapeMismatchError, match="x"):
+        machine.run(floats(3, 31))
