@@ -27,7 +27,7 @@ class VMOptions:
         self, specialize: str = NOW, specializations: int = 64, prepared_bytes: int = 2 << 30, **renamed: Any
     ) -> None:
         given = {"specialize": specialize, "specializations": specializations, "prepared_bytes": prepared_bytes}
-        given |= {_renamed(name, TypeError): value for name, value in renamed.items()}
+        given |= {_renamed(name, OptionError): value for name, value in renamed.items()}
         for name, value in given.items():
             object.__setattr__(self, name, value)
         if not isinstance(self.specialize, str) or self.specialize not in (NOW, BACKGROUND, NEVER):
