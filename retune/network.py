@@ -259,6 +259,7 @@ class _GraphCalls:
             for spec, root in zip(self._outputs, roots, strict=True)
         ]
         """Whether an output can be written into an array that is made for the caller."""
+        # `deque.pop` and `append` are atomic: idle executors need no lock.
         self._idle: deque[GraphExecutor] = deque()
         self._creating = threading.Lock()
 
@@ -278,6 +279,7 @@ class _GraphCalls:
             results: list[Any] = []
             for place, spec in enumerate(self._outputs):
                 if self._writes_in_place[place]:
+                    # A fresh array for the caller, written in place: large outputs are not copied.
                     array = aligned_array(spec.shape, spec.dtype)
                     executor.set_output_zero_copy(place, array)
                     results.append(array)

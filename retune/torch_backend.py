@@ -260,8 +260,10 @@ class _Forward:
             if place not in self._weights
         )
         known = self._known.get(key)
+        # Weights are constants of the network: a write to one makes it stale.
         if isinstance(known, _Compiled) and not known.is_current([arguments[place] for place in self._weights]):
             known = None
+        # A bound on compilations: a model with ever new shapes would compile at each call.
         if known is None and (key in self._known or len(self._known) < MOST_SHAPES):
             with torch.no_grad(), _disable_current_modes():  # AOTAutograd watches first calls by its own mode
                 known = self._known[key] = self._compile(arguments)
@@ -334,7 +336,10 @@ class _Forward:
             ", ".join(fallback.operators), share, fallback=fallback,
         )  # fmt: skip
         split = CapabilityBasedPartitioner(
-            copy.deepcopy(self._forward), _Taken(trial.taken), allows_single_node_partition=False
+            # The partitioner changes the graph, which is still needed where a part is declined.
+            copy.deepcopy(self._forward),
+            _Taken(trial.taken),
+            allows_single_node_partition=False,
         ).partition_and_fuse()
         inputs = [node for node in split.graph.nodes if node.op == "placeholder"]
         constant = {inputs[place] for place in self._weights}

@@ -141,6 +141,7 @@ def announce(logger: logging.Logger, verbose: int, text: str) -> None:
         logger.log(logging.INFO if verbose else logging.DEBUG, "%s", text)
     else:
         sys.stdout.write(f"{text}\n")
+        # Notebooks and pipes buffer: progress is of use only while it is made.
         sys.stdout.flush()
 
 
@@ -251,6 +252,7 @@ class ProgramMeasurer:
         made = cls(options.builder, options.runner, callbacks, options.verbose, threads=threads, target=target)
         if isinstance(made.runner, LocalRunner):
             try:
+                # Before the first program: without a GPU every one of them would fail.
                 made.runner.check()
             except DeviceError:
                 made.close()
@@ -304,6 +306,7 @@ class ProgramMeasurer:
         results = [MeasureResult.of(one) for one in measured]
         for inp, result in zip(inputs, results, strict=True):
             failed = result.error_no != MeasureStatus.OK
+            # Consecutive failures only, as TVM counts: single ones are part of every search.
             self._failures[task.identity] = self._failures.get(task.identity, 0) + 1 if failed else 0
             if result.seconds < (known[0] if known else math.inf):
                 known = self._best[task.identity] = result.seconds, inp

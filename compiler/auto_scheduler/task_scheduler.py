@@ -234,6 +234,7 @@ class TaskScheduler:
         if self.load_log_file is not None and not self.policies:
             self._restore(Path(self.load_log_file))
         made_by = (search_policy, dict(search_policy_params or {}), adaptive_training)
+        # Policies are kept between calls of `tune`, with what they have learned, unless other ones are asked for.
         if made_by != self._made_by:
             self.policies = self._policies(search_policy, search_policy_params, tune_option, adaptive_training)
             self._made_by = made_by
@@ -242,6 +243,7 @@ class TaskScheduler:
         self.loop.restart()
         for place in range(len(self.tasks)):
             self._end_when_stalled(place, per_task_early_stopping)
+        # TVM's rounds have a fixed size, so none is made smaller for small budgets.
         budget, patience = Budget(trials, None, rounds_each=0), tune_option.early_stopping or 0
         with ProgramMeasurer.of(tune_option, self.tasks) as measurer:
             for round_ in self.loop.rounds_until(budget, self.num_measures_per_round, patience):

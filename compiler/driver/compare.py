@@ -126,12 +126,14 @@ def _time_interleaved(
     """
     best: dict[str, tuple[float, float | None]] = dict.fromkeys(runs, (math.inf, None))
     began = time.perf_counter()
+    # Passes in turn: drift of the clock frequency hits all contenders alike.
     for number in range(_PASSES):
         if number >= _LEAST_PASSES and time.perf_counter() - began > _TOTAL_SECONDS:
             break
         for name, run in runs.items():
             time.sleep(_PAUSE_SECONDS)
             run()
+            # The call before is not timed: it brings weights back into the caches that the contender before took.
             meter.start()
             start, calls = time.perf_counter(), 0
             while calls == 0 or time.perf_counter() - start < _PASS_SECONDS:

@@ -152,6 +152,7 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
     for task in cut.tasks:
         others = cut.alternatives_of(task)
         first = min(others, key=lambda other: seconds(other.task), default=None)
+        # Strictly faster: without records both are infinite, and the direct way stays.
         if first is not None and seconds(first.task) < seconds(task):
             found.append(first)
     return tuple(found)
@@ -203,6 +204,7 @@ def _build(
 ) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
     """All kernels at once; when that fails one by one, with something else in place of those that cannot be built."""
     try:
+        # All at once, since a builder may work in parallel; the error of one does not say which it was.
         return choices, list(build(choices))
     except _BAD_PROGRAM as error:
         _log.info("building the kernels one by one, since one of them failed: %s", error)
@@ -223,6 +225,7 @@ def _build_or_else(choice: ChosenProgram, build: BuildKernels, threads: int) -> 
         task = choice.task
         if choice.origin is not ProgramSource.DEFAULT:
             other = _default(task, f"{choice.label} cannot be built: {error}")
+        # Ends: each step leads to a plainer program, and the CPU's default schedule re-raises.
         elif task.target.kind != Target.host().kind:
             other = _on_cpu(choice, threads, error)
         else:

@@ -72,6 +72,7 @@ def estimate(
     untuned = total - len(tuned)
     if untuned or not states:
         return TuningEstimate(network, math.inf if untuned else 0.0, latency, total, untuned)
+    # The cost of a round on this machine, from what its records took.
     costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
     round_seconds = ROUND * (math.fsum(costs) / len(costs) if costs else USUAL_TRIAL_SECONDS)
     steepest = -min(gradients(states, replace(options or TuneOptions(), objective="latency")))
@@ -80,6 +81,7 @@ def estimate(
 
 def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) -> TaskState:
     """How far the records, of any number of runs, have brought a task; they may be in any order."""
+    # In the order of measuring: the gradient is the progress over rounds.
     seconds = [record.seconds for record in sorted(records, key=lambda record: (record.timestamp, record.record_id))]
     state = first_state(task, float(weight))
     for start in range(0, len(seconds), ROUND):

@@ -36,6 +36,7 @@ def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tupl
     """Programs for a task that the budget did not reach, which have no record: the analytical model's best, and up to
     half of them those of the most similar tasks among `known`, the best records of other tasks.
     """
+    # Without results the policy ranks by the analytical model alone, so the learned one is never asked.
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED))
     others = (BestProgram.of(one) for one in known if one.costs)
     policy.warm_start([one.steps for one in k_nearest(task.workload_key, others, TRIED)])
@@ -123,8 +124,10 @@ def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Buil
     untuned = len(programs)
     order = sorted((place for place in range(untuned) if math.isfinite(seconds[place])), key=lambda one: seconds[one])
     for place in order:
+        # Sorted by time: from here on none beats the default schedule.
         if seconds[place] >= seconds[untuned]:
             break
+        # A fresh process: a program that is right only on what earlier ones left in memory fails here.
         runner.restart()
         (again,) = runner.run(task, [builds[place]])
         if again.status is MeasureStatus.OK:

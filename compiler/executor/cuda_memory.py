@@ -197,6 +197,7 @@ class _DeviceCall:
 
     def __call__(self) -> None:
         self._memory.ready()
+        # Addresses are baked into bound calls: rebound only when memory has changed.
         if self._version != self._memory.version:
             self._bind()
         self._call()
@@ -226,6 +227,7 @@ class _CapturedGraph:
         self._graph = None  # it uses memory that may be gone
         _make(self._calls)
         self._version = memory.version
+        # Captured after a run outside of a graph: loading code and growing the workspace cannot be captured.
         self._graph = memory.driver.captured(memory.stream, partial(_make, self._calls))
 
 

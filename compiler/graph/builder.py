@@ -49,6 +49,7 @@ class GraphBuilder:
         """Add a constant (copied only when it is not contiguous) and return its name."""
         name = self._fresh(name)
         held = np.ascontiguousarray(array).reshape(array.shape).view()
+        # Passes share constants between graphs: a write to one would change all.
         held.flags.writeable = False
         self._constants[name] = held
         self._values[name] = Value(name, held.shape, held.dtype.name)
@@ -79,12 +80,14 @@ class GraphBuilder:
         """
         wish = output or name or op
         if op == "concat" and len(inputs) > _MOST_JOINED:
+            # A tree of concatenations: expressions are walked recursively, and one operand is one level.
             chunks = [inputs[start : start + _MOST_JOINED] for start in range(0, len(inputs), _MOST_JOINED)]
             inputs = [self.emit(op, chunk, attrs, name=name, output=wish) for chunk in chunks]
             return self.emit(op, inputs, attrs, name=name, output=wish)
         node = Node(op, tuple(inputs), (self._fresh(wish),), dict(attrs or {}), name)
         described = [self._values[operand] for operand in inputs]
         value = infer_value(node, described)
+        # Checked before anything of that size is allocated or folded.
         if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
             raise call_of(node, described).misfit(f"{value} has too many elements")
         constant = self._folded(node, value, described)

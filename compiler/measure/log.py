@@ -155,6 +155,7 @@ def write_line(trial: LoggedTrial) -> str:
     head: list[Any] = [task.workload_key, task.target_text]
     if any(_options_of(task)[1:]):
         head += _options_of(task)[1:]
+    # TVM's readers expect at least one cost.
     costs = list(trial.costs) or [FAILED_COST]
     line = {
         "i": [head, [[], [step.to_row() for step in trial.steps]]],
@@ -194,6 +195,7 @@ def append_log(path: Path, trials: Iterable[LoggedTrial]) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
+            # O_APPEND writes of one call do not interleave; buffering could split them.
             rest = memoryview((text if _ends_a_line(file) else f"\n{text}").encode())
             while rest:
                 rest = rest[file.write(rest) :]
@@ -208,6 +210,7 @@ def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
     Its id is made of what it says, so storing it a second time changes nothing. What our records have no column for
     goes into `options`, from where `from_record` takes it back.
     """
+    # A content hash: the same line imported twice is one record.
     identity = json.dumps([write_line(trial), device])
     return MeasureRecord(
         record_id=_id_of(trial.timestamp, identity),

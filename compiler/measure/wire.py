@@ -177,6 +177,7 @@ class _Writer:
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, (float, np.floating)):
+            # JSON has no infinities and no NaN; `allow_nan=False` makes sure that none slips through.
             number = float(value)
             return number if math.isfinite(number) else {"f": repr(number)}
         if isinstance(value, np.integer):
@@ -192,6 +193,7 @@ class _Writer:
         return {"o": self._number(value)}
 
     def _number(self, value: object) -> int:
+        # By identity: expressions share subtrees, which equality would compare again and again.
         known = self._known.get(id(value))
         if known is None:
             name = self._listed(_CLASSES, value)
@@ -224,6 +226,7 @@ class _Reader:
 
     def add(self, kind: str, parts: list[Any]) -> None:
         """Make the next object."""
+        # Constructors validate; a class that is not in the table is a KeyError, never an import.
         self._objects.append(_CLASSES[kind](*map(self.value, parts)))
 
     def value(self, form: Any) -> Any:

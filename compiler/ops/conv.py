@@ -117,6 +117,7 @@ def _byte_convolution(call: OpCall) -> Lowered:
     if call.integer("groups") == 1 and len(x.shape) == len(weight.shape) == 4:
         last = is_channels_last(call)
         given, taken = x.shape[-1 if last else 1], weight.shape[-2 if last else 1]
+        # Dot products sum four bytes: missing channels read the padding, whose weights are zero.
         channels = taken if given < taken < given + 4 else None
     return _lowered(call, _geometry(call, 2, channels), "int32")
 
@@ -129,6 +130,7 @@ def _lowered(call: OpCall, geometry: _Geometry, dtype: str) -> Lowered:
 def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: Tensor, weight: Tensor) -> Tensor:
     data = _padded(call, data, geometry)
     window = [
+        # A loop of one iteration would hide that a 1x1 convolution is a matmul.
         te.reduce_axis(extent, name) if extent > 1 else None
         for extent, name in zip(geometry.kernel, _REDUCE_NAMES[-len(geometry.kernel) :], strict=True)
     ]
@@ -226,6 +228,7 @@ def zero_padded(
             moved[first + dim] = index - before[dim]
         value: Expr = data[tuple(moved)]
         if isinstance(source, ComputeOp) and CONCATENATED in source.attrs:
+            # The concatenation is read through: its own buffer would be written and read once more.
             value = substitute(source.body, dict(zip(source.axes, moved, strict=True)))
         return te.if_then_else(te.logical_and(*conditions), value, te.const(fill, data.dtype))
 

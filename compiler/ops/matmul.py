@@ -121,6 +121,7 @@ def _contract_array(call: OpCall, arrays: Sequence[Array]) -> Array:
         a.reshape(extent(shared), extent(rows), extent(summed)),
         b.reshape(extent(shared), extent(summed), extent(columns)),
     )
+    # As matmul leaves the axes; the last transpose gives them the order of the result.
     order = (*shared, *rows, *columns)
     both = both.reshape([extents[letter] for letter in order])
     return np.asarray(both.transpose([order.index(letter) for letter in result]))

@@ -49,6 +49,7 @@ def _avg_pool2d(call: OpCall) -> Lowered:
 
         def body(*axes: Expr) -> Expr:
             if call.flag("count_include_pad") or not _windows_leave(call, shape, x.shape):
+                # Every window has the same number of elements: a constant factor instead of a division.
                 return total[axes] * (1.0 / (height * width))
             return total[axes] / te.cast(dtype, _elements_inside(call, axes, x.shape))
 
@@ -76,6 +77,7 @@ def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str)
             indices[first + place] = _position(call, axes, place, window[place] * dilations[place])
         value: Expr = data[tuple(indices)]
         if leaves:
+            # The identity of the reduction stands for padding, so it never wins a maximum nor adds to a sum.
             value = te.if_then_else(_inside(indices, data.shape, leaves), value, outside)
         return te.max(value, window) if maximum else te.sum(value, window)
 

@@ -95,6 +95,7 @@ class _CoreDriver:
     def open(self, number: int) -> None:
         """Work with this device from now on, in this thread: also after other libraries have changed to another."""
         if getattr(self._here, "number", None) == number:
+            # Another library may have changed the thread's context since.
             if self._context() != self._here.context:
                 self._tried(self._here.device.set_current)
             return
@@ -136,6 +137,7 @@ class _CoreDriver:
     def write(self, address: int, array: Array, stream: Any) -> None:
         """Copy a contiguous array to the device."""
         self._checked(self._bindings.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle))
+        # The host array may be freed as soon as this returns.
         self.wait(stream)
 
     def read(self, address: int, array: Array, stream: Any) -> None:
@@ -165,6 +167,7 @@ class _CoreDriver:
                     f"{name} needs {nbytes} bytes of shared memory in a block, {here.name} has "
                     f"{here.max_shared_memory_per_block}: tune for -arch={here.arch}"
                 )
+            # Above 48 KiB CUDA wants the amount to be asked for kernel by kernel.
             self._checked(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
         return kernels
 
@@ -189,6 +192,7 @@ class _CoreDriver:
     def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
         """What queues all that `work` queues on the stream, as one piece."""
         driver = self._bindings
+        # Relaxed: other threads of the process, such as PyTorch's, may use CUDA meanwhile.
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._checked(driver.cuStreamBeginCapture(stream.handle, mode))
         try:

@@ -63,6 +63,7 @@ class Module(TimedFunctions):
         if not path.is_file():
             raise ArtifactError(f"{path}: there is no such file")
         if path.suffix == _LIBRARY:
+            # Before dlopen, which runs constructors of the library.
             check_library(path)
             with suppress(ArtifactError):  # a library without parallel loops needs no OpenMP
                 openmp_runtime()  # first, so that its threads wait as ours do
@@ -151,6 +152,7 @@ class Module(TimedFunctions):
         return self._loaded.get(name)
 
     def _all_imports(self) -> "list[Module]":
+        # The list grows while it is walked: breadth first over the imports, which have no cycles.
         found = list(self._imports)
         for module in found:
             found += module._imports

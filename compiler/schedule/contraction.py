@@ -58,6 +58,7 @@ def contraction_of(dag: ComputeDAG, op_id: int) -> Contraction | None:
     if first is None or second is None or first.dtype != second.dtype:
         return None
     one, other = _axes_of(first), _axes_of(second)
+    # A term that varies with one factor alone is no product of matrices.
     if any(axis.extent > 1 and not (axis in one and axis in other) for axis in op.reduce_axes):
         return None
     if any(axis.extent > 1 and axis not in one and axis not in other for axis in op.axes):
@@ -84,6 +85,7 @@ def instruction_for(dag: ComputeDAG, op_id: int, tf32: bool) -> str | None:
         if instruction.dtype != found.dtype or (kind == "tf32" and not tf32):
             continue
         large = (_size(found.rows), ROWS), (_size(found.columns), COLUMNS), (_size(found.sums), instruction.depth)
+        # A product smaller than one instruction would mostly multiply padding.
         if all(size >= least for size, least in large):
             return kind
     return None

@@ -137,6 +137,7 @@ class DeviceKernel:
         around = np.asarray(prod(others, start=np.int64(1)))
         warps = self._in_warps(each, others)
         first = np.where(across > WARP, across // WARP, 0)
+        # With shuffles only one partial result a warp goes through shared memory.
         shared = np.where(warps, around * first, around * across) * item
         local = (points + warps) * item
         return np.where(across > 1, shared, 0), np.where(across > 1, local, alone)

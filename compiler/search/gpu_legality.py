@@ -58,6 +58,7 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
         if kernel.product is not None:
             good &= tensor_promising(kernel.nests, kernel.product, count)
         elif any(loop.annotation is Annotation.VTHREAD for nest in kernel.nests for loop in own_loops(nest)):
+            # A thread's local buffers live in registers of four bytes.
             registers = -(-kernel.memory[1] // WORD) + _OTHER_REGISTERS
             good &= registers <= hardware.gpu.most_registers(kernel.threads)
     return good

@@ -24,6 +24,7 @@ def legal(
     nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, options: SearchOptions, count: int
 ) -> Mask:
     """Mask (B,): local buffers fit the stack, and no register tile is hopelessly large."""
+    # Buffers of attached stages are on the stack of each thread; a larger one would overflow it.
     stack = np.full(count, float(_RESERVED))
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
@@ -43,6 +44,7 @@ def promising(
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
         vector, unroll = choices.vector.get(nest.stage, 0), choices.unroll.get(nest.stage, 0)
+        # One accumulator too many is stored and loaded in every step of the innermost loop.
         good &= tile_registers(nest, vector, hardware, count) <= hardware.registers
         good &= straight_line(nest, vector, unroll, hardware, count) <= options.max_straight_line
     return good

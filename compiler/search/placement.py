@@ -24,6 +24,7 @@ def placements_of(sketch: State, limit: int) -> tuple[tuple[Step, ...], ...]:
     found: list[tuple[Step, ...]] = []
     for steps in _enumerate(sketch, movable):
         found.append(steps)
+        # The number of combinations is exponential in the movable stages.
         if len(found) == _MOST_ENUMERATED:
             break
     if len(found) <= limit:
@@ -92,6 +93,7 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
     for number, iterator in enumerate(reader.iters):
         if iterator.kind is IterKind.REDUCTION:
             reducing = True
+            # Inside a reduction loop of a naive nest the stage would be computed again for each of its iterations.
             if not reader.is_tiled:
                 break
         elif reducing or iterator.annotation is Annotation.UNROLL:

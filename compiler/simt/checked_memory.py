@@ -78,6 +78,7 @@ class Memory:
         self.room = buffer.size if room is None else min(room, buffer.size)
         size = buffer.size * copies
         self.data = np.zeros(size, buffer.dtype) if given is None else given.reshape(-1)
+        # Definedness for each element, as valgrind's memcheck keeps for each bit.
         self.known = np.full(size, given is not None)
         self.under_way: Numbers | None = None
 
@@ -155,6 +156,7 @@ class Memory:
         total = copies
         for index, extent in zip(indices, self.buffer.shape, strict=True):
             outside = np.asarray((index < 0) | (index >= extent))
+            # Per dimension: an index may leave its row and still lie in the buffer, which hardware would not notice.
             if outside.any():
                 first = int(np.argmax(np.broadcast_to(outside, who.shape)))
                 point = ", ".join(str(int(np.broadcast_to(each, who.shape)[first])) for each in indices)

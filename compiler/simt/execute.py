@@ -224,6 +224,7 @@ class _Blocks:
         indices = [self.value(index, lanes) for index in stmt.indices]
         value, old = stmt.value, Load(stmt.buffer, stmt.indices)
         if isinstance(value, Binary) and value.op in _EXTREMES and value.lhs == old and is_float(value.dtype):
+            # As generated code does in a reduction: fmax and fmin leave NaNs out.
             result = _EXTREMES[value.op](self.value(value.lhs, lanes), self.value(value.rhs, lanes))
         else:
             result = self.value(value, lanes)
@@ -254,6 +255,7 @@ class _Blocks:
             raise self.place.fault(
                 f"{self.place.who(there)} comes to a barrier that {self.place.who(away)} does not come to{inside}"
             )
+        # An epoch for each barrier: two accesses race if they are of one epoch and different threads.
         self.epochs[came > 0] += 1
 
     def shuffle(self, stmt: Shuffle, lanes: _Lanes) -> None:
@@ -302,6 +304,7 @@ class _Blocks:
             return self.value(expr.then, lanes)
         if not chosen.any():
             return self.value(expr.otherwise, lanes)
+        # Each side only for the threads that take it: the other may lie out of bounds.
         result = np.empty(lanes.numbers.shape, expr.dtype)
         result[chosen] = self.value(expr.then, lanes.where(chosen))
         result[~chosen] = self.value(expr.otherwise, lanes.where(~chosen))

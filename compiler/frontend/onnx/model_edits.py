@@ -168,6 +168,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     waiting = {name: {key(node) for node in nodes} & bodies.keys() for name, nodes in bodies.items()}
     order: list[tuple[str, str, str]] = []
     for _ in range(_DEEPEST_CALLS):
+        # Kahn's algorithm by levels: what is left after so many rounds is a cycle or too deep.
         ready = [name for name, called in waiting.items() if not called]
         for name in ready:
             del waiting[name]
@@ -186,6 +187,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     for what, most, size in limits:
         total: dict[tuple[str, str, str], int] = {}
         for name in order:
+            # Sizes are multiplied out without inlining: nested functions can grow exponentially.
             total[name] = sum(total.get(key(node), 0) or size(node) for node in bodies[name])
         count = sum(total.get(key(node), 0) or size(node) for node in all_nodes(model.graph))
         if count > most:

@@ -109,6 +109,7 @@ class Partition:
             self._on_the_host(node)
             return
         elif not all(self._is_known(name, level) for name in needed):
+            # An earlier region computes the operand, whose value then decides on the graph of this one.
             level += 1
         results = examine(node, lambda name: self._depends(name, level)).results
         self._placed.append((level, node))
@@ -232,6 +233,7 @@ class Partition:
         wanted = dict.fromkeys(results)
         ordered: list[Statement] = []
         levels = [*self._statements, *(level for level, _ in self._placed)]
+        # From the last level to the first: liveness flows backwards, and each region gives only what is read later.
         for level in sorted(set(levels), reverse=True):
             for statement in reversed(self._statements.get(level, [])):
                 wanted.update(dict.fromkeys(reads(statement)))
@@ -250,6 +252,7 @@ class Partition:
         """
         needed = {name for name in wanted if self._levels.get(name) == level and name not in self._given}
         chosen = []
+        # Backwards, so that what a chosen node reads is wanted when its producer is visited.
         for place, node in reversed(self._placed):
             if place > level or not needed.intersection(node.output):
                 continue

@@ -37,6 +37,7 @@ class TransposedProducts:
     def apply(self, graph: Graph) -> Graph:
         """The graph with `contract` where a plain product would need a transpose."""
         graph = rewrite(graph, _spelled)
+        # Each round moves transposes past one operator; a chain between two products is short.
         for _ in range(self.rounds):
             before = str(graph)
             graph = _moved(graph)

@@ -67,6 +67,7 @@ class DotProducts:
         ]
         if not possible:
             return None
+        # Contiguous steps first: they are one load and a broadcast; among equals the innermost loop.
         _, _, chosen = max(possible, key=lambda each: each[:2])
         return _with_groups(loops, chosen, factors)
 

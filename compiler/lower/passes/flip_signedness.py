@@ -66,6 +66,8 @@ class FlipSignedness:
         extra = Buffer(f"{stmt.buffer.name}.extra", shape, stmt.buffer.dtype, "register")
         here = tuple(loop.var for loop in shared)
         more = Binary(BinaryOp.ADD, Load(extra, here), replace(dot, lhs=bit, rhs=other))
+        # Flipping the highest bit adds 128 modulo 256, which is exact; the extra sum takes 128 times the other factor
+        # away.
         moved = replace(dot, lhs=Binary(BinaryOp.BIT_XOR, Cast(sign, turned), bit), rhs=other)
         both = block(
             nest(shared, Store(extra, here, more)),
@@ -83,6 +85,7 @@ class FlipSignedness:
         """
         best = None
         lanes = {loop for loop in spatial if loop.kind is LoopKind.VECTOR}
+        # More than half as many extra products would cost what the wider instruction saves.
         least = self._vectors(spatial, dtype) // 2
         for turned, other in ((dot.lhs, dot.rhs), (dot.rhs, dot.lhs)):
             used = variables(other)

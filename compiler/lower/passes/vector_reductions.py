@@ -67,8 +67,10 @@ class _Rewriter:
     def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
         """The reduction `loops`, the innermost of them over lanes."""
         buffer, inner = update.buffer, loops[-1]
+        # Two-byte floats are joined in float32: rounding each partial sum would cost most of their bits.
         dtype = accumulated(buffer.dtype)
         lanes = max(1, self.vector_bytes // item_bytes(dtype))
+        # A power of two, so that halving ends at two lanes.
         width = min(lanes * CHAINS, 1 << (inner.extent.bit_length() - 1))
         part = Buffer(f"{buffer.name}.part{self.count}", (width,), dtype, "register")
         self.count += 1
@@ -88,6 +90,7 @@ class _Rewriter:
         work = nest(loops[:-1], block(*body))
         start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
         folds = []
+        # Pairwise summation of the lanes: log2 steps, and an error that grows with their number alone.
         while width > 2:
             width //= 2
             folds.append(over(width, Load(part, (lane + width,))))

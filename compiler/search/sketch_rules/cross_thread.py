@@ -27,6 +27,8 @@ class CrossThreadReduction:
             return Verdict.SKIP
         space, reduction = loop_volumes(state, stage)
         if needs_multi_level_tiling(state.dag, stage):
+            # As in Ansor: a tiled product is spread only if its points do not fill a block and are fewer than its
+            # terms.
             wanted = space <= context.hardware.max_threads_per_block and space < reduction
         else:
             wanted = reduction > 1 and reduction > context.hardware.warp_size

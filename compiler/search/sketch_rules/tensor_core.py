@@ -114,6 +114,7 @@ def _parts(context: SketchContext, state: State, stage: int, found: Contraction)
     most = min(2 * context.hardware.gpu.multiprocessors // tiles, sums // _FEWEST_SUMS)
     longest = max(axis.extent for axis in found.sums)
     fitting = tuple(parts for parts in (2, 4, 8, 16, 32) if parts <= most and longest % parts == 0)
+    # The parts are added by a second kernel: halves would be rounded once more in between.
     return fitting[-2:] if op.dtype == "float32" else ()
 
 
@@ -142,6 +143,7 @@ def _tiled(context: SketchContext, state: State, stage: int) -> State:
     assert isinstance(op, ComputeOp)
     consumer = fusible_consumer(state, stage)
     groups = tuple(tuple(op.axes.index(axis) for axis in axes) for axes in (found.batch, found.rows, found.columns))
+    # Rasterization matters only if factors leave the shared cache between their uses.
     beyond_cache = _is_beyond_cache(context, found)
     state = state.apply(AsMatmul(stage, kind))
     root = stage + 3
@@ -216,6 +218,7 @@ def _fetched(state: State, operand: int, product: int, warps: tuple[int, int]) -
     op = state.stages[operand].op
     assert isinstance(op, ComputeOp)
     factor, offset = row_padding(op.dtype, inner=depth_is_inner(op))
+    # Padded rows start in different banks, so `ldmatrix` reads eight of them without conflicts.
     state = state.apply(StorageAlign(operand, 1, factor, offset))
     state = state.apply(ComputeAt(operand, product, 1))
     state = state.apply(Fuse(operand, (0, 1, 2)))

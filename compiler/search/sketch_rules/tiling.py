@@ -36,6 +36,7 @@ def tile_stage(state: State, stage: int, structure: str) -> tuple[State, tuple[i
         parts = levels[iterator.kind]
         if len(parts) > 1:
             if iterator.kind is IterKind.SPATIAL:
+                # The number of the step, which a consumer's FollowSplit refers to.
                 spatial_splits.append(len(state.steps))
             lengths = (None,) * (len(parts) - 1)
             state = state.apply(Split(stage, position, literal_extent(iterator), lengths))
