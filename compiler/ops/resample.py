@@ -11,7 +11,7 @@ from retune.compiler.dtype import is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.indexing import inside, inside_array
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
-from retune.compiler.te.tensor import Tensor
+from retune.compiler.te.tensor import LOOKS_UP_TABLES, Tensor
 
 
 def _resample(call: OpCall) -> Lowered:
@@ -49,7 +49,7 @@ def _resample(call: OpCall) -> Lowered:
             value = weighted(i, i, 0)
             return value if x.dtype == wide else te.cast(x.dtype, value)
 
-        return te.compute(tuple(shape), body, name=call.name)
+        return te.compute(tuple(shape), body, name=call.name, attrs={LOOKS_UP_TABLES: True})
 
     return Lowered(tuple(shape), x.dtype, build)
 

@@ -10,7 +10,7 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Attached, Inlined, State
-from retune.compiler.te.tensor import Axis, ComputeOp, ExternOp, Reduce
+from retune.compiler.te.tensor import LOOKS_UP_TABLES, Axis, ComputeOp, ExternOp, Reduce
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
@@ -86,11 +86,13 @@ def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
 
 @lru_cache(maxsize=4096)
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether every read is a plain one in axis order, and the body is cheap and without a branch."""
+    """Whether every read is a plain one in axis order, and the body is cheap and without a branch; or the operation
+    looks up tables, whose reads in loop order stay few.
+    """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp):
         return False
-    if not dag.reads[op_id]:
+    if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs:
         return True
     for node in walk(op.body):
         if isinstance(node, Select) or (isinstance(node, Call) and node.name == "exp"):
@@ -106,7 +108,9 @@ def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
 def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
     """Whether data is reused: some producer is read without one of the spatial axes."""
     op = dag.ops[op_id]
-    if not isinstance(op, ComputeOp) or op.attrs.get("auto_scheduler_simplify_const_tensor_indices"):
+    if not isinstance(op, ComputeOp) or LOOKS_UP_TABLES in op.attrs:
+        return False
+    if op.attrs.get("auto_scheduler_simplify_const_tensor_indices"):
         return False
     used: dict[int, set[Expr]] = {}
     for producer, indices in dag.reads[op_id]:

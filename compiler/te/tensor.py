@@ -18,6 +18,9 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
 from retune.compiler.ir.visit import substitute, walk
 
+LOOKS_UP_TABLES = "looks_up_tables"
+"""The attribute of a compute that finds a few elements by small tables: it is inlined where it can be, never tiled."""
+
 
 class AxisKind(IntEnum):
     """Whether an axis indexes the result or is summed over."""

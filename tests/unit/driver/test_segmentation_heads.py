@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,20 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from retune.compiler.cost_model import RandomModel
 from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.target import Target
+from tests.support.property.checks import checked
+from tests.support.property.programs import inputs_of
 
 BILINEAR = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -129,3 +136,15 @@ def test_an_upsampled_level_is_added_where_it_is_read() -> None:
     graph = optimize(load_model(top_down()))
     # Three images come in channels-first, and three results go out so.
     assert _kernels(graph) == {"conv2d": 6, "transpose": 6}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_programs_that_the_search_proposes_for_a_head_are_right(name: str, tmp_path: Path) -> None:
+    onnx.save(HEADS[name](), str(tmp_path / "head.onnx"))
+    network = extract_network(str(tmp_path / "head.onnx"), str(Target.host()), 2)
+    upsampled = [task for task in network.partition.tasks if "resample" in task.name]
+    assert upsampled
+    for task in upsampled:
+        values = inputs_of(task.dag, np.random.default_rng(1))
+        for candidate in SketchPolicy(task, RandomModel(0), SearchOptions(population=64, generations=1), 5).ask(3, 0):
+            checked(task.dag, candidate.steps, values, 2)
