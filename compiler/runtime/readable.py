@@ -1,7 +1,8 @@
 """Figures and names for people and in JSON, and the warning that a busy machine spoiled timings."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from html import escape
 from typing import Any
 
 BUSY = 0.05
@@ -24,6 +25,12 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def html_table(title: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """A title above rows of texts, as a notebook shows them."""
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<p><b>{escape(title)}</b></p><table>{body}</table>"
 
 
 def count(number: int, noun: str) -> str:

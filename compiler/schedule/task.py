@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retune.compiler.runtime.readable import html_table
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.graph_edits import without_free_layouts
 from retune.compiler.schedule.layout import LayoutRewriteOption
@@ -63,6 +64,14 @@ class SearchTask:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restored_task, (self.name, self.dag, self.target, self.hardware, self.key, self.layout)
+
+    def _repr_html_(self) -> str:
+        tensors = [
+            (tensor.name, f"{tensor.dtype}{list(tensor.shape)}") for tensor in (*self.dag.inputs, *self.dag.outputs)
+        ]
+        return html_table(
+            self.name, [*tensors, ("target", str(self.target)), ("GFLOP", f"{self.flop_count / 1e9:.4g}")]
+        )
 
     @property
     def flop_count(self) -> float:

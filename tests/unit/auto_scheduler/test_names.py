@@ -242,3 +242,11 @@ def test_the_registry_by_its_public_names(tmp_path: Path) -> None:
     workload_registry._REGISTRY.clear()
     auto_scheduler.load_workload_func_registry(str(tmp_path / "registry"))
     assert len(auto_scheduler.ComputeDAG(key).tensors) == 3
+
+
+def test_a_notebook_shows_a_task_as_a_table() -> None:
+    auto_scheduler.register_workload(matmul)
+    task = auto_scheduler.SearchTask(func=matmul, args=(8, 16, 4), target="llvm", desc="a<b")
+    shown = task._repr_html_()
+    assert "<b>a&lt;b</b>" in shown
+    assert all(f"<td>{tensor.dtype}{list(tensor.shape)}</td>" in shown for tensor in task.compute_dag.tensors)
