@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, cast
@@ -14,7 +13,6 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, TypeAdapter
 
 from retune.compiler.errors import CorruptRecordError, StoreError, UnknownFormError
-from retune.compiler.runtime.readable import html_table, milliseconds
 from retune.storage.blob_store import Lock
 from retune.storage.documents import Moment, Summary, read_document, set_aside
 from retune.storage.files import ID, new_id
@@ -44,15 +42,6 @@ class RunInfo:
     def is_complete(self) -> bool:
         """Whether the run came to its end; if not, it can be resumed."""
         return self.completed is not None
-
-    def _repr_html_(self) -> str:
-        known = self.summary or {}
-        started = datetime.fromtimestamp(self.started, UTC).isoformat(sep=" ", timespec="seconds")
-        rows = [("started", started), ("state", "complete" if self.is_complete else "unfinished")]
-        rows += [("trials", str(known["trials"]))] if known.get("trials") is not None else []
-        for field, label in (("untuned_seconds", "untuned, ms"), ("tuned_seconds", "tuned, ms")):
-            rows += [(label, milliseconds(cast(float, known[field])))] if known.get(field) is not None else []  # type: ignore[literal-required]
-        return html_table(self.run_id, rows)
 
 
 class Run:

@@ -46,17 +46,6 @@ def test_a_complete_run_is_not_resumed(tmp_path: Path) -> None:
     assert [info.is_complete for info in ledger.list()] == [True, False]
 
 
-def test_a_notebook_shows_a_run_as_a_table(tmp_path: Path) -> None:
-    ledger = RunLedger(tmp_path)
-    with ledger.open_or_resume("f", {}) as run:
-        assert "<td>unfinished</td>" in run.info._repr_html_()
-        done = ledger.complete(run.run_id, {"trials": 64, "untuned_seconds": 2e-3, "tuned_seconds": 1e-3})
-    shown = done._repr_html_()
-    assert run.run_id in shown
-    for cell in ("complete", "64", "2.00", "1.00"):
-        assert f"<td>{cell}</td>" in shown
-
-
 def test_a_run_has_one_owner_even_in_one_process(tmp_path: Path) -> None:
     ledger = RunLedger(tmp_path)
     with ledger.open_or_resume("f", {}), pytest.raises(StoreError, match=f"process {os.getpid()} is working"):
