@@ -183,6 +183,13 @@ def _gather(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
     return write.call(torch.narrow, x, attributes["axis"], int(places.item()), 1)
 
 
+def _resize(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+    if (attributes["mode"], attributes["coordinate_transformation_mode"]) != (b"linear", b"half_pixel"):
+        raise UnknownOperatorError("Resize other than linear between half pixels")
+    size = write.numbers(node.input[3])[2:]
+    return write.call(functional.interpolate, write.value(node.input[0]), size, None, "bilinear", False)
+
+
 def _unsqueeze(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
     x = write.value(node.input[0])
     for axis in write.numbers(node.input[1]):
@@ -222,6 +229,7 @@ _OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = 
     "Reshape": lambda write, node, _: write.call(
         torch.reshape, write.value(node.input[0]), write.numbers(node.input[1])
     ),
+    "Resize": _resize,
     "Softmax": lambda write, node, attrs: write.call(torch.softmax, write.value(node.input[0]), attrs["axis"]),
     "Transpose": lambda write, node, attrs: write.call(torch.permute, write.value(node.input[0]), tuple(attrs["perm"])),
     "Unsqueeze": _unsqueeze,

@@ -51,6 +51,19 @@ def join_heads(write: LayerWriter, x: str, sizes: Sizes, name: str) -> str:
     return write.node("Reshape", [turned, shape], f"{name}_joined")
 
 
+def image_to_tokens(write: LayerWriter, x: str, shape: tuple[int, int, int], name: str) -> str:
+    """(batch, width, height, width of the image) as (batch, tokens, width), which is `shape`."""
+    batch, tokens, width = shape
+    flat = write.node("Reshape", [x, write.integers((batch, width, tokens), f"{name}_flat_shape")], f"{name}_flat")
+    return write.node("Transpose", [flat], f"{name}_rows", perm=[0, 2, 1])
+
+
+def tokens_to_image(write: LayerWriter, x: str, shape: tuple[int, int, int, int], name: str) -> str:
+    """(batch, tokens, width) as (batch, width, height, width of the image), which is `shape`."""
+    columns = write.node("Transpose", [x], f"{name}_columns", perm=[0, 2, 1])
+    return write.node("Reshape", [columns, write.integers(shape, f"{name}_image_shape")], f"{name}_image")
+
+
 def weighted_values(
     write: LayerWriter, query: str, key: str, value: str, head_width: int, name: str, *, mask: str = ""
 ) -> str:

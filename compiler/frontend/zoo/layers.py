@@ -16,6 +16,12 @@ IR_VERSION = 8  # what operator set 17 came with, so that older runtimes read it
 Floats = NDArray[np.float32]
 
 
+def round_channels(channels: float) -> int:
+    """The nearest multiple of eight that loses at most a tenth."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
 class LayerWriter:
     """Writes an ONNX graph layer by layer; every method returns the name of the layer's result."""
 
@@ -101,8 +107,10 @@ class LayerWriter:
         *,
         stride: int | tuple[int, ...] = 1,
         groups: int = 1,
+        pad: int | None = None,
+        bias: bool = False,
     ) -> str:
-        """A convolution without bias, padded so that stride 1 keeps the size; `channels` is (in, out).
+        """A convolution; `channels` is (in, out). Without `pad` it is padded so that stride 1 keeps the size.
 
         One number for `kernel` or `stride` is a square of two dimensions, a tuple has an entry a dimension.
         """
@@ -111,9 +119,10 @@ class LayerWriter:
         steps = (stride,) * len(extents) if isinstance(stride, int) else stride
         shape = (made, taken // groups, *extents)
         weight = self.normal(shape, sqrt(2 / prod(shape[1:])), f"{name}_weight")
-        pads = [extent // 2 for extent in extents] * 2
+        pads = [extent // 2 if pad is None else pad for extent in extents] * 2
         attributes = {"strides": list(steps), "pads": pads, "kernel_shape": list(extents), "group": groups}
-        return self.node("Conv", [x, weight], name, **attributes)
+        offsets = [self.normal((made,), 0.02, f"{name}_bias")] if bias else []
+        return self.node("Conv", [x, weight, *offsets], name, **attributes)
 
     def transposed_convolution(
         self, x: str, channels: tuple[int, int], kernel: int, name: str, *, stride: int, pad: int
@@ -149,6 +158,10 @@ class LayerWriter:
         weight = self.normal((taken, made), sqrt(1 / taken), f"{name}_weight")
         bias = self.normal((made,), 0.02, f"{name}_bias")
         return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), bias], name)
+
+    def silu(self, x: str, name: str) -> str:
+        """x times the sigmoid of x."""
+        return self.node("Mul", [x, self.node("Sigmoid", [x], f"{name}_sigmoid")], name)
 
     def layer_norm(self, x: str, width: int, name: str, *, epsilon: float = 1e-5) -> str:
         """Layer normalization over the last axis, of extent `width`."""

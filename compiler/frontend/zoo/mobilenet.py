@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.layers import LayerWriter, round_channels
 
 # expansion, channels, repeats, stride of the first
 _STAGES = (
@@ -25,15 +25,15 @@ def mobilenet_v2(
     write = LayerWriter("mobilenet_v2", (batch, 3, image, image), seed)
     six = write.weight(_scalar(6.0), "six")
     zero = write.weight(_scalar(0.0), "zero")
-    taken = _rounded(32 * width)
+    taken = round_channels(32 * width)
     x = _conv_bn_relu6(write, write.input, (3, taken), 3, "stem", (zero, six), stride=2)
     for stage, (expansion, channels, repeats, first_stride) in enumerate(_STAGES):
-        made = _rounded(channels * width)
+        made = round_channels(channels * width)
         for block in range(repeats):
             stride = first_stride if block == 0 else 1
             x = _inverted_residual(write, x, (taken, made), expansion, stride, f"block{stage}_{block}", (zero, six))
             taken = made
-    last = _rounded(1280 * max(1.0, width))
+    last = round_channels(1280 * max(1.0, width))
     x = _conv_bn_relu6(write, x, (taken, last), 1, "head", (zero, six))
     x = write.node("GlobalAveragePool", [x], "pool")
     x = write.node("Flatten", [x], "features", axis=1)
@@ -42,12 +42,6 @@ def mobilenet_v2(
 
 def _scalar(number: float) -> NDArray[np.float32]:
     return np.asarray(number, dtype=np.float32)
-
-
-def _rounded(channels: float) -> int:
-    """The nearest multiple of eight that loses at most a tenth."""
-    rounded = max(8, int(channels + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * channels else rounded
 
 
 def _conv_bn_relu6(

@@ -2,7 +2,14 @@
 
 import onnx
 
-from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
+from retune.compiler.frontend.zoo.attention import (
+    Sizes,
+    gelu,
+    image_to_tokens,
+    join_heads,
+    split_heads,
+    weighted_values,
+)
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _EPSILON = 1e-6
@@ -40,8 +47,7 @@ def _patches(write: LayerWriter, shape: tuple[int, int, int], patch: int) -> str
     bias = write.normal((width,), 0.02, "patch_bias")
     attributes = {"strides": [patch] * 2, "kernel_shape": [patch] * 2}
     squares = write.node("Conv", [write.input, weight, bias], "patch", **attributes)
-    flat = write.node("Reshape", [squares, write.integers((batch, width, tokens - 1), "flat_shape")], "patch_flat")
-    rows = write.node("Transpose", [flat], "patch_rows", perm=[0, 2, 1])
+    rows = image_to_tokens(write, squares, (batch, tokens - 1, width), "patch")
     token = write.normal((1, 1, width), 0.5, "class_token")
     tokens_of = write.node("Expand", [token, write.integers((batch, 1, width), "class_shape")], "class_tokens")
     joined = write.node("Concat", [tokens_of, rows], "tokens", axis=1)

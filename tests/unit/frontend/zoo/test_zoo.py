@@ -28,7 +28,7 @@ def test_every_network_is_tested() -> None:
     assert tuple(SMALL) == zoo.NAMES
 
 
-@pytest.mark.parametrize("name", long_except(["mlp", "resnet18", "gpt2_block"], zoo.NAMES))
+@pytest.mark.parametrize("name", long_except(["mlp", "resnet18", "gpt2_block", "segformer_b0"], zoo.NAMES))
 def test_agrees_with_onnxruntime(name: str, agrees_with_onnxruntime: Agrees) -> None:
     graph = agrees_with_onnxruntime(zoo.build(name, **SMALL[name]))
     ops = Counter(node.op for node in graph.nodes)
@@ -69,11 +69,14 @@ def test_outputs_keep_a_sane_scale_and_depend_on_the_input(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs", "operators", "parameters"),
     [
+        ("convnext_tiny", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 22, "LayerNormalization": 23}, 28.6e6),
         ("dcgan", [(1, 100, 1, 1)], [(1, 3, 64, 64)], {"ConvTranspose": 5}, 3.58e6),
+        ("efficientnet_b0", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 81, "Sigmoid": 65}, 5.29e6),
         ("mobilenet_v2", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 52}, 3.54e6),
         ("r3d_18", [(1, 3, 16, 112, 112)], [(1, 400)], {"Conv": 20}, 33.4e6),
         ("resnet18", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 20}, 11.7e6),
         ("resnet50", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 53}, 25.6e6),
+        ("segformer_b0", [(1, 3, 256, 256)], [(1, 150, 64, 64)], {"Conv": 20, "Softmax": 8, "Resize": 3}, 3.75e6),
         ("unet", [(1, 3, 256, 256)], [(1, 1, 256, 256)], {"Conv": 19, "ConvTranspose": 4, "Concat": 4}, 7.77e6),
         ("vit_small", [(1, 3, 224, 224)], [(1, 1000)], {"Softmax": 12, "LayerNormalization": 25}, 22.1e6),
         (
@@ -133,7 +136,7 @@ def test_one_token_of_gpt2_after_another_gives_what_all_at_once_give() -> None:
 
 
 def test_unknown_names_and_options() -> None:
-    with pytest.raises(ModelFormatError, match="no network 'vgg' in the zoo; it has bert_base, dcgan, gpt2_block, mlp"):
+    with pytest.raises(ModelFormatError, match="no network 'vgg' in the zoo; it has bert_base, convnext_tiny, dcgan"):
         zoo.build("vgg")
     with pytest.raises(OptionError, match="depth"):
         zoo.build("mlp", depth=3)

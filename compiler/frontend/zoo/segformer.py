@@ -1,0 +1,93 @@
+"""SegFormer, semantic segmentation by a hierarchical transformer, as an ONNX model."""
+
+import onnx
+
+from retune.compiler.frontend.zoo.attention import (
+    Sizes,
+    gelu,
+    image_to_tokens,
+    join_heads,
+    split_heads,
+    tokens_to_image,
+    weighted_values,
+)
+from retune.compiler.frontend.zoo.layers import LayerWriter
+
+# width, heads, reduction of keys and values, kernel and stride of the patches
+_STAGES = ((32, 1, 8, 7, 4), (64, 2, 4, 3, 2), (160, 5, 2, 3, 2), (256, 8, 1, 3, 2))
+
+
+def segformer_b0(
+    *, batch: int = 1, image: int = 256, layers: int = 2, decoder: int = 256, classes: int = 150, seed: int = 0
+) -> onnx.ModelProto:
+    """Input (batch, 3, image, image), output (batch, classes, image / 4, image / 4).
+
+    Configuration B0 of Xie et al., "SegFormer" (arXiv 2105.15203), with the classes of ADE20K. `layers` is that of
+    each of the four stages; `image` is a multiple of 32.
+    """
+    write = LayerWriter("segformer_b0", (batch, 3, image, image), seed)
+    x, taken, side = write.input, 3, image
+    levels = []
+    for stage, (width, heads, reduction, kernel, stride) in enumerate(_STAGES):
+        name = f"stage{stage}"
+        x = write.convolution(x, (taken, width), kernel, f"{name}_patch", stride=stride, bias=True)
+        taken, side = width, side // stride
+        sizes = Sizes(batch, side * side, width, heads, 4 * width)
+        x = write.layer_norm(
+            image_to_tokens(write, x, (batch, side * side, width), f"{name}_patch"), width, f"{name}_patch_norm"
+        )
+        for layer in range(layers):
+            x = _layer(write, x, sizes, (batch, width, side, side), reduction, f"{name}_layer{layer}")
+        x = tokens_to_image(write, write.layer_norm(x, width, f"{name}_norm"), (batch, width, side, side), name)
+        levels.append((x, width, side))
+    return write.finish(_decode(write, levels, batch, decoder, classes), (batch, classes, image // 4, image // 4))
+
+
+def _layer(
+    write: LayerWriter, x: str, sizes: Sizes, shape: tuple[int, int, int, int], reduction: int, name: str
+) -> str:
+    """Attention to a reduced image, then the feed-forward part, which mixes neighbors; each is added."""
+    batch, width, side, _ = shape
+    square, tokens = (width, width), side * side
+    normal = write.layer_norm(x, width, f"{name}_norm1")
+    query = split_heads(write, write.linear(normal, square, f"{name}_query"), sizes, f"{name}_query")
+    reduced, reduced_sizes = normal, sizes
+    if reduction > 1:
+        few = (side // reduction) ** 2
+        picture = tokens_to_image(write, normal, shape, f"{name}_reduction")
+        picture = write.convolution(picture, square, reduction, f"{name}_reduction", stride=reduction, pad=0, bias=True)
+        rows = image_to_tokens(write, picture, (batch, few, width), f"{name}_reduction")
+        reduced = write.layer_norm(rows, width, f"{name}_reduction_norm")
+        reduced_sizes = Sizes(batch, few, width, sizes.heads, sizes.hidden)
+    key, value = (
+        split_heads(write, write.linear(reduced, square, f"{name}_{part}"), reduced_sizes, f"{name}_{part}")
+        for part in ("key", "value")
+    )
+    mixed = weighted_values(write, query, key, value, sizes.head_width, f"{name}_attention")
+    attended = write.linear(join_heads(write, mixed, sizes, f"{name}_attention"), square, f"{name}_projection")
+    x = write.node("Add", [x, attended], f"{name}_attended")
+    hidden = sizes.hidden
+    inner = write.linear(write.layer_norm(x, width, f"{name}_norm2"), (width, hidden), f"{name}_up")
+    picture = tokens_to_image(write, inner, (batch, hidden, side, side), f"{name}_mix")
+    picture = write.convolution(picture, (hidden, hidden), 3, f"{name}_mix", groups=hidden, bias=True)
+    inner = gelu(write, image_to_tokens(write, picture, (batch, tokens, hidden), f"{name}_mix"), f"{name}_gelu")
+    return write.node("Add", [x, write.linear(inner, (hidden, width), f"{name}_down")], f"{name}_out")
+
+
+def _decode(write: LayerWriter, levels: list[tuple[str, int, int]], batch: int, decoder: int, classes: int) -> str:
+    """Every level at the width of the decoder and the size of the first, the deepest first; then the classes."""
+    first = levels[0][2]
+    parts = []
+    for level, (x, width, side) in enumerate(levels):
+        name = f"decoder{level}"
+        rows = write.linear(image_to_tokens(write, x, (batch, side * side, width), name), (width, decoder), name)
+        part = tokens_to_image(write, rows, (batch, decoder, side, side), name)
+        if side != first:
+            sizes = write.integers((batch, decoder, first, first), "decoder_size")
+            attributes = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+            part = write.node("Resize", [part, "", "", sizes], f"{name}_resized", **attributes)
+        parts.append(part)
+    joined = write.node("Concat", parts[::-1], "decoder_joined", axis=1)
+    fused = write.convolution(joined, (len(levels) * decoder, decoder), 1, "decoder_fuse")
+    fused = write.node("Relu", [write.batch_norm(fused, decoder, "decoder_bn")], "decoder_relu")
+    return write.convolution(fused, (decoder, classes), 1, "logits", bias=True)
