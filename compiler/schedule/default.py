@@ -159,7 +159,7 @@ def _annotated(state: State, stage_id: int) -> State:
         state = _in_strips(state, stage_id, row_axis)
     stage = state.stages[stage_id]
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
-    tiled = needs_multi_level_tiling(state.dag, stage_id)
+    tiled = turned is None and needs_multi_level_tiling(state.dag, stage_id)
     last = spatial[-1]
     if not tiled and stage.iters[last].extent != 1:
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))

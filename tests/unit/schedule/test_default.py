@@ -54,6 +54,21 @@ def test_what_a_row_shares_is_no_turned_read() -> None:
     assert lines(dag) == ["parallel i (0,64)", "vectorize j (0,48)", "scaled = ..."]
 
 
+def test_a_turning_copy_shifted_along_both_axes_is_blocked() -> None:
+    x, rows, columns = (
+        te.placeholder((16, 16)),
+        te.placeholder((16,), name="rows"),
+        te.placeholder((16,), name="columns"),
+    )
+    dag = ComputeDAG([x, rows, columns, te.compute((16, 16), lambda i, j: x[j, i] + rows[i] + columns[j], "y")])
+    assert lines(dag)[-3:] == ["for i.1 (0,16)", "vectorize j.1 (0,8)", "y = ..."]
+    given = [np.random.default_rng(0).normal(size=tensor.shape).astype("float32") for tensor in dag.inputs]
+    function = build(dag, default_steps(dag))
+    (result,) = function.outputs()
+    function(*function.prepared(*given), result)
+    np.testing.assert_array_equal(np.array(result), given[0].T + given[1][:, None] + given[2])
+
+
 def test_a_short_turning_copy_is_left_alone() -> None:
     x = te.placeholder((1, 7, 7, 3), name="x")
     dag = ComputeDAG([x, te.compute((1, 3, 7, 7), lambda n, c, h, w: x[n, h, w, c], "turned")])
