@@ -133,7 +133,7 @@ class LocalBlobStore(BlobStore):
                 raise StoreError(f"{self.root} is not a folder, so it cannot hold a record store")
 
     def put(self, files: Mapping[str, bytes]) -> None:
-        """See `BlobStore.publish`. All files are written before the first is renamed, so a full disk shows none."""
+        """See `BlobStore.put`. All files are written before the first is renamed, so a full disk shows none."""
         put({self.root / name: data for name, data in files.items()})
 
     def create(self, name: str, data: bytes) -> bool:

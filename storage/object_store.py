@@ -28,7 +28,7 @@ class ObjectBlobStore(BlobStore):
         self._files, self._root = _open(self.url)
 
     def put(self, files: Mapping[str, bytes]) -> None:
-        """See `BlobStore.publish`: one request for each file."""
+        """See `BlobStore.put`: one request for each file."""
         for name, data in files.items():
             with self._refusals("write", name):
                 self._files.pipe_file(self._path(name), data)
