@@ -245,7 +245,7 @@ def test_search_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_ablation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--only", "depthwise.*(everything|neighbors)", "--threads", "1", "--trials", "4", "--seeds", "1"]
+    argv = ["--only", "depthwise.*(everything|neighbours)", "--threads", "1", "--trials", "4", "--seeds", "1"]
     lines = _lines(ablation.main, argv, tmp_path / "out.jsonl", capsys)
     assert [line["metric"] for line in lines] == ["everything, 4 trials", "without neighbours, 4 trials"]
     assert [line["ratio"] > 0 for line in lines] == [True, True]
