@@ -46,7 +46,8 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         if size * extent > _LARGEST:
             raise node.unsupported(f"makes {size} of {extent} elements: the matrix for that has more than {_LARGEST}")
         places = [_origin(builder, node, how, place, axis, extent, size, scales[axis]) for place in range(size)]
-        matrices[axis] = np.stack([_row(node, place, extent, scales[axis]) for place in places])
+        rows = [_row(node, place, extent, scales[axis]) for place in places]
+        matrices[axis] = np.array(rows).reshape(size, extent)
         masks[axis] = np.array([not 0 <= place <= extent - 1 for place in places])
     if not is_float(dtype) and not all(map(_moves_only, matrices.values())):
         x = _along_axes(builder, write("cast", x, dtype="float32"), matrices)
@@ -176,6 +177,8 @@ def _row(node: OnnxNode, place: float, extent: int, scale: float) -> Array:
     row = np.zeros(extent)
     mode = node.text("mode", "nearest")
     if mode == "nearest":
+        # ONNX Runtime computes places in float32; in float64 a place such as 1.0000000002 would round to another side.
+        place = float(np.float32(place))
         rounding = "floor" if node.op_type == "Upsample" else node.text("nearest_mode", "round_prefer_floor")
         row[min(max(_ROUNDINGS[rounding](place), 0), extent - 1)] = 1.0
         return row

@@ -54,6 +54,15 @@ def test_resize_matches_onnxruntime(
     agrees_with_onnxruntime(model_of([node], {"x": (1, 2, 4, 8)}, weights=weights))
 
 
+def test_a_place_on_an_element_is_rounded_as_onnxruntime_does(
+    model_of: ModelOf, agrees_with_onnxruntime: Agrees
+) -> None:
+    modes = {"coordinate_transformation_mode": "half_pixel_symmetric", "nearest_mode": "ceil"}
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="nearest", axes=[0, 1], **modes)
+    model = model_of([node], {"x": (7, 1, 3)}, weights={"s": np.array([0.5, 2], np.float32)}, opset=18)
+    agrees_with_onnxruntime(model)
+
+
 TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 3, 4, 5), (3, 2, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((1, 4, 4, 5), (4, 2, 3, 2), {"group": 2, "strides": [2, 1], "output_padding": [1, 0]}),
