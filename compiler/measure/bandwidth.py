@@ -4,11 +4,12 @@ Every call touches the same bytes, so data that fits into a cache stays there, a
 The kernel is LLVM text, compiled by our own back end.
 """
 
+from retune.compiler.codegen.backend import backend_of
 from retune.compiler.codegen.cpu import compile_module, function_attributes
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
-from retune.compiler.target import HardwareParams, Target
+from retune.compiler.target import Target
 
 UNROLL = 8
 """Vectors an iteration: independent, so that many accesses are under way at a time."""
@@ -19,10 +20,10 @@ def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[Bo
 
     What is read is added up, or copied as far as there is anything to write; the larger side's rest comes after that.
     """
-    width = HardwareParams(num_cores=threads).vector_unit_bytes
+    target = Target.host()
+    width = backend_of(target).hardware(target, threads).vector_unit_bytes
     lanes, block = width // 4, width * UNROLL * threads
     read, written = (max(1, round(size / block)) for size in (read_bytes, written_bytes))
-    target = Target.host()
     text = _module(lanes, read, written, threads, function_attributes(width))
     args = (
         ArgSpec("source", (read * block // 4,), "float32", False),

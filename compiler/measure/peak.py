@@ -45,19 +45,24 @@ def measured_peak(threads: int) -> float:
 def peak_kernel(threads: int) -> tuple[BoundKernel, float]:
     """A call that does nothing but multiply-adds on `threads` threads, and how many GFLOP it does."""
     target = Target.host()
-    # Vectors wider than the registers would be spilled: half the speed on a CPU without AVX-512.
-    width = backend_of(target).hardware(target, threads).vector_unit_bytes
-    lanes = width // 4
+    text, lanes = peak_module(target)
     args = (
         ArgSpec("factors", (lanes,), "float32", False),
         ArgSpec("sums", (threads, lanes), "float32", True),
     )
-    code = compile_module(_module(lanes, function_attributes(width)), target)
+    code = compile_module(text, target)
     factors, sums = (aligned_array(arg.shape, arg.dtype) for arg in args)
     # a = 0.5 a + 0.5 converges to 1: no overflow, no subnormal numbers, which some CPUs compute slowly.
     factors[...] = 0.5
     kernels = load_kernels([KernelArtifact("peak", code, args, 0, str(target))])
     return kernels["peak"].bind([factors, sums], threads), 2.0 * lanes * ACCUMULATORS * STEPS * threads / 1e9
+
+
+def peak_module(target: Target) -> tuple[str, int]:
+    """The kernel for a target as LLVM text, and the float32 lanes of its vectors."""
+    # Vectors wider than the registers would be spilled: half the speed on a CPU without AVX-512.
+    width = backend_of(target).hardware(target, 1).vector_unit_bytes
+    return _module(width // 4, function_attributes(width)), width // 4
 
 
 def _agree(times: list[float]) -> bool:
