@@ -2,7 +2,7 @@
 
     python -m benchmarks.vector_math [--only REGEX] [--seconds S] [--out FILE]
 
-A million float32 that fit in the caches, or a softmax of [128, 1000], each as an default kernel with a vector loop. All
+A million float32 that fit in the caches, or a softmax of [128, 1000], each as a default kernel with a vector loop. All
 contenders get the same numbers. `retune` is the kernel as it is built, `retune-libm` the same one with a C library call
 per lane, `numpy` NumPy's own function where it has one. `ulp` is the largest error against float64.
 """
@@ -106,7 +106,7 @@ def figures(case: str, seconds: float) -> Iterator[Figure]:
 
 
 def _kernel(case: str, x: Floats) -> tuple[Callable[[], object], Floats]:
-    """The call of an default kernel on `x`, and where it leaves its result."""
+    """The call of a default kernel on `x`, and where it leaves its result."""
     source = te.placeholder(x.shape, name="x")
     output = _softmax_of(source) if case == "softmax" else _map(case, source)
     dag = ComputeDAG([source, output])

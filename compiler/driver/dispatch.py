@@ -104,7 +104,7 @@ class DispatchContext(ABC):
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """The state of `dag` to compile for `target`, from here or a context around this one; None when none knows.
 
-        `has_complex_op` says whether an default schedule would be slow: it decides who is told.
+        `has_complex_op` says whether the default schedule would be slow: it decides who is told.
         """
         found = self.known(target, workload_key, dag)
         outer = self._outer()
