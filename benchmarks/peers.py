@@ -15,19 +15,18 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from benchmarks.harness import interleaved
+from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.target import Target
 
 KERNEL, EDGES, SESSION, NODE, NUMPY = "retune", "retune-network", "onnxruntime", "onnxruntime-node", "numpy"
 """Our kernel alone; our network of one operator, with the changes of layout at its edges; ONNX Runtime's session, with
 its own changes of layout; the operator alone as ONNX Runtime's profiler sees it; NumPy.
 """
-
-BLAS_CORE = "SkylakeX"
-"""OPENBLAS_CORETYPE for NumPy: left alone, its OpenBLAS takes kernels with half-width vectors on this machine."""
 
 _PROFILED_RUNS = 60
 
@@ -45,7 +44,11 @@ class Peer:
 
 def peer_environment(threads: int) -> dict[str, str]:
     """What the process that times peers must find in its environment."""
-    return {"OPENBLAS_CORETYPE": BLAS_CORE, "OPENBLAS_NUM_THREADS": str(threads)}
+    found = {"OPENBLAS_NUM_THREADS": str(threads)}
+    if hardware_of(Target.host(), threads).lane_masks:
+        # Left alone, NumPy's OpenBLAS takes kernels with half-width vectors on AMD's CPUs with AVX-512.
+        found["OPENBLAS_CORETYPE"] = "SkylakeX"
+    return found
 
 
 def time_operator(path: Path, kernel: str, model: bytes, threads: int, product: bool) -> list[Peer]:

@@ -66,8 +66,8 @@ class Backend(Protocol):
         """`hardware` with the target's values for fields left at 0. Raises: TargetError as `describe`."""
         ...
 
-    def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
-        """The steps of the default schedule."""
+    def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]:
+        """The steps of the default schedule on a machine with `hardware`."""
         ...
 
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
@@ -98,8 +98,8 @@ class CpuBackend:
         usual = self.hardware(target, len(usable_cpus())) if missing else hardware
         return replace(hardware, **{name: getattr(usual, name) for name in missing})
 
-    def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
-        return default_steps(dag)
+    def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]:
+        return default_steps(dag, hardware)
 
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         describe(task.target)
@@ -166,7 +166,7 @@ class GpuBackend:
         given = {field.name: value for field in fields(hardware) if (value := getattr(hardware, field.name))}
         return replace(self.hardware(target, 1), **given)
 
-    def default_steps(self, dag: ComputeDAG) -> tuple[Step, ...]:
+    def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]:  # noqa: ARG002 for all alike
         return default_gpu_steps(dag)
 
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
@@ -195,4 +195,4 @@ def backend_of(target: Target) -> Backend:
 
 def default_steps_of(task: SearchTask) -> tuple[Step, ...]:
     """The steps of a task's default schedule."""
-    return backend_of(task.target).default_steps(task.dag)
+    return backend_of(task.target).default_steps(task.dag, task.hardware)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.codegen.build import build_kernel
 from retune.compiler.codegen.ffi_entry import entry_code
 from retune.compiler.driver.build import Program
@@ -17,7 +18,6 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.module import ENTRY, Module
 from retune.compiler.runtime.module_file import CompiledFunction
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -98,7 +98,7 @@ def _function(name: str, what: Buildable, target: Target | None, steps: Steps | 
             "retune.compiler.driver.build.build"
         )
     if steps is None:
-        steps = default_steps(task.dag)
+        steps = default_steps_of(task)
     elif not isinstance(steps, Sequence):
         steps = getattr(steps, "steps", None)
     if not isinstance(steps, Sequence) or not all(isinstance(step, Step) for step in steps):

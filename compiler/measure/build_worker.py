@@ -60,5 +60,5 @@ def build_stream(key: str, build_func: str, candidates: Sequence[Sequence[Step]]
 
 def build_reference(task: SearchTask, build_func: str, steps_func: str) -> KernelArtifact:
     """The kernel of the task's default schedule. Raises: whatever building it raises."""
-    artifact: KernelArtifact = resolve(build_func)(task, resolve(steps_func)(task.dag), KERNEL_NAME)
+    artifact: KernelArtifact = resolve(build_func)(task, resolve(steps_func)(task.dag, task.hardware), KERNEL_NAME)
     return artifact

@@ -37,7 +37,7 @@ class LocalRunner:
     the defaults of `MeasureOptions`, which also says what each means and why its defaults are others.
     `build_func` and `reference_steps` are the dotted paths of what makes a task's default kernel, or a faster one that
     computes the same, whose answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and
-    (dag) -> steps.
+    (dag, hardware) -> steps.
     """
 
     worker = "retune.compiler.measure.run_worker"

@@ -2,16 +2,16 @@
 
 Elementwise producers are inlined, outer loops run in parallel, and stages without data reuse (elementwise, pooling,
 softmax) get a vector loop over their last axis; one that transposes its input is blocked, so that all of a cache line
-that was read is used. Floating-point products and convolutions get a register tile of a usual size: a few rows of a
-strip of the last axis, with the reduction around them. Other stages that would need tiling keep their naive loops,
-which tuning improves.
+that was read is used. Floating-point products and convolutions get a register tile that fits the machine's registers: a
+few rows of a strip of the last axis, with the reduction around them. Other stages that would need tiling keep their
+naive loops, which tuning improves.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
-from retune.compiler.dtype import is_float, item_bytes
+from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.ir.expr import Const
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
@@ -23,13 +23,20 @@ from retune.compiler.schedule.access import (
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
+from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Axis, ComputeOp
 
 _PARALLEL_ITERATIONS = 64
-_STRIPS = (32, 16)
-"""How much of a row a product works on at once, if one of these divides it."""
-_ROWS = (4, 7, 6, 5, 3, 2)
+_VECTORS = (2, 4, 3, 5, 6, 1)
+"""How many vectors of a row a product works on at once: of widths that are as fast, the first."""
+_ROWS = (4, 7, 6, 5, 14, 8, 3, 2, 1)
 """How many rows, alike."""
+_LATENCY, _A_CYCLE = 4, 2
+"""Cycles until a sum can be added to again, and how many multiply-adds, and how many loads, begin in one: those of
+Zen 2 to 5 and of Intel's cores since Skylake.
+"""
+_LEAST_COLUMNS = 16
+"""A product whose rows are shorter has no register tile."""
 _CACHE_BYTES = 1 << 22
 """A matrix of so many bytes does not stay in the caches of a CPU's core."""
 _DEPTHS = (256, 128)
@@ -41,6 +48,7 @@ _BLOCK, _NARROW = (16, 8, 32, 24, 12), (8, 16, 4)
 does: the first that divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses differ by a power of
 two still fit the ways of a first-level cache.
 """
+_USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
 """An axis of at most so many elements that none of these divides is taken whole."""
 
@@ -48,33 +56,34 @@ _WHOLE = 64
 @dataclass(frozen=True, slots=True)
 class _Large:
     """A product whose factor `right`, read along the last axis, no cache holds: `rows` is the axis of which a few
-    places share it, `depth` how much of the sum is done at once.
+    places share it, `tile` how many of them and how many columns, `depth` how much of the sum is done at once.
     """
 
     stage: int
     right: int
     rows: int
+    tile: tuple[int, int]
     depth: int
 
 
-def default_steps(dag: ComputeDAG) -> tuple[Step, ...]:
-    """Steps of the default schedule of `dag`."""
-    return _steps(_inlined(dag))
+def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
+    """Steps of the default schedule of `dag`, with register tiles that fit the registers of `hardware`."""
+    return _steps(_inlined(dag), hardware)
 
 
-def reference_steps(dag: ComputeDAG) -> tuple[Step, ...]:
+def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
     """Steps of a program that computes the same numbers to the last bit, and large products several times as fast: a
     strip of one factor is copied to where it stays in the cache while it meets all rows of the other. With several
     large products it is the default schedule.
     """
     state = _inlined(dag)
-    large = [found for number in range(len(state.stages)) if (found := _large(state, number))]
+    large = [found for number in range(len(state.stages)) if (found := _large(state, number, hardware))]
     if len(large) != 1:
-        return _steps(state)
+        return _steps(state, hardware)
     (product,) = large
     state = state.apply(CacheRead(product.right, "local", (product.stage,)))
     product = replace(product, stage=product.stage + 1, right=product.right + 1)
-    return _steps(_packed(state, product), {product.stage, product.right})
+    return _steps(_packed(state, product), hardware, {product.stage, product.right})
 
 
 def _inlined(dag: ComputeDAG) -> State:
@@ -85,18 +94,18 @@ def _inlined(dag: ComputeDAG) -> State:
     return state
 
 
-def _steps(state: State, done: Collection[int] = ()) -> tuple[Step, ...]:
+def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -> tuple[Step, ...]:
     """The steps so far, and those of all stages but some."""
     given = state.stages
     for number, stage in enumerate(given):
         stands = not isinstance(stage.location, Inlined) and number not in done
         if isinstance(stage.op, ComputeOp) and stands and stage.op.axes:
             # A copy of what a stage reads stands before it, so later stages have higher numbers by then.
-            state = _annotated(state, number + len(state.stages) - len(given))
+            state = _annotated(state, number + len(state.stages) - len(given), hardware)
     return tuple(step for step in state.steps if isinstance(step, Step))
 
 
-def _large(state: State, stage_id: int) -> _Large | None:
+def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | None:
     """What is known of a large product of matrices whose sizes are multiples of its tiles; None for anything else."""
     op, rows = state.stages[stage_id].op, row_axis_of(state, stage_id)
     if rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
@@ -104,7 +113,8 @@ def _large(state: State, stage_id: int) -> _Large | None:
     columns, height = op.axes[-1].extent, op.axes[rows].extent
     # A strip of 32 columns times this depth of float32 is 16 or 32 KiB: it stays in the first-level cache.
     depth = next((size for size in _DEPTHS if op.reduce_axes[0].extent % size == 0), 0)
-    if not depth or columns % _STRIPS[0] or height % _ROWS[0] or height < _MANY_ROWS:
+    tile = register_tile(height, columns, hardware, op.dtype)
+    if not depth or tile[0] == 1 or tile[1] == columns or height < _MANY_ROWS:
         return None
     along = {place for place, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]}
     right = min(along)
@@ -115,7 +125,7 @@ def _large(state: State, stage_id: int) -> _Large | None:
     source = state.dag.ops[right]
     nbytes = prod(source.shape) * item_bytes(source.dtypes[0])
     # A factor that fits a cache is read from there again without a copy.
-    return _Large(stage_id, right, rows, depth) if nbytes >= _CACHE_BYTES else None
+    return _Large(stage_id, right, rows, tile, depth) if nbytes >= _CACHE_BYTES else None
 
 
 def _packed(state: State, product: _Large) -> State:
@@ -126,7 +136,8 @@ def _packed(state: State, product: _Large) -> State:
     op = state.stages[stage].op
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(op.axes) - 1
-    for place, size in ((last + 1, product.depth), (last, _STRIPS[0]), (rows, _ROWS[0])):
+    height, strip = product.tile
+    for place, size in ((last + 1, product.depth), (last, strip), (rows, height)):
         extent = state.stages[stage].iters[place].extent
         state = state.apply(Split(stage, place, extent if isinstance(extent, int) else 0, (size,)))
     around = [place + (place > rows) for place in range(last) if place != rows]
@@ -149,14 +160,14 @@ def _always_inlined(state: State, stage_id: int) -> bool:
     return is_strictly_inlineable(state.dag, stage_id) and bool(consumers(state, stage_id))
 
 
-def _annotated(state: State, stage_id: int) -> State:
+def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     """Outer loops in parallel, the last axis in vectors; a rank-1 stage gets the one that suits its size."""
     turned = _turned(state, stage_id)
     if turned is not None:
         state = _blocked(state, stage_id, turned)
     row_axis = row_axis_of(state, stage_id)
     if row_axis is not None:
-        state = _in_strips(state, stage_id, row_axis)
+        state = _in_strips(state, stage_id, row_axis, hardware)
     stage = state.stages[stage_id]
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
     tiled = turned is None and needs_multi_level_tiling(state.dag, stage_id)
@@ -224,7 +235,7 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
         return None
-    if not is_float(op.dtype) or op.axes[-1].extent < _STRIPS[-1]:
+    if not is_float(op.dtype) or op.axes[-1].extent < _LEAST_COLUMNS:
         return None
     along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
     if not along:
@@ -233,7 +244,29 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
     return max((place for place, axis in enumerate(op.axes) if axis.extent > 1 and axis not in used), default=-1)
 
 
-def _in_strips(state: State, stage_id: int, row_axis: int) -> State:
+def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str) -> tuple[int, int]:
+    """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
+    latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. All
+    columns, where no part of them divides their number.
+    """
+    lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
+    best, fastest = (1, columns), 0.0
+    for vectors in _VECTORS:
+        widest = min(columns, vectors * lanes)
+        strip = next(size for size in range(widest, 0, -1) if columns % size == 0)
+        if strip <= (vectors - 1) * lanes:
+            continue
+        for height in _ROWS:
+            if rows % height or (height + 1) * vectors >= hardware.registers:
+                continue
+            # What comes in rows comes from the second-level cache, which takes twice as long.
+            cycles = max(height * vectors / _A_CYCLE, (height + 2 * vectors) / _A_CYCLE, _LATENCY)
+            if (speed := height * strip / cycles) > fastest:
+                best, fastest = (height, strip), speed
+    return best
+
+
+def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> State:
     """The reduction outside a few rows of a strip of the last axis.
 
     before: for i: for j: for k: c[i, j] += …
@@ -242,11 +275,12 @@ def _in_strips(state: State, stage_id: int, row_axis: int) -> State:
     op = state.stages[stage_id].op
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(op.axes) - 1
+    rows = op.axes[row_axis].extent if row_axis >= 0 else 1
+    height, strip = register_tile(rows, op.axes[last].extent, hardware, op.dtype)
     inner: list[int] = []
-    for axis, sizes in ((last, _STRIPS), (row_axis, _ROWS)):
+    for axis, size in ((last, strip), (row_axis, height)):
         extent = op.axes[axis].extent if axis >= 0 else 1
-        size = next((size for size in sizes if extent % size == 0), extent)
-        if size == extent and (axis == last or 1 < extent <= max(sizes)):
+        if size == extent and (axis == last or extent > 1):
             inner.insert(0, axis)
         elif 1 < size < extent:
             state = state.apply(Split(stage_id, axis, extent, (size,)))

@@ -137,13 +137,13 @@ def steps(behavior: str) -> tuple[Step, ...]:
     return (Pragma(0, 0, behavior),)
 
 
-def reference(_: ComputeDAG) -> tuple[Step, ...]:
+def reference(_: ComputeDAG, __: HardwareParams) -> tuple[Step, ...]:
     """The default schedule."""
     return steps("good")
 
 
-def crashing_reference(_: ComputeDAG) -> tuple[Step, ...]:
-    """An default schedule whose kernel crashes."""
+def crashing_reference(_: ComputeDAG, __: HardwareParams) -> tuple[Step, ...]:
+    """A default schedule whose kernel crashes."""
     return steps("crash")
 
 

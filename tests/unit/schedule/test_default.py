@@ -11,6 +11,7 @@ from retune.compiler.schedule import default
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps, reference_steps
 from retune.compiler.schedule.state import replay
+from retune.compiler.target import HardwareParams
 
 
 def lines(dag: ComputeDAG) -> list[str]:
@@ -168,3 +169,24 @@ def test_the_reference_of_a_large_product_copies_strips_of_one_factor() -> None:
 @pytest.mark.parametrize("case", [GpuCase("matmul", (512, 512, 512)), GpuCase("softmax", (64, 64))])
 def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> None:
     assert reference_steps(case.graph("fp32")) == default_steps(case.graph("fp32"))
+
+
+@pytest.mark.parametrize(
+    ("width", "registers", "size", "tile"),
+    [
+        (64, 32, (28, 128), (4, 32)),
+        (64, 32, (28, 64), (4, 32)),
+        (64, 32, (49, 1000), (7, 40)),
+        (32, 16, (28, 128), (4, 16)),
+        (32, 16, (14, 256), (14, 8)),
+        (32, 16, (7, 512), (7, 8)),
+        (32, 16, (1, 1000), (1, 40)),
+        (16, 32, (28, 128), (4, 8)),
+        (32, 16, (28, 37), (2, 37)),
+    ],
+)
+def test_a_register_tile_fits_the_registers(
+    width: int, registers: int, size: tuple[int, int], tile: tuple[int, int]
+) -> None:
+    hardware = HardwareParams(num_cores=1, vector_unit_bytes=width, vector_registers=registers)
+    assert default.register_tile(*size, hardware, "float32") == tile
