@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from retune.compiler.codegen.cuda_index import LONG, fits, is_long
 from retune.compiler.codegen.cuda_tensor import HELPERS, tensor_text
-from retune.compiler.dtype import BFLOAT16, HALVES, is_unsigned
+from retune.compiler.dtype import BFLOAT16, HALVES, is_unsigned, item_bytes
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.alignment import VECTOR_BYTES
@@ -234,6 +234,12 @@ class _Writer:
         first = expr.args[0].dtype
         if expr.name == "bits":
             return f"__builtin_bit_cast({_TYPES[expr.dtype]}, {self.text(expr.args[0])})"
+        if expr.name in ("popcount", "clz"):
+            width = 8 * item_bytes(first)
+            value = f"__{'popc' if expr.name == 'popcount' else 'clz'}{'ll' if width == 64 else ''}("
+            value += f"({_TYPES[f'uint{width}']}){self.text(expr.args[0])})"
+            padding = max(0, 32 - width) if expr.name == "clz" else 0  # smaller integers are widened with zeros
+            return f"({_TYPES[expr.dtype]})({value} - {padding})" if padding else f"({_TYPES[expr.dtype]}){value}"
         half = first in HALVES
         args = [f"(float){self.text(arg)}" if half else self.text(arg) for arg in expr.args]
         single = half or first == "float32"

@@ -47,7 +47,7 @@ def call_instruction(
     emit: Emit, name: str, args: Sequence[Value], dtype: str, permutes_tables: bool = False, library: bool = True
 ) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
-    the result is a bool; bits: of any type of as many bytes); `emit` appends an instruction. `permutes_tables`: see
+    the result is a bool; bits: of any type of as many bytes; clz: of any integer type, the result is an int32); `emit` appends an instruction. `permutes_tables`: see
     `vector_math.exp`. Without the C `library` the functions are those of `libdevice`.
 
     Raises: LoweringError for a function that is not known for the type.
@@ -56,7 +56,7 @@ def call_instruction(
     if name == "bits":
         return _of_bits(emit, first, dtype)
     if not is_float(first.dtype):
-        return _of_integer(emit, name, first)
+        return _of_integer(emit, name, first, dtype)
     if name == "isnan":
         first = cast(emit, first, "float32") if first.dtype == BFLOAT16 else first
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
@@ -88,16 +88,21 @@ def _of_bits(emit: Emit, value: Value, dtype: str) -> Value:
     return emit(f"bitcast {value.typed} to {after}", value.lanes, dtype)
 
 
-def _of_integer(emit: Emit, name: str, value: Value) -> Value:
+def _of_integer(emit: Emit, name: str, value: Value, dtype: str) -> Value:
     if name == "isnan":
         return Value(literal(False, "bool", value.lanes), value.lanes, "bool")
     if name in ("floor", "ceil", "round", "trunc") or (name == "abs" and value.dtype == "bool"):
         return value
+    kind, suffix = llvm_type(value.dtype, value.lanes), intrinsic_suffix(value.dtype, value.lanes)
+    if name == "popcount":
+        return emit(f"call {kind} @llvm.ctpop.{suffix}({value.typed})", value.lanes, value.dtype)
+    if name == "clz":
+        zeros = emit(f"call {kind} @llvm.ctlz.{suffix}({value.typed}, i1 false)", value.lanes, value.dtype)
+        return cast(emit, zeros, dtype)
     if name != "abs":
         raise LoweringError(f"no code for the function {name} on {value.dtype}; cast to a float first")
     if value.dtype.startswith("uint"):
         return value
-    kind, suffix = llvm_type(value.dtype, value.lanes), intrinsic_suffix(value.dtype, value.lanes)
     return emit(f"call {kind} @llvm.abs.{suffix}({value.typed}, i1 false)", value.lanes, value.dtype)
 
 

@@ -48,6 +48,20 @@ BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+
+def _unsigned(value: Array) -> Array:
+    """The bits of integers as unsigned numbers."""
+    return value.view(f"uint{8 * value.dtype.itemsize}")
+
+
+def _leading_zeros(value: Array) -> Array:
+    width, filled = 8 * value.dtype.itemsize, _unsigned(value)
+    for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest one is set
+        if shift < width:
+            filled = filled | (filled >> filled.dtype.type(shift))
+    return np.asarray(width - np.bitwise_count(filled).astype("int32"))
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
@@ -84,6 +98,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "copysign": np.copysign,
     "fmod": np.fmod,
     "hypot": np.hypot,
+    "popcount": lambda x: np.bitwise_count(_unsigned(x)),  # NumPy's counts the bits of the absolute value
+    "clz": _leading_zeros,
 }
 
 

@@ -4,11 +4,11 @@
 |---|---|
 | `+ - * /`, `//`, `%`, unary `-` | of integers `/` rounds towards zero, `//` and `%` towards minus infinity |
 | `< <= > >=`, `te.equal`, `te.not_equal` | make bools; `==` compares expressions, not values |
-| `te.logical_and`, `te.logical_or`, `te.logical_not` | of bools |
-| `& \\| ^ ~ << >>` | of integers |
+| `te.logical_and`, `te.logical_or` (`te.all`, `te.any`), `te.logical_not` | of bools |
+| `& \\| ^ ~ << >>`, `te.popcount`, `te.clz` | of integers |
 | `te.exp log sqrt rsqrt tanh erf sigmoid pow` | of floats; error at most 4 ulp |
 | `te.sin` … `atanh`, `exp2 expm1 log2 log10 log1p atan2 hypot fmod copysign` | of floats; the C library's |
-| `te.exp10 logaddexp power isinf isfinite min_value max_value` | made of the others; limits of types are finite |
+| `te.exp10 logaddexp nextafter power isinf isfinite min_value max_value` | made of the others; limits of types are finite |
 | `te.add subtract multiply div`, `floordiv`, `truncmod`, … | the operators by TVM's names |
 | `te.floor ceil round trunc abs minimum maximum isnan` | `round` takes ties to even; a NaN stays |
 | `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |
@@ -48,6 +48,7 @@ from retune.compiler.te.compute import (
     cast,
     ceil,
     ceildiv,
+    clz,
     compute,
     copysign,
     cos,
@@ -84,8 +85,10 @@ from retune.compiler.te.compute import (
     minimum,
     multiply,
     nearbyint,
+    nextafter,
     not_equal,
     placeholder,
+    popcount,
     pow,
     power,
     reduce_axis,
@@ -102,6 +105,8 @@ from retune.compiler.te.compute import (
     truncdiv,
     truncmod,
 )
+from retune.compiler.te.compute import logical_and as all
+from retune.compiler.te.compute import logical_or as any
 from retune.compiler.te.extern import call_packed, extern
 from retune.compiler.te.prim_func import PrimFunc, create_prim_func
 from retune.compiler.te.reducers import Reducer, argmax, argmin, comm_reducer, max, min, prod, sum
@@ -141,6 +146,8 @@ __all__ = [
     "acos",
     "acosh",
     "add",
+    "all",
+    "any",
     "argmax",
     "argmin",
     "asin",
@@ -153,6 +160,7 @@ __all__ = [
     "cast",
     "ceil",
     "ceildiv",
+    "clz",
     "comm_reducer",
     "compute",
     "const",
@@ -196,8 +204,10 @@ __all__ = [
     "minimum",
     "multiply",
     "nearbyint",
+    "nextafter",
     "not_equal",
     "placeholder",
+    "popcount",
     "pow",
     "power",
     "prod",

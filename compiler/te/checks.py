@@ -80,6 +80,14 @@ def truth(where: str, value: Operand) -> Expr:
     return expr
 
 
+def integer(where: str, value: Operand) -> Expr:
+    """An integer; a bool is none."""
+    expr = as_expr(value)
+    if is_float(expr.dtype) or expr.dtype == BOOL:
+        raise DefinitionError(f"{where} of {expr}, which is {expr.dtype}; cast it to an integer first")
+    return expr
+
+
 def real(where: str, value: Operand) -> Expr:
     """A floating-point number."""
     expr = as_expr(value)

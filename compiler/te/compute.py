@@ -20,6 +20,7 @@ from retune.compiler.te.checks import (
     checked_dtype,
     checked_name,
     checked_shape,
+    integer,
     real,
     truth,
     with_tag,
@@ -284,6 +285,38 @@ def bits(dtype: str, value: Operand) -> Expr:
     if item_bytes(dtype) != item_bytes(expr.dtype):
         raise DefinitionError(f"bits: {expr.dtype} has {item_bytes(expr.dtype)} bytes, {dtype} {item_bytes(dtype)}")
     return expr if expr.dtype == dtype else ir.Call("bits", (expr,), dtype)
+
+
+def popcount(value: Operand) -> Expr:
+    """How many bits of an integer are 1, in its type; of a negative one as it is in memory.
+
+    Raises: DefinitionError for a value that is no integer.
+    """
+    expr = integer("popcount", value)
+    return ir.Call("popcount", (expr,), expr.dtype)
+
+
+def clz(value: Operand) -> Expr:
+    """How many bits of an integer are 0 before the first 1, as int32; all of them for 0.
+
+    Raises: DefinitionError for a value that is no integer.
+    """
+    return ir.Call("clz", (integer("clz", value),), "int32")
+
+
+def nextafter(lhs: Operand, rhs: Operand) -> Expr:
+    """The float after `lhs` in the direction of `rhs`, of their type; `rhs` where they are equal."""
+    left, right = ir.promote(lhs, rhs)
+    dtype = real("nextafter", left).dtype
+    # Floats of one sign are ordered as their bits are, so the next one away from zero has the next higher bits.
+    kind = f"int{8 * item_bytes(dtype)}"
+    own = bits(kind, left)
+    outward = equal(left < right, left > 0)
+    step = if_then_else(outward, ir.const(1, kind), ir.const(-1, kind))
+    sign = ir.binary(BinaryOp.BIT_AND, bits(kind, right), ir.const(int(np.iinfo(kind).min), kind))
+    moved = if_then_else(equal(left, 0.0), sign + ir.const(1, kind), own + step)
+    ends = if_then_else(equal(left, right), right, bits(dtype, moved))
+    return if_then_else(logical_or(isnan(left), isnan(right)), left + right, ends)
 
 
 def pow(base: Operand, exponent: Operand) -> Expr:

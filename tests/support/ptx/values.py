@@ -174,6 +174,7 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.invert,
+    "popc": np.bitwise_count,
     "copysign": lambda sign, size: np.copysign(size, sign),
 }
 

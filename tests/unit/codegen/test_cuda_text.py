@@ -141,3 +141,26 @@ def test_cuda_text_is_accepted_by_a_compiler(tmp_path: Path) -> None:
     command = [str(COMPILER), "-arch=sm_80", "--ptx", str(source), "-o", str(tmp_path / "kernels.ptx")]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == 0, run.stderr
+
+
+def test_bits_are_counted_in_the_width_of_the_type() -> None:
+    outputs, inputs = [], []
+    for dtype in ("int8", "uint32", "int64"):
+        x = te.placeholder((4,), dtype, f"x_{dtype}")
+        inputs.append(x)
+        outputs += [
+            te.compute((4,), lambda i, x=x, f=f: f(x[i]), f"{f.__name__}_{dtype}") for f in (te.popcount, te.clz)
+        ]
+    dag = ComputeDAG([*inputs, *outputs])
+    steps = tuple(Annotate(dag.id_of(tensor), 0, THREAD) for tensor in outputs)
+    text = cuda_text(lower_for_gpu(replay(dag, steps), "bits", GPU))
+    place = "(int)threadIdx.x"
+    for wanted in (
+        f"popcount_int8[{place}] = (signed char)__popc((unsigned char)x_int8[{place}]);",
+        f"clz_int8[{place}] = (int)(__clz((unsigned char)x_int8[{place}]) - 24);",
+        f"popcount_uint32[{place}] = (unsigned int)__popc((unsigned int)x_uint32[{place}]);",
+        f"clz_uint32[{place}] = (int)__clz((unsigned int)x_uint32[{place}]);",
+        f"popcount_int64[{place}] = (long long)__popcll((unsigned long long)x_int64[{place}]);",
+        f"clz_int64[{place}] = (int)__clzll((unsigned long long)x_int64[{place}]);",
+    ):
+        assert wanted in text, text

@@ -31,9 +31,9 @@ COUNT = 64
 OPERATORS: tuple[Callable[[Any, Any], Any], ...] = (
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
     *(operator.lt, operator.le, operator.eq, operator.ne, te.maximum, te.minimum),
-    *(operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift),
+    *(operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift, te.nextafter),
 )
-FUNCTIONS = (abs, te.floor, te.ceil, te.round, te.isnan)
+FUNCTIONS = (abs, te.floor, te.ceil, te.round, te.isnan, te.popcount, te.clz)
 
 
 def values(dtype: str, seed: int) -> NDArray[Any]:

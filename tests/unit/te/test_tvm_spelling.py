@@ -168,3 +168,54 @@ def test_functions_of_floats_refuse_integers() -> None:
             te.compute((4,), lambda i, name=name: getattr(te, name)(a[i]))
     with pytest.raises(DefinitionError, match="cast it to a float first"):
         te.compute((4,), lambda i: te.atan2(a[i], a[i]))
+
+
+WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_bits_of_integers_are_counted_as_they_are_in_memory(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    x = np.array([info.min, info.max, 0, 1, 2, 5, 64, 100, info.max // 3, info.max - 6], dtype)
+    texts = [f"{int(value) % (1 << info.bits):0{info.bits}b}" for value in x]
+    _check(te.popcount, [x], np.array([text.count("1") for text in texts], dtype))
+    zeros = [len(text) - len(text.lstrip("0")) for text in texts]
+    _check(te.clz, [x], np.array(zeros, "int32"))
+    a = te.placeholder((4,), dtype, "a")
+    assert (te.popcount(a[0]).dtype, te.clz(a[0]).dtype) == (dtype, "int32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_the_next_float_is_that_of_numpy(dtype: str) -> None:
+    info = ml_dtypes.finfo(dtype)
+    tiny, largest = float(info.smallest_subnormal), float(info.max)
+    ends = [0.0, -0.0, 1.0, -1.0, tiny, -tiny, float(info.tiny), largest, -largest, np.inf, -np.inf, np.nan, 0.1, -3.0]
+    x, y = (each.ravel().astype(dtype) for each in np.meshgrid(ends, ends))
+    a, b = (te.placeholder(x.shape, dtype, name) for name in "ab")
+    result = te.compute(x.shape, lambda i: te.nextafter(a[i], b[i]), "y")
+    with np.errstate(all="ignore"):
+        wanted = np.where(x == y, y, np.nextafter(x, y))  # of zeros of both signs NumPy gives a float16 its first
+    known = {a: x, b: y}
+    for found in (_run(result, known), evaluate([result], known)[0]):
+        is_nan = np.isnan(wanted.astype("float64"))
+        np.testing.assert_array_equal(np.isnan(found.astype("float64")), is_nan)
+        kind = f"uint{8 * x.itemsize}"
+        np.testing.assert_array_equal(found.view(kind)[~is_nan], wanted.view(kind)[~is_nan])
+
+
+def test_all_and_any_join_conditions() -> None:
+    a, x = te.placeholder((6,), "int32", "a"), np.arange(6, dtype="int32")
+    both = te.compute((6,), lambda i: te.all(a[i] > 1, a[i] < 5, te.not_equal(a[i], 3)), "both")
+    either = te.compute((6,), lambda i: te.any(a[i] < 1, a[i] > 4, te.equal(a[i], 3)), "either")
+    assert _run(both, {a: x}).tolist() == [False, False, True, False, True, False]
+    assert _run(either, {a: x}).tolist() == [True, False, False, True, False, True]
+
+
+def test_functions_of_integers_refuse_floats_and_bools() -> None:
+    for dtype in ("float32", "bool"):
+        a = te.placeholder((4,), dtype, "a")
+        for function in (te.popcount, te.clz):
+            with pytest.raises(DefinitionError, match="cast it to an integer first"):
+                function(a[0])
+    with pytest.raises(DefinitionError, match="nextafter of .*cast it to a float first"):
+        te.nextafter(te.placeholder((4,), "int32", "a")[0], 1)
