@@ -5,6 +5,7 @@ They say what the target's own instruction set offers, never more, as LLVM itsel
 
 from dataclasses import replace
 
+from retune.compiler import config
 from retune.compiler.codegen.backend import CUDA_HARDWARE, backend_of
 from retune.compiler.codegen.nvptx import check_gpu
 from retune.compiler.codegen.ptxas import assembles
@@ -20,6 +21,13 @@ def hardware_of(target: Target, threads: int) -> HardwareParams:
     Raises: TargetError when LLVM does not know the triple, the CPU, a feature or the GPU, or that is too old.
     """
     return backend_of(target).hardware(target, threads)
+
+
+def threads_of(target: Target, threads: int | None) -> int:
+    """How many threads a network for `target` is compiled for: `threads`, else as many as the settings, or the target,
+    say, else all cores.
+    """
+    return threads or config.thread_count(target.num_cores or config.usable_cores())
 
 
 def hardware_of_gpu(device: GpuDevice) -> HardwareParams:

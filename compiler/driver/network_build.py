@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.network_source import graph_of, with_parameters
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.executor.library import Library
@@ -21,21 +22,21 @@ def build_network(
     target: Target | str | None = None,
     params: Mapping[str, Array] | None = None,
     *,
-    threads: int = 1,
+    threads: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Library:
     """Compile a network for the graph executor.
 
     `mod` is an ONNX model or its path, a name of the zoo, or a graph; `params` are arrays for inputs that are
-    constants, by name; `threads` is the number of threads that it is meant to run on; `shapes` gives static shapes to
-    inputs with dynamic dimensions, by name. Tuned programs come from the
+    constants, by name; `threads` is the number of threads that it is meant to run on, all cores unless
+    given; `shapes` gives static shapes to inputs with dynamic dimensions, by name. Tuned programs come from the
     dispatch contexts that were entered (`with ApplyHistoryBest(log):`), and `PassContext` says whether to ask them, and
     whether the graph is optimized. `CoverageReport.of(library.network.coverage)` tells what became of every kernel.
     Raises: ModelError, TargetError; LoweringError when even a default schedule cannot be built.
     """
     machine = target if isinstance(target, Target) else Target(target) if target else Target.host()
     graph = optimized(with_parameters(graph_of(mod, shapes), params or {}))
-    return Library(compile_graph(graph, machine, threads=threads))
+    return Library(compile_graph(graph, machine, threads=threads_of(machine, threads)))
 
 
 def optimized(graph: Graph) -> Graph:

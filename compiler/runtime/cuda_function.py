@@ -45,7 +45,7 @@ class CudaFunction:
         """What the arguments are, in order."""
         return self.artifact.args
 
-    def __call__(self, *arrays: Any, threads: int = 1) -> None:
+    def __call__(self, *arrays: Any, threads: int | None = None) -> None:
         """Run the kernels and wait for them; `threads` are those of a CPU, of which a GPU needs none.
 
         Raises: DeviceError naming the argument that does not fit.

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from retune.compiler import config
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.arguments import check_count, check_shape
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
@@ -26,10 +27,11 @@ class KernelFunction(TimedFunctions):
     total(*inputs, result, threads=2)
     """
 
-    __slots__ = ("kernel",)
+    __slots__ = ("_threads", "kernel")
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self._threads: int | None = None
 
     @property
     def args(self) -> tuple[ArgSpec, ...]:
@@ -47,8 +49,8 @@ class KernelFunction(TimedFunctions):
             raise AttributeError(f"this is the function {self.entry_name!r}; there is no {name!r}")
         return self
 
-    def __call__(self, *arrays: Any, threads: int = 1) -> None:
-        """Run the kernel.
+    def __call__(self, *arrays: Any, threads: int | None = None) -> None:
+        """Run the kernel on so many threads, all cores unless given or RETUNE_NUM_THREADS or OMP_NUM_THREADS says less.
 
         Raises: ArtifactError naming the argument that does not fit.
         """
@@ -62,6 +64,8 @@ class KernelFunction(TimedFunctions):
             _usable(name, spec, array) if array.flags.writeable else array
             for spec, array in zip(artifact.outputs, given[count:], strict=True)
         ]
+        if threads is None:
+            threads = self._threads = self._threads or config.thread_count(config.usable_cores())
         bound = self.kernel.bind(used, threads)
         for spec, array in zip(self.args, used, strict=True):
             check_shape(name, spec, array)

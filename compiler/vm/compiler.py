@@ -16,6 +16,7 @@ from retune.compiler.codegen.backend import backend_of
 from retune.compiler.driver.compile_network import made_for
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
+from retune.compiler.driver.hardware import threads_of
 from retune.compiler.errors import MachineError, ModelError, ModelFormatError, OptionError, TargetError
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.onnx.program import load_program
@@ -45,11 +46,11 @@ def compile(
     target_host: Target | str | None = None,
     params: Params | None = None,
     *,
-    threads: int = 1,
+    threads: int | None = None,
     best: Mapping[str, BestProgram] | None = None,
 ) -> Executable:
     """Compile a network. `params` are arrays for inputs that are constants, by name; `threads` is the number of threads
-    that it is meant to run on; `best` has tuned programs by workload key.
+    that it is meant to run on, all cores unless given; `best` has tuned programs by workload key.
 
     Raises: ModelError when the network cannot be read or a parameter fits no input; TargetError; LoweringError.
     """
@@ -64,9 +65,9 @@ def compile(
 class VMCompiler:
     """Compiles a network step by step: `set_params`, `lower`, `codegen`, `get_exec`."""
 
-    def __init__(self, *, threads: int = 1, best: Mapping[str, BestProgram] | None = None) -> None:
+    def __init__(self, *, threads: int | None = None, best: Mapping[str, BestProgram] | None = None) -> None:
         """Raises: OptionError for a number of threads that cannot be, or programs that are none."""
-        if not is_thread_count(threads):
+        if threads is not None and not is_thread_count(threads):
             raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
         if not isinstance(best, Mapping | None) or not all(map(_is_program, (best or {}).values())):
             raise OptionError(f"best is tuned programs by workload key, not {best!r:.80}")
@@ -119,7 +120,7 @@ class VMCompiler:
         """Read the network and check that it can be compiled for the target. Raises: as `compile`."""
         program, machine = self._program(mod), _machine(target, target_host)
         tuned = TunedPrograms(known_programs(machine, self._best))
-        self._lowering = Lowering(program, machine, self._threads, tuned)
+        self._lowering = Lowering(program, machine, threads_of(machine, self._threads), tuned)
         self._executable = None
 
     def codegen(self) -> None:

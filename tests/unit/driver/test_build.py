@@ -177,7 +177,7 @@ def test_the_number_of_arguments_and_threads(multiply: KernelFunction, arrays: l
     with pytest.raises(ArtifactError, match=r"argument B: expected float32\[10, 16\], got float64\[10, 16\]"):
         multiply.prepared(arrays[0], arrays[1].astype("float64"))
     bad: Any
-    for bad in (0, -1, 1.5, True, "2", None, 1 << 40):
+    for bad in (0, -1, 1.5, True, "2", 1 << 40):
         with pytest.raises(ArtifactError, match="threads; an integer"):
             multiply(*arrays, threads=bad)
 
