@@ -3,8 +3,9 @@
     with ApplyHistoryBest(["tuned.json"]):
         state = DispatchContext.current().query(target, workload_key, True, dag)
 
-Contexts nest: what the innermost context does not know is asked of the one around it. Each thread has its own. A query
-changes nothing except a context's memory of past queries.
+Contexts nest: what the innermost context does not know is asked of the one around it. A thread that has entered none
+uses those of the thread that has, such as the one that started a pool. A query changes nothing except a context's memory
+of past queries.
 """
 
 import logging
@@ -34,14 +35,47 @@ LOG_ENDINGS = (".json", ".jsonl", ".log")
 
 
 class _Active(threading.local):
-    """The contexts that a thread is in, the innermost last, and whether it says nothing."""
+    """The contexts that a thread is in, the innermost last; whether it says nothing, and has said that it has none."""
 
     def __init__(self) -> None:
         self.stack: list[DispatchContext] = []
         self.silent = False
+        self.has_warned = False
 
 
 _ACTIVE = _Active()
+_ENTERED: dict[int, "list[DispatchContext]"] = {}
+"""The stacks of the threads that have entered contexts, by the number of the thread."""
+
+
+def _own_stack() -> "list[DispatchContext]":
+    """The contexts that this thread has entered, behind one that knows nothing."""
+    stack = _ACTIVE.stack
+    if not stack:
+        stack.append(FallbackContext())
+    return stack
+
+
+def _stack() -> "list[DispatchContext]":
+    """The contexts that this thread uses: its own, or else those of the one thread, or of the main thread, that has
+    entered some. A warning says once that it has none because several other threads have.
+    """
+    own = _own_stack()
+    others = dict(_ENTERED)
+    if len(own) > 1 or not others:
+        return own
+    found = others.get(threading.main_thread().ident or 0)
+    if found is None and len(others) == 1:
+        (found,) = others.values()
+    if found is not None:
+        return list(found)
+    if not (_ACTIVE.has_warned or _ACTIVE.silent):
+        _ACTIVE.has_warned = True
+        _log.warning(
+            "%d threads have entered dispatch contexts, and this one none: it finds no records; enter one here",
+            len(others),
+        )
+    return own
 
 
 @runtime_checkable
@@ -68,7 +102,7 @@ Records = str | Path | RecordSource | Iterable[Record]
 
 def is_enabled() -> bool:
     """Whether networks that this thread compiles use tuning records: as the pass context says, or else once a dispatch
-    context was entered.
+    context was entered, see `DispatchContext.current`.
     """
     wanted = PassContext.current().use_auto_scheduler
     return not isinstance(DispatchContext.current(), FallbackContext) if wanted is None else wanted
@@ -95,11 +129,8 @@ class DispatchContext(ABC):
 
     @staticmethod
     def current() -> "DispatchContext":
-        """The innermost context of this thread; without any, one that knows nothing."""
-        stack = _ACTIVE.stack
-        if not stack:
-            stack.append(FallbackContext())
-        return stack[-1]
+        """The innermost context that this thread uses; without any, one that knows nothing."""
+        return _stack()[-1]
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """The state of `dag` to compile for `target`, from here or a context around this one; None when none knows.
@@ -144,23 +175,27 @@ class DispatchContext(ABC):
         """Answer with `state` from now on, whatever the records say."""
 
     def __enter__(self) -> Self:
-        if self in _ACTIVE.stack:
+        stack = _own_stack()
+        if self in stack:
             raise OptionError("this context is entered already; make another one")
-        DispatchContext.current()
-        _ACTIVE.stack.append(self)
+        stack.append(self)
+        _ENTERED[threading.get_ident()] = stack
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _ACTIVE.stack[-1] is not self:
+        stack = _own_stack()
+        if stack[-1] is not self:
             raise OptionError("contexts must be left in the opposite order of entering them")
-        _ACTIVE.stack.pop()
+        stack.pop()
+        if len(stack) == 1:
+            _ENTERED.pop(threading.get_ident(), None)
 
     def _outer(self) -> "DispatchContext | None":
-        stack = _ACTIVE.stack
+        stack = _stack()
         if self not in stack:
-            return DispatchContext.current()
+            return stack[-1]
         position = stack.index(self)
         return stack[position - 1] if position else None
 

@@ -4,14 +4,23 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retune.compiler import te
-from retune.compiler.driver.dispatch import ApplyHistoryBest, DispatchContext, FallbackContext, Records, telling_nothing
+from retune.compiler.driver.dispatch import (
+    ApplyHistoryBest,
+    DispatchContext,
+    FallbackContext,
+    Records,
+    is_enabled,
+    telling_nothing,
+)
 from retune.compiler.errors import LogFormatError, OptionError
 from retune.compiler.measure.log import LoggedTask, LoggedTrial, append_log, to_record
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
@@ -166,13 +175,46 @@ def test_warnings_of_untuned_workloads_follow_the_verbosity(caplog: pytest.LogCa
         assert all(key(8 + complex_) in text for complex_, text in zip(heavy, said, strict=True))
 
 
-def test_each_thread_has_contexts_of_its_own() -> None:
-    seen: list[int | None] = []
+def _in_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(60)
+
+
+def test_a_thread_without_contexts_uses_those_of_the_one_that_started_it() -> None:
+    with ApplyHistoryBest([trial(16, 4, 1.0)]), ApplyHistoryBest([trial(32, 2, 1.0)]):
+        assert _in_thread(lambda: (ask(16), ask(32), is_enabled())) == (4, 2, True)
+        assert _in_thread(lambda: _in_thread(lambda: ask(16))) == 4
+    assert _in_thread(lambda: (ask(16), is_enabled())) == (None, False)
+
+
+def test_a_thread_with_contexts_uses_its_own() -> None:
+    def inside() -> tuple[int | None, int | None]:
+        with ApplyHistoryBest([trial(32, 2, 1.0)]):
+            return ask(16), ask(32)
+
     with ApplyHistoryBest([trial(16, 4, 1.0)]):
-        thread = threading.Thread(target=lambda: seen.append(ask(16)))
-        thread.start()
-        thread.join()
-    assert seen == [None]
+        assert _in_thread(inside) == (None, 2)
+        assert (ask(16), ask(32)) == (4, None)
+
+
+def test_a_thread_that_cannot_tell_whose_contexts_to_use_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    entered, done = threading.Barrier(3), threading.Event()
+
+    def hold() -> None:
+        with ApplyHistoryBest([trial(16, 4, 1.0)]):
+            entered.wait(60)
+            done.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        holders = [pool.submit(hold) for _ in range(2)]
+        entered.wait(60)
+        with caplog.at_level(logging.WARNING):
+            assert _in_thread(lambda: (ask(16), ask(16))) == (None, None)
+        done.set()
+        assert [each.result(60) for each in holders] == [None, None]
+    assert [record.getMessage()[:42] for record in caplog.records if "threads" in record.getMessage()] == [
+        "2 threads have entered dispatch contexts, "
+    ]
 
 
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
