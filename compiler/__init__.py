@@ -5,10 +5,13 @@ never loads the compiler.
 """
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from retune.compiler import runtime
+from retune.compiler import lower, runtime
+from retune.compiler.runtime.ffi_library import load_ffi_library
 
 if TYPE_CHECKING:
     from retune.compiler.driver.modules import build
@@ -47,6 +50,7 @@ __all__ = [
     "get_global_func",
     "list_global_func_names",
     "load_module",
+    "lower",
     "opencl",
     "register_func",
     "remove_global_func",
@@ -59,6 +63,28 @@ def load_module(path: str | Path) -> Any:
 
 
 runtime.load_module = load_module
+
+
+class _CallablePackage(ModuleType):
+    """The package `lower`, which is also TVM's function of that name."""
+
+    def __call__(
+        self,
+        inp: Any,
+        args: Sequence[Any] | None = None,
+        name: str = "main",
+        simple_mode: bool = False,
+        *,
+        target: Any = None,
+    ) -> str:
+        """The loops of a program as text, see `retune.compiler.driver.modules.lower`. Raises: as that."""
+        del simple_mode  # both print the same
+        text: str = importlib.import_module(f"{__name__}.driver.modules").lower(inp, args, name, target)
+        return text
+
+
+lower.__class__ = _CallablePackage
+load_ffi_library()
 
 
 def __getattr__(name: str) -> Any:

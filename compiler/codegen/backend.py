@@ -20,6 +20,7 @@ from retune.compiler.config import usable_cpus
 from retune.compiler.errors import LoweringError, refusing_depth
 from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
 from retune.compiler.ir import trace
+from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.pipeline import lower
@@ -74,6 +75,10 @@ class Backend(Protocol):
         """Compile a program. Raises: ScheduleError, LoweringError, TargetError."""
         ...
 
+    def lower(self, task: SearchTask, steps: Sequence[Step], name: str) -> LoopFunction | DeviceFunction:
+        """The loops of a program. Raises: ScheduleError, LoweringError."""
+        ...
+
     def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
         """A program at one of `stages`, as text. Raises: as `build`."""
         ...
@@ -104,7 +109,7 @@ class CpuBackend:
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         describe(task.target)
         with refusing_depth(name, LoweringError):
-            function = self._lower(task, steps, name)
+            function = self.lower(task, steps, name)
             text = self._write(task, function)
         trace.show(trace.CODE, name, "LLVM IR", lambda: text.llvm)
         trace.show(trace.CODE, name, "assembly", lambda: assembly(text.llvm, task.target))
@@ -118,7 +123,7 @@ class CpuBackend:
         return KernelArtifact(name, code, tuple(args), text.workspace_bytes, str(task.target), text.calls)
 
     def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
-        function = self._lower(task, steps, "kernel")
+        function = self.lower(task, steps, "kernel")
         if stage == "loops":
             return str(function)
         text = self._write(task, function).llvm
@@ -135,8 +140,7 @@ class CpuBackend:
         width = vector_bytes(target)
         return width, 32 if width == 64 else 16
 
-    @staticmethod
-    def _lower(task: SearchTask, steps: Sequence[Step], name: str) -> LoopFunction:
+    def lower(self, task: SearchTask, steps: Sequence[Step], name: str) -> LoopFunction:
         return lower(replay(task.dag, steps), name, task.hardware, task.layout, dots=dots_of(task))
 
     @staticmethod
@@ -172,8 +176,11 @@ class GpuBackend:
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
         return build_device_kernel(task, steps, name)
 
+    def lower(self, task: SearchTask, steps: Sequence[Step], name: str) -> DeviceFunction:
+        return lower_for_gpu(replay(task.dag, steps), name, task.hardware)
+
     def print_stage(self, task: SearchTask, steps: Sequence[Step], stage: str) -> str:
-        function = lower_for_gpu(replay(task.dag, steps), "kernel", task.hardware)
+        function = self.lower(task, steps, "kernel")
         match stage:
             case "loops":
                 return str(function)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
 from retune.compiler.codegen.ffi_entry import entry_code
 from retune.compiler.driver.build import Program
@@ -60,6 +60,27 @@ def build(
     return _build_any(what, args, name, steps)
 
 
+def lower(
+    what: Buildable | Program,
+    args: Sequence[Tensor] | None = None,
+    name: str = ENTRY,
+    target: str | Target | None = None,
+) -> str:
+    """The loops of a program as text: `lower(schedule, args)`, or the default schedule of anything that can be built.
+
+    The first line has the arguments in the order of `args`. `target` is this machine by default, or the task's.
+    Raises: DefinitionError when there is nothing to lower, ScheduleError, LoweringError, TargetError.
+    """
+    if args is not None and not _are_tensors(args):
+        raise DefinitionError(f"`args` are the tensors of a schedule, not {args!r:.80}")
+    chosen = target if isinstance(target, Target | None) else Target(target)
+    task, order = _task(checked_name("a function", name), what if args is None else args, chosen)  # type: ignore[arg-type]
+    steps = default_steps_of(task) if args is None else _steps(name, what)
+    function = backend_of(task.target).lower(task, steps, name)
+    params = function.params if order is None else tuple(function.params[place] for place in order)
+    return str(replace(function, params=params))
+
+
 def _are_tensors(argument: object) -> bool:
     return isinstance(argument, list | tuple) and bool(argument) and all(isinstance(one, Tensor) for one in argument)
 
@@ -97,14 +118,17 @@ def _function(name: str, what: Buildable, target: Target | None, steps: Steps | 
             f"{name}: a module holds functions for CPUs, not for {task.target}; for a GPU there is "
             "retune.compiler.driver.build.build"
         )
-    if steps is None:
-        steps = default_steps_of(task)
-    elif not isinstance(steps, Sequence):
-        steps = getattr(steps, "steps", None)
+    chosen = default_steps_of(task) if steps is None else _steps(name, steps)
+    # A symbol of its own: a program that loads the module has a `main` too.
+    return as_function(name, build_kernel(task, chosen, f"retune_{name}"), task.target, order)
+
+
+def _steps(name: str, program: object) -> Sequence[Step]:
+    """The steps of a program or a state, or the steps themselves. Raises: DefinitionError when they are none."""
+    steps = program if isinstance(program, Sequence) else getattr(program, "steps", None)
     if not isinstance(steps, Sequence) or not all(isinstance(step, Step) for step in steps):
         raise DefinitionError(f"{name}: the steps of a program, or a state, are needed, not {steps!r:.80}")
-    # A symbol of its own: a program that loads the module has a `main` too.
-    return as_function(name, build_kernel(task, steps, f"retune_{name}"), task.target, order)
+    return steps
 
 
 def _task(name: str, what: Buildable, target: Target | None) -> tuple[SearchTask, Sequence[int] | None]:

@@ -9,9 +9,10 @@ import onnx
 import pytest
 
 import retune.compiler as tvm
-from retune.compiler import auto_scheduler, graph_executor, nd, te, vm
-from retune.compiler.errors import DynamicShapeError, OptionError, TargetError
+from retune.compiler import auto_scheduler, config, graph_executor, nd, te, vm
+from retune.compiler.errors import DefinitionError, DynamicShapeError, OptionError, TargetError
 from retune.compiler.executor.library import Library
+from retune.compiler.runtime.loader import Kernel
 from retune.compiler.target import Target
 
 
@@ -59,6 +60,41 @@ def test_inputs_are_converted_as_tvm_converts_them(lib: Library) -> None:
         module.set_input("input", np.zeros((1, 784), "complex64"))
     with pytest.raises(OptionError, match=r"must be float32\[1, 784\]"):
         module.set_input("input", np.zeros((2, 784)))
+
+
+def test_networks_and_functions_run_on_all_cores_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "usable_cores", lambda: 3)
+    monkeypatch.setattr(config, "thread_count", lambda default: default)
+    assert [tvm.build_network("mlp", target).threads for target in ("llvm", "llvm -num-cores=2")] == [3, 2]
+    assert tvm.build_network("mlp", "llvm", threads=1).threads == 1
+    assert vm.compile("mlp", "llvm").lib.about["threads"] == 3
+    a = te.placeholder((64,), name="a")
+    b = te.compute((64,), lambda i: a[i] + 1.0, name="b")
+    function = auto_scheduler.build(auto_scheduler.ComputeDAG([a, b]).get_init_state(), [a, b])
+    counts: list[int] = []
+    bind = Kernel.bind
+    monkeypatch.setattr(Kernel, "bind", lambda self, arrays, threads: counts.append(threads) or bind(self, arrays, 1))
+    x, y = np.ones(64, "float32"), np.zeros(64, "float32")
+    function(x, y)
+    function(x, y, threads=2)
+    assert (counts, set(y)) == ([3, 2], {2.0})
+
+
+def test_lower_prints_loops_with_the_arguments_in_order() -> None:
+    a, b = te.placeholder((8, 8), name="A"), te.placeholder((8, 8), name="B")
+    k = te.reduce_axis((0, 8), name="k")
+    c = te.compute((8, 8), lambda i, j: te.sum(a[i, k] * b[k, j], axis=[k]), name="C")
+    sch = auto_scheduler.ComputeDAG([a, b, c]).get_init_state()
+    sch.split(c, 0, [4])
+    text = str(tvm.lower(sch, [a, c, b], simple_mode=True))  # type: ignore[operator] # a package too
+    assert text.startswith("def main(A: float32[8, 8], C: float32[8, 8], B: float32[8, 8]):\n  for i.0")
+    assert "in 4:" in text
+    assert tvm.lower([a, b, c], name="plain").startswith("def plain(A: ")  # type: ignore[operator]
+    assert "blockIdx.x" in tvm.lower([a, b, c], target="cuda")  # type: ignore[operator]
+    with pytest.raises(DefinitionError, match="are the tensors of a schedule"):
+        tvm.lower(sch, "llvm")  # type: ignore[operator]
+    with pytest.raises(DefinitionError, match="the steps of a program"):
+        tvm.lower(3, [a, b, c])  # type: ignore[operator]
 
 
 GRAPH = json.dumps(

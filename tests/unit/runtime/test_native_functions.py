@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
 """
 
 
-def compiled(folder: Path, name: str, source: str, program: str, *options: str) -> Path:
+def compiled(folder: Path, name: str, source: str, program: str, *options: str, rpath: bool = True) -> Path:
     """The shared library of a source text. Skips the test without a compiler."""
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
@@ -67,7 +68,8 @@ def compiled(folder: Path, name: str, source: str, program: str, *options: str) 
     library = Path(tvm_ffi.libinfo.find_libtvm_ffi())
     includes = (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())
     command = [program, "-O1", "-shared", "-fPIC", *options, *(f"-I{folder}" for folder in includes), str(path)]
-    command += [f"-L{library.parent}", "-ltvm_ffi", f"-Wl,-rpath,{library.parent}", "-o", str(path.with_suffix(".so"))]
+    command += [f"-L{library.parent}", "-ltvm_ffi", "-o", str(path.with_suffix(".so"))]
+    command += [f"-Wl,-rpath,{library.parent}"] if rpath else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return path.with_suffix(".so")
@@ -86,6 +88,21 @@ def c_add(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackedFunc]:
 def _cpp(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The functions in C++, which register themselves."""
     ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("cpp"), "ext.cc", CPP, "c++", "-std=c++17")), ctypes.RTLD_GLOBAL)
+
+
+def test_a_library_is_loaded_by_ctypes_before_anything_used_the_ffi(tmp_path: Path) -> None:
+    library = compiled(tmp_path, "ext.cc", CPP, "c++", "-std=c++17", rpath=False)
+    script = """
+import ctypes, sys
+import retune.compiler as tvm
+assert not {"tvm_ffi", "torch"} & set(sys.modules)
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+print(tvm.get_global_func("tests.myadd")(4, 5))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(library)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "9\n"), done.stderr
 
 
 def caller(name: str, number: float) -> list[te.Tensor]:

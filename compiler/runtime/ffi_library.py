@@ -1,0 +1,21 @@
+"""Loads the library of the TVM FFI without its Python package.
+
+A library of functions that is linked with it can then be loaded by `ctypes.CDLL`, before anything has used the FFI. The
+Python package finds the library loaded when it is imported itself.
+"""
+
+import ctypes
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def load_ffi_library() -> None:
+    """Load it, with symbols that other libraries see; where it is missing, the first use of the FFI says so."""
+    if "tvm_ffi" in sys.modules:
+        return
+    package = find_spec("tvm_ffi")
+    for folder in (package and package.submodule_search_locations) or ():
+        with suppress(OSError):
+            ctypes.CDLL(str(Path(folder) / "lib" / "libtvm_ffi.so"), ctypes.RTLD_GLOBAL)
