@@ -4,8 +4,8 @@
         state = DispatchContext.current().query(target, workload_key, True, dag)
 
 Contexts nest: what the innermost context does not know is asked of the one around it. A thread that has entered none
-uses those of the thread that has, such as the one that started a pool. A query changes nothing except a context's memory
-of past queries.
+uses those of the thread that has, such as the one that started a pool. A query changes nothing except a context's
+memory of past queries.
 """
 
 import logging

@@ -8,7 +8,7 @@
 | `& \\| ^ ~ << >>`, `te.popcount`, `te.clz` | of integers |
 | `te.exp log sqrt rsqrt tanh erf sigmoid pow` | of floats; error at most 4 ulp |
 | `te.sin` … `atanh`, `exp2 expm1 log2 log10 log1p atan2 hypot fmod copysign` | of floats; the C library's |
-| `te.exp10 logaddexp nextafter power isinf isfinite min_value max_value` | made of the others; limits of types are finite |
+| `te.exp10 logaddexp nextafter power isinf isfinite min_value max_value` | made of the others; limits are finite |
 | `te.add subtract multiply div`, `floordiv`, `truncmod`, … | the operators by TVM's names |
 | `te.floor ceil round trunc abs minimum maximum isnan` | `round` takes ties to even; a NaN stays |
 | `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |

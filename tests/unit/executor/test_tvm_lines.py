@@ -3,6 +3,7 @@
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import retune.compiler as tvm
 from retune.compiler import auto_scheduler, config, graph_executor, nd, te, vm
 from retune.compiler.errors import DefinitionError, DynamicShapeError, OptionError, TargetError
 from retune.compiler.executor.library import Library
-from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.loader import BoundKernel, Kernel
 from retune.compiler.target import Target
 
 
@@ -73,7 +74,12 @@ def test_networks_and_functions_run_on_all_cores_unless_told(monkeypatch: pytest
     function = auto_scheduler.build(auto_scheduler.ComputeDAG([a, b]).get_init_state(), [a, b])
     counts: list[int] = []
     bind = Kernel.bind
-    monkeypatch.setattr(Kernel, "bind", lambda self, arrays, threads: counts.append(threads) or bind(self, arrays, 1))
+
+    def noted(kernel: Kernel, arrays: Any, threads: int) -> BoundKernel:
+        counts.append(threads)
+        return bind(kernel, arrays, 1)
+
+    monkeypatch.setattr(Kernel, "bind", noted)
     x, y = np.ones(64, "float32"), np.zeros(64, "float32")
     function(x, y)
     function(x, y, threads=2)

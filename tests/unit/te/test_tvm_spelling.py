@@ -217,5 +217,5 @@ def test_functions_of_integers_refuse_floats_and_bools() -> None:
         for function in (te.popcount, te.clz):
             with pytest.raises(DefinitionError, match="cast it to an integer first"):
                 function(a[0])
-    with pytest.raises(DefinitionError, match="nextafter of .*cast it to a float first"):
+    with pytest.raises(DefinitionError, match=r"nextafter of .*cast it to a float first"):
         te.nextafter(te.placeholder((4,), "int32", "a")[0], 1)
