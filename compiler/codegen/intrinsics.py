@@ -48,7 +48,8 @@ def call_instruction(
 ) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
     the result is a bool; bits: of any type of as many bytes; clz: of any integer type, the result is an int32);
-    `emit` appends an instruction. `permutes_tables`: see `vector_math.exp`. Without the C `library` the functions are those of `libdevice`.
+    `emit` appends an instruction. `permutes_tables`: see `vector_math.exp`. Without the C `library` the functions are
+    those of `libdevice`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
