@@ -5,10 +5,10 @@ graph, or none for the shapes at hand.
 from collections.abc import Callable, Mapping
 
 from retune.compiler.errors import ArtifactError
-from retune.compiler.frontend.onnx.region import KIND, OnnxRegion
+from retune.compiler.frontend.onnx.region import OnnxRegion
 from retune.compiler.graph.region import Region
 
-_READERS: Mapping[str, Callable[[bytes], Region]] = {KIND: OnnxRegion.from_bytes}
+_READERS: Mapping[str, Callable[[bytes], Region]] = {OnnxRegion.kind: OnnxRegion.from_bytes}
 
 
 def region_from_bytes(kind: str, data: bytes) -> Region:

@@ -262,7 +262,7 @@ def _text(statement: Statement) -> str:
 
 def of_graph(graph: Graph) -> Program:
     """A program that is one call of one graph."""
-    region = GraphRegion(graph)
+    region = GraphRegion.of(graph)
     params = tuple(Param(value.name, value.dtype, value.shape) for value in graph.inputs)
     results = tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values())
     call = Call(region, region.inputs, region.outputs)

@@ -4,11 +4,11 @@ A `Graph` is valid for all inputs of its shapes that have the same values of the
 """
 
 import hashlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from retune.compiler.errors import ShapeMismatchError
 from retune.compiler.graph.evaluate import evaluate
@@ -55,51 +55,40 @@ class Param:
         return f"{self.name}: {self.dtype or '?'}[{inner}]"
 
 
-@runtime_checkable
-class Region(Protocol):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Region(ABC):
     """A subgraph of a network without control flow at run time.
 
-    `inputs` and `constants` are the region's own names for what it reads: run-time arrays, and the program's constants
-    of those names. `determining` are the inputs whose values, not only their shapes, determine the shapes of results: a
-    `Graph` is valid only for inputs with the same values of these. `key` is equal for regions that compute the same
-    from the same constants, in every process.
+    `inputs` and `constants` are the region's own names for what it reads: run-time arrays, in the order in which a call
+    passes them, and the program's constants of those names. `determining` are the inputs whose values, not only their
+    shapes, determine the shapes of results: a `Graph` is valid only for inputs with the same values of these. `results`
+    say what is known of the outputs beforehand, in order; a virtual machine must know their dtypes at least.
     """
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        ...
+    kind: ClassVar[str]
+    """Which function reads what `to_bytes` writes."""
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """What a call passes, in order."""
-        ...
-
-    @property
-    def constants(self) -> tuple[str, ...]:
-        """The constants of the program that it reads."""
-        ...
-
-    @property
-    def determining(self) -> tuple[str, ...]:
-        """Those of `inputs` whose values decide on shapes."""
-        ...
+    name: str
+    inputs: tuple[str, ...]
+    constants: tuple[str, ...]
+    determining: tuple[str, ...]
+    results: tuple[Param, ...]
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """What a call gets, in order; the outputs of every `Graph` of the region have these names."""
-        ...
+        return tuple(result.name for result in self.results)
 
-    @property
-    def results(self) -> tuple[Param, ...]:
-        """What is known of the outputs beforehand, in order; a virtual machine must know their dtypes at least."""
-        ...
-
-    @property
+    @cached_property
     def key(self) -> str:
-        """A hash (32 hex digits) of what is computed."""
-        ...
+        """A hash (32 hex digits), equal for regions that compute the same from the same constants, in every process."""
+        return hashlib.sha256(self._content()).hexdigest()[:32]
 
+    @abstractmethod
+    def _content(self) -> bytes:
+        """What regions that compute the same have in common."""
+
+    @abstractmethod
     def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
@@ -110,66 +99,24 @@ class Region(Protocol):
         Raises: UnknownValueError that names inputs whose values are needed too: call again with these;
         ShapeMismatchError, with the node's name, when the shapes do not fit.
         """
-        ...
 
+    @abstractmethod
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
         """The outputs, by NumPy: correct for all inputs, slow. Raises: ShapeMismatchError when these do not fit."""
-        ...
 
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> "Region":
         """The region with symbolic dimensions, so that `specialize` needs nothing of a front end; the region itself
-        where it cannot be said so. `dims` are what inputs most likely have, `fixed` are inputs that are the same array
-        in every call.
+        where it needs nothing of one already, or cannot be said so. `dims` are what inputs most likely have, `fixed`
+        are inputs that are the same array in every call.
         """
-        ...
-
-    @property
-    def kind(self) -> str:
-        """Which function reads what `to_bytes` writes."""
-        ...
-
-    def to_bytes(self) -> bytes:
-        """The region as data, without the program's constants."""
-        ...
-
-
-def check_results(region: Region, graph: Graph) -> None:
-    """Check that a graph gives what is known of the results: who makes room for them, or compiles what reads them,
-    relies on that. Raises: ShapeMismatchError.
-    """
-    for result, found in zip(region.results, graph.output_values(), strict=True):
-        known = result.dims if result.dims is not None else (None,) * len(found.shape)
-        fits = len(known) == len(found.shape) and result.dtype in (None, found.dtype)
-        numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
-        if not fits or any(dim != extent for dim, extent in numbers):
-            raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {found}")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class DescribedRegion:
-    """The fields of a region whose shapes are not known, in files too; see `Region` for their meaning."""
-
-    name: str
-    inputs: tuple[str, ...]
-    constants: tuple[str, ...]
-    determining: tuple[str, ...]
-    results: tuple[Param, ...]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the results."""
-        return tuple(result.name for result in self.results)
-
-    @cached_property
-    def key(self) -> str:
-        """The hash of all but the name."""
-        return hashlib.sha256(self._content()).hexdigest()[:32]
+        del dims, fixed, constants
+        return self
 
     @abstractmethod
-    def _content(self) -> bytes:
-        """What regions that compute the same have in common."""
+    def to_bytes(self) -> bytes:
+        """The region as data, without the program's constants."""
 
     def _description(self) -> dict[str, object]:
         """The fields but for the name, as JSON."""
@@ -187,6 +134,18 @@ class DescribedRegion:
         return {"name": str(head["name"]), **names, "results": tuple(Param.from_json(*row) for row in head["results"])}
 
 
+def check_results(region: Region, graph: Graph) -> None:
+    """Check that a graph gives what is known of the results: who makes room for them, or compiles what reads them,
+    relies on that. Raises: ShapeMismatchError.
+    """
+    for result, found in zip(region.results, graph.output_values(), strict=True):
+        known = result.dims if result.dims is not None else (None,) * len(found.shape)
+        fits = len(known) == len(found.shape) and result.dtype in (None, found.dtype)
+        numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
+        if not fits or any(dim != extent for dim, extent in numbers):
+            raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {found}")
+
+
 def names_in(found: object) -> tuple[str, ...]:
     """The names in a list that was read. Raises: TypeError when there is anything else."""
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
@@ -194,46 +153,28 @@ def names_in(found: object) -> tuple[str, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphRegion:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GraphRegion(Region):
     """A region of static shapes: a `Graph`, which holds its constants itself."""
+
+    kind: ClassVar[str] = "graph"
 
     graph: Graph
 
-    @property
-    def name(self) -> str:
-        """The graph's."""
-        return self.graph.name
+    @classmethod
+    def of(cls, graph: Graph) -> "GraphRegion":
+        """The region that is this graph."""
+        return cls(
+            name=graph.name,
+            inputs=tuple(value.name for value in graph.inputs),
+            constants=(),
+            determining=(),
+            results=tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values()),
+            graph=graph,
+        )
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The graph's."""
-        return tuple(value.name for value in self.graph.inputs)
-
-    @property
-    def constants(self) -> tuple[str, ...]:
-        """None of the program's."""
-        return ()
-
-    @property
-    def determining(self) -> tuple[str, ...]:
-        """None: all shapes are known."""
-        return ()
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The graph's."""
-        return self.graph.outputs
-
-    @property
-    def results(self) -> tuple[Param, ...]:
-        """The graph's outputs."""
-        return tuple(Param(value.name, value.dtype, value.shape) for value in self.graph.output_values())
-
-    @property
-    def key(self) -> str:
-        """The graph's fingerprint."""
-        return self.graph.fingerprint()
+    def _content(self) -> bytes:
+        return self.graph.fingerprint().encode()
 
     def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
@@ -250,18 +191,6 @@ class GraphRegion:
         del constants
         return evaluate(self.graph, inputs)
 
-    def symbolic(
-        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
-    ) -> Region:
-        """The region itself: its shapes are numbers."""
-        del dims, fixed, constants
-        return self
-
-    @property
-    def kind(self) -> str:
-        """Read by `GraphRegion.from_bytes`."""
-        return "graph"
-
     def to_bytes(self) -> bytes:
         """The graph."""
         return graph_to_bytes(self.graph)
@@ -269,7 +198,7 @@ class GraphRegion:
     @classmethod
     def from_bytes(cls, data: bytes) -> "GraphRegion":
         """The region that these bytes were made of. Raises: ArtifactError when there is none."""
-        return cls(graph_from_bytes(data))
+        return cls.of(graph_from_bytes(data))
 
 
 def bind(params: Sequence[Param], arrays: Mapping[str, Array], where: str) -> dict[str, int]:

@@ -8,17 +8,16 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.graph_bytes import graph_from_parts, graph_to_parts
 from retune.compiler.graph.ir import Array, Graph
-from retune.compiler.graph.region import DescribedRegion, Dimension, Dims, Region, Shape, check_results, names_in
+from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicGraph
 from retune.compiler.ir.dims import Dim, Guard, dim_from_json, dim_to_json
 from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
 
-KIND = "symbolic"
 _ARCHIVE, _VERSION = "region", 1
 
 ReadRegion = Callable[[str, bytes], Region]
@@ -34,17 +33,14 @@ class RegionBytes:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SymbolicRegion(DescribedRegion):
+class SymbolicRegion(Region):
     """A region as symbolic graphs, the first that fits serves."""
+
+    kind: ClassVar[str] = "symbolic"
 
     variants: tuple[SymbolicGraph, ...]
     origin: RegionBytes
     read: ReadRegion
-
-    @property
-    def kind(self) -> str:
-        """Read by `SymbolicRegion.from_bytes`."""
-        return KIND
 
     def _content(self) -> bytes:
         return json.dumps([self.origin.kind, self.inputs]).encode() + self.origin.data
@@ -81,13 +77,6 @@ class SymbolicRegion(DescribedRegion):
         """The dimensions of the outputs where the most general graph serves: numbers and symbols of inputs."""
         graph = self.variants[0].graph
         return tuple(tuple(map(_likely, value.shape)) for value in graph.output_values())
-
-    def symbolic(
-        self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
-    ) -> Region:
-        """The region itself."""
-        del dims, fixed, constants
-        return self
 
     def to_bytes(self) -> bytes:
         """The region as an archive."""

@@ -199,11 +199,11 @@ def _optimized(function: Function, program: Program) -> Function:
     body = []
     for statement in function.body:
         if isinstance(statement, Call) and isinstance(statement.region, GraphRegion):
-            statement = replace(statement, region=GraphRegion(optimize(statement.region.graph)))
+            statement = replace(statement, region=GraphRegion.of(optimize(statement.region.graph)))
         body.append(statement)
     whole = program.static_graph() if function.name == MAIN else None
     if whole is not None:
-        region = GraphRegion(optimize(whole))
+        region = GraphRegion.of(optimize(whole))
         body = [Call(region, region.inputs, region.outputs)]
     return replace(function, body=tuple(body))
 

@@ -160,9 +160,9 @@ class RegionCompiler:
 def _region_of(stored: StoredRegion) -> Region:
     """The region that was stored. Raises: ArtifactError."""
     match stored.kind:
-        case "graph":
+        case GraphRegion.kind:
             return GraphRegion.from_bytes(stored.data)
-        case "symbolic":
+        case SymbolicRegion.kind:
             return SymbolicRegion.from_bytes(stored.data, _front_end_region)
     return _front_end_region(stored.kind, stored.data)
 

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -20,28 +21,24 @@ from retune.compiler.frontend.onnx.importer import CONVERTERS
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.region import DescribedRegion, Dimension, Dims, Region, Shape, check_results, names_in
+from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir.dims import Assumptions, Dim
 from retune.compiler.runtime.archive import DAMAGE
 
-KIND = "onnx"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OnnxRegion(DescribedRegion):
+class OnnxRegion(Region):
     """The nodes of an ONNX graph. `dtypes` are those of the inputs, "" where nothing says it."""
+
+    kind: ClassVar[str] = "onnx"
 
     graph: onnx.GraphProto
     opset: int
     dtypes: tuple[str, ...]
-
-    @property
-    def kind(self) -> str:
-        """Read by `OnnxRegion.from_bytes`."""
-        return KIND
 
     def _content(self) -> bytes:
         return json.dumps(self._description()).encode() + bytes(self.graph.SerializeToString(deterministic=True))
@@ -91,7 +88,7 @@ class OnnxRegion(DescribedRegion):
             determining=self.determining,
             results=self.results,
             variants=found,
-            origin=RegionBytes(KIND, self.to_bytes()),
+            origin=RegionBytes(self.kind, self.to_bytes()),
             read=lambda _, data: OnnxRegion.from_bytes(data),
         )
 

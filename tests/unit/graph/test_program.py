@@ -31,7 +31,7 @@ def _program(*body: Statement, more: tuple[Function, ...] = (), result: str = "y
 
 
 def _one_call(name: str, op: str, *, loop: bool = False) -> Function:
-    call = Call(GraphRegion(_graph(op)), ("v",), ("w",))
+    call = Call(GraphRegion.of(_graph(op)), ("v",), ("w",))
     value = Param("v", "float32", (2,))
     if not loop:
         return Function(name, (value,), (call,), (replace(value, name="w"),))
@@ -56,9 +56,9 @@ def test_text_of_a_program_with_all_control_flow() -> None:
 @pytest.mark.parametrize(
     ("body", "result", "message"),
     [
-        ((Call(GraphRegion(_graph("add")), ("q",), ("y",)),), "y", "reads q before it is defined"),
-        ((Call(GraphRegion(_graph("add")), ("x",), ("x",)),), "x", "defines x a second time"),
-        ((Call(GraphRegion(_graph("add")), ("x", "x"), ("y",)),), "y", "has 2 of the inputs of add, which are 1"),
+        ((Call(GraphRegion.of(_graph("add")), ("q",), ("y",)),), "y", "reads q before it is defined"),
+        ((Call(GraphRegion.of(_graph("add")), ("x",), ("x",)),), "x", "defines x a second time"),
+        ((Call(GraphRegion.of(_graph("add")), ("x", "x"), ("y",)),), "y", "has 2 of the inputs of add, which are 1"),
         ((), "y", "nothing computes its result y"),
         ((Branch("flag", Arm("f", ("x",)), Arm("f", ("x",)), ("y",)),), "y", "has no function f"),
     ],
