@@ -16,6 +16,7 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
          | Dot(dtype, var, width, lhs, rhs)       loop IR only: the sum of lhs * rhs over a few values of var
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -42,6 +43,21 @@ LIBRARY_BINARY = ("atan2", "copysign", "fmod", "hypot")
 Operand = Union["Expr", int, float, bool]
 
 
+_Operator = Callable[["Expr", Operand], "Expr"]
+
+
+def _operator(op: BinaryOp) -> tuple[_Operator, _Operator]:
+    """The methods of a Python operator: of an expression on its left side, and of one on its right side."""
+
+    def of_left(self: "Expr", other: Operand) -> "Expr":
+        return binary(op, self, other)
+
+    def of_right(self: "Expr", other: Operand) -> "Expr":
+        return binary(op, other, self)
+
+    return of_left, of_right
+
+
 class Expr:
     """Base of all expression nodes; it only carries the operators, which build new nodes."""
 
@@ -49,91 +65,27 @@ class Expr:
 
     dtype: str
 
-    def __add__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.ADD, self, other)
-
-    def __radd__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.ADD, other, self)
-
-    def __sub__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.SUB, self, other)
-
-    def __rsub__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.SUB, other, self)
-
-    def __mul__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.MUL, self, other)
-
-    def __rmul__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.MUL, other, self)
-
-    def __truediv__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.DIV, self, other)
-
-    def __rtruediv__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.DIV, other, self)
-
-    def __floordiv__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.FLOORDIV, self, other)
-
-    def __rfloordiv__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.FLOORDIV, other, self)
-
-    def __mod__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.FLOORMOD, self, other)
-
-    def __rmod__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.FLOORMOD, other, self)
+    __add__, __radd__ = _operator(BinaryOp.ADD)
+    __sub__, __rsub__ = _operator(BinaryOp.SUB)
+    __mul__, __rmul__ = _operator(BinaryOp.MUL)
+    __truediv__, __rtruediv__ = _operator(BinaryOp.DIV)
+    __floordiv__, __rfloordiv__ = _operator(BinaryOp.FLOORDIV)
+    __mod__, __rmod__ = _operator(BinaryOp.FLOORMOD)
+    __lshift__, __rlshift__ = _operator(BinaryOp.SHL)
+    __rshift__, __rrshift__ = _operator(BinaryOp.SHR)
+    __and__, __rand__ = _operator(BinaryOp.BIT_AND)
+    __or__, __ror__ = _operator(BinaryOp.BIT_OR)
+    __xor__, __rxor__ = _operator(BinaryOp.BIT_XOR)
+    __lt__, __gt__ = _operator(BinaryOp.LT)
+    __le__, __ge__ = _operator(BinaryOp.LE)
 
     def __neg__(self) -> "Expr":
         return binary(BinaryOp.SUB, 0, self)
-
-    def __lshift__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.SHL, self, other)
-
-    def __rlshift__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.SHL, other, self)
-
-    def __rshift__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.SHR, self, other)
-
-    def __rrshift__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.SHR, other, self)
-
-    def __and__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.BIT_AND, self, other)
-
-    def __rand__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.BIT_AND, other, self)
-
-    def __or__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.BIT_OR, self, other)
-
-    def __ror__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.BIT_OR, other, self)
-
-    def __xor__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.BIT_XOR, self, other)
-
-    def __rxor__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.BIT_XOR, other, self)
 
     def __invert__(self) -> "Expr":
         if self.dtype == BOOL:
             return Not(self)
         return binary(BinaryOp.BIT_XOR, self, const(wrapped(-1, self.dtype), self.dtype))
-
-    def __lt__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.LT, self, other)
-
-    def __le__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.LE, self, other)
-
-    def __gt__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.LT, other, self)
-
-    def __ge__(self, other: Operand) -> "Expr":
-        return binary(BinaryOp.LE, other, self)
 
     def __bool__(self) -> bool:
         raise DefinitionError(

@@ -7,7 +7,7 @@ Operations compare by identity, expressions by value; a tensor is a numbered res
               | ExternOp(inputs, call)           whatever a registered function writes
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -344,6 +344,21 @@ def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
     return tuple((node.tensor, node.indices) for node in walk(op.body) if isinstance(node, TensorRead))
 
 
+_Operator = Callable[["Tensor", "Tensor | Operand"], "Tensor"]
+
+
+def _operator(op: BinaryOp) -> tuple[_Operator, _Operator]:
+    """The methods of a Python operator: of a tensor on its left side, and of one on its right side."""
+
+    def of_left(self: "Tensor", other: "Tensor | Operand") -> "Tensor":
+        return _elementwise(op, self, other)
+
+    def of_right(self: "Tensor", other: "Tensor | Operand") -> "Tensor":
+        return _elementwise(op, other, self)
+
+    return of_left, of_right
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A result of an operation: indexing it with as many expressions as it has dimensions reads one element.
@@ -392,29 +407,10 @@ class Tensor:
         """How many dimensions there are."""
         return len(self.shape)
 
-    def __add__(self, other: "Tensor | Operand") -> "Tensor":
-        return _elementwise(BinaryOp.ADD, self, other)
-
-    def __radd__(self, other: Operand) -> "Tensor":
-        return _elementwise(BinaryOp.ADD, other, self)
-
-    def __sub__(self, other: "Tensor | Operand") -> "Tensor":
-        return _elementwise(BinaryOp.SUB, self, other)
-
-    def __rsub__(self, other: Operand) -> "Tensor":
-        return _elementwise(BinaryOp.SUB, other, self)
-
-    def __mul__(self, other: "Tensor | Operand") -> "Tensor":
-        return _elementwise(BinaryOp.MUL, self, other)
-
-    def __rmul__(self, other: Operand) -> "Tensor":
-        return _elementwise(BinaryOp.MUL, other, self)
-
-    def __truediv__(self, other: "Tensor | Operand") -> "Tensor":
-        return _elementwise(BinaryOp.DIV, self, other)
-
-    def __rtruediv__(self, other: Operand) -> "Tensor":
-        return _elementwise(BinaryOp.DIV, other, self)
+    __add__, __radd__ = _operator(BinaryOp.ADD)
+    __sub__, __rsub__ = _operator(BinaryOp.SUB)
+    __mul__, __rmul__ = _operator(BinaryOp.MUL)
+    __truediv__, __rtruediv__ = _operator(BinaryOp.DIV)
 
     def __iter__(self) -> NoReturn:
         raise DefinitionError(f"{self.name} cannot be iterated over; read it at the axes of a compute")
