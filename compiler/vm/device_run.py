@@ -12,31 +12,24 @@ import numpy as np
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.plan_run import POOL, Source, facts_of
+from retune.compiler.vm.resources import Resources
 
 
 class DeviceRun:
     """The kernels of a network, some of which run on a GPU, on arrays of the caller."""
 
-    def __init__(
-        self,
-        network: CompiledNetwork,
-        kernels: Mapping[str, Kernel],
-        threads: int,
-        devices: Sequence[Device],
-        allocator: Allocator,
-    ) -> None:
-        """`kernels` are those for the CPU, loaded; outputs come from the allocator. Raises: as `executor_of`."""
+    def __init__(self, network: CompiledNetwork, kernels: Mapping[str, Kernel], resources: Resources) -> None:
+        """`kernels` are those for the CPU, loaded. Raises: as `executor_of`."""
         plan = network.plan
         self._sources = tuple(Source(fact) for fact in facts_of(plan, plan.inputs))
         outputs = [plan.buffers[number] for number in plan.outputs]
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
-        self._allocator = allocator
+        self._allocator = resources.allocator
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
-        self._executor = executor_of(replace(network, constants=constants), threads, devices, kernels)
+        network = replace(network, constants=constants)
+        self._executor = executor_of(network, resources.threads, resources.devices, kernels)
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         """The outputs, new arrays. Raises: MachineError when an array is not what the network takes; DeviceError."""

@@ -7,6 +7,7 @@ arrays that come out are the caller's own.
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,6 +35,7 @@ from retune.compiler.vm.plan_run import POOL
 from retune.compiler.vm.primitives import Primitives
 from retune.compiler.vm.profile import Profile
 from retune.compiler.vm.program_image import MAIN, LateBound
+from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.steps import VMContext
 from retune.compiler.vm.values import ADT, argument, arrays_in, described, result
 
@@ -77,9 +79,10 @@ class VirtualMachine:
         self.threads = config.thread_count(int(exe.library.about.get("threads", 1))) if threads is None else threads
         if not is_thread_count(self.threads):
             raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r}")
-        self._allocator = allocator(_memory_kind(memory_cfg))
+        memory = allocator(_memory_kind(memory_cfg))
         exe.library.check_machine()
-        self._kernels = load_kernels(exe.library.kernels)
+        kernels = load_kernels(exe.library.kernels)
+        self._resources = Resources(exe.library, kernels, memory, self.threads, self.options, self.devices)
         self._link()
         self._params = {function.name: _signature(exe, function.name) for function in exe.image.functions}
         add_lock(self)
@@ -94,15 +97,13 @@ class VirtualMachine:
 
     def _link(self) -> None:
         """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
-        library, image = self._exe.library, self._exe.image
+        image = self._exe.image
         constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in image.constants]
-        self._primitives = Primitives(
-            library, self._kernels, constants, self._allocator, self.threads, self.options, self.devices
-        )
+        self._primitives = Primitives(replace(self._resources, library=self._exe.library), constants)
         context = VMContext(
             constants=constants,
             primitives=[self._primitives.bound(each) for each in image.primitives],
-            allocator=self._allocator,
+            allocator=self._resources.allocator,
             devices=image.devices,
             parameters=[len(function.params) for function in image.functions],
         )

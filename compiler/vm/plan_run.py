@@ -18,8 +18,8 @@ from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, constant_array
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.allocator import Allocator
-from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, Place, Workspace
+from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, Place
+from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.values import described
 
 
@@ -98,24 +98,16 @@ class Source:
 class PlanRun:
     """The kernels of a network, on arrays of the caller."""
 
-    def __init__(
-        self,
-        network: CompiledNetwork,
-        kernels: Sequence[Kernel],
-        threads: int,
-        arena: Workspace,
-        workspace: Workspace,
-        allocator: Allocator,
-    ) -> None:
-        """`kernels` are those of the network, loaded; outputs come from the allocator.
+    def __init__(self, network: CompiledNetwork, kernels: Sequence[Kernel], resources: Resources) -> None:
+        """`kernels` are those of the network, loaded.
 
         Raises: ArtifactError when an output is an intermediate, or a part of a buffer.
         """
         plan = network.plan
         by_name = {kernel.artifact.name: kernel for kernel in kernels}
-        self._arena = arena
+        self._arena = resources.arena
         self._arena_bytes = plan.arena_bytes
-        self._array_of = allocator.array
+        self._array_of = resources.allocator.array
         self._sources = tuple(enumerate(Source(fact) for fact in facts_of(plan, plan.inputs)))
         outputs = [plan.buffers[number] for number in plan.outputs]
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
@@ -148,7 +140,9 @@ class PlanRun:
 
         calls = [(by_name[call.kernel], [operand(number) for number in call.buffers]) for call in plan.calls]
         has_elements = any(nbytes for _, _, nbytes in self._outputs)
-        self._run = KernelRun(calls, threads, workspace) if calls and has_elements else None
+        self._run = None
+        if calls and has_elements:
+            self._run = KernelRun(calls, resources.threads, resources.workspace)
 
     def __call__(self, inputs: Sequence[Array], note: Note | None = None) -> list[Array]:
         """The outputs, new arrays. With `note` kernels run one by one, and it is told how many seconds each took.

@@ -25,14 +25,13 @@ from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.artifact import ArgSpec, Array
 from retune.compiler.runtime.buffers import address
-from retune.compiler.runtime.device import Device
 from retune.compiler.runtime.loader import Kernel
 from retune.compiler.vm.allocator import Allocator
-from retune.compiler.vm.kernel_run import KernelRun, Place, Workspace
-from retune.compiler.vm.library import StoredRegion, VMLibrary
-from retune.compiler.vm.options import VMOptions
+from retune.compiler.vm.kernel_run import KernelRun, Place
+from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.program_image import HOST, KERNEL, Primitive, plan_constants
+from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.steps import BoundPrimitive, Callee
 from retune.compiler.vm.stored_calls import StoredCall
 from retune.compiler.vm.unbound import Unbound
@@ -46,13 +45,11 @@ _BOOL, _INT64 = np.dtype(np.bool_), np.dtype(np.int64)
 class KernelPrimitive:
     """One kernel on the arrays of a call."""
 
-    def __init__(self, kernel: Kernel, threads: int, workspace: Workspace) -> None:
+    def __init__(self, kernel: Kernel, resources: Resources) -> None:
         self.kernel = kernel
-        self.threads = threads
-        self.workspace = workspace
         self.specs: tuple[ArgSpec, ...] = kernel.artifact.args
         places = [Place(number) for number in range(len(self.specs))]
-        self._run = KernelRun([(kernel, places)], threads, workspace)
+        self._run = KernelRun([(kernel, places)], resources.threads, resources.workspace)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
         """Run it. Raises: MachineError for arrays that are not the kernel's; ArtifactError when it fails."""
@@ -122,25 +119,10 @@ def _rows(cell: Any) -> Iterator[Array]:
 class Primitives:
     """What the primitives of an executable stand for, for one machine."""
 
-    def __init__(
-        self,
-        library: VMLibrary,
-        kernels: Mapping[str, Kernel],
-        constants: Sequence[Array | None],
-        allocator: Allocator,
-        threads: int,
-        options: VMOptions,
-        devices: Sequence[Device],
-    ) -> None:
-        """`constants` are None where one is not bound yet; `devices` are those that regions run on."""
-        self._library = library
-        self._kernels = kernels
+    def __init__(self, resources: Resources, constants: Sequence[Array | None]) -> None:
+        """`constants` are None where one is not bound yet."""
+        self._resources = resources
         self._constants = constants
-        self._allocator = allocator
-        self._threads = threads
-        self._options = options
-        self._devices = devices
-        self._arena, self._workspace = Workspace(), Workspace()
         self._regions: dict[str, Callee] = {}
         self._stored: dict[str, StoredCall] = {}
         self._compiler: Any = None
@@ -157,8 +139,7 @@ class Primitives:
         try:
             match kind:
                 case "kernel":
-                    kernel = self._kernel(primitive.name)
-                    return BoundPrimitive(fill=KernelPrimitive(kernel, self._threads, self._workspace))
+                    return BoundPrimitive(fill=KernelPrimitive(self._kernel(primitive.name), self._resources))
                 case "plan":
                     return self._plan(primitive.name, attrs)
                 case "loop":
@@ -175,14 +156,15 @@ class Primitives:
         raise ArtifactError(f"primitive {primitive.name} is of an unknown kind, {kind!r}")
 
     def _kernel(self, name: str) -> Kernel:
-        if name not in self._kernels:
+        if name not in self._resources.kernels:
             raise ArtifactError(f"the library has no kernel {name!r}")
-        return self._kernels[name]
+        return self._resources.kernels[name]
 
     def _stored_region(self, name: str) -> StoredRegion:
-        if name not in self._library.regions:
+        regions = self._resources.library.regions
+        if name not in regions:
             raise ArtifactError(f"the library has no region {name!r}")
-        return self._library.regions[name]
+        return regions[name]
 
     def _plan(self, name: str, attrs: Mapping[str, str]) -> BoundPrimitive:
         """A network of known shapes. Raises: ArtifactError when plan, kernels and constants do not fit each other."""
@@ -198,11 +180,11 @@ class Primitives:
         constants = {buffer: array for buffer, array in arrays.items() if array is not None}
         network = CompiledNetwork(plan, tuple(kernel.artifact for kernel in kernels), constants)
         network.verify()
-        run = PlanRun(network, kernels, self._threads, self._arena, self._workspace, self._allocator)
+        run = PlanRun(network, kernels, self._resources)
         return BoundPrimitive(run, timed=run)
 
     def _loop(self, attrs: Mapping[str, str]) -> BoundPrimitive:
-        name, allocator = attrs["function"], self._allocator
+        name, allocator = attrs["function"], self._resources.allocator
         callee: Callee
         if name == "goes_on":
             callee = partial(_goes_on, allocator=allocator, counts=attrs.get("counts") == "1")
@@ -229,14 +211,6 @@ class Primitives:
             stored = self._stored_region(name)
             if self._compiler is None:  # a static network needs no compiler to run
                 module = importlib.import_module("retune.compiler.vm.specialize")
-                self._compiler = module.RegionCompiler(
-                    self._library,
-                    self._threads,
-                    self._arena,
-                    self._workspace,
-                    self._allocator,
-                    self._options,
-                    self._devices,
-                )
+                self._compiler = module.RegionCompiler(self._resources)
             self._regions[name] = self._compiler.region(name, stored, is_host=is_host)
         return self._regions[name]

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -24,15 +24,13 @@ from retune.compiler.graph.memoize import MemoizedConstants, memoizing
 from retune.compiler.graph.region import GraphRegion, Region, Shape
 from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.device import Device
 from retune.compiler.target import Target
-from retune.compiler.vm.allocator import Allocator
 from retune.compiler.vm.device_run import DeviceRun
-from retune.compiler.vm.kernel_run import Workspace
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.library import StoredRegion, VMLibrary
-from retune.compiler.vm.options import BACKGROUND, NEVER, VMOptions
+from retune.compiler.vm.library import StoredRegion
+from retune.compiler.vm.options import BACKGROUND, NEVER
 from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.steps import Callee
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 from retune.compiler.vm.unbound import Unbound
@@ -76,27 +74,13 @@ class _Entry:
 class RegionCompiler:
     """Compiles the regions of one machine."""
 
-    def __init__(
-        self,
-        library: VMLibrary,
-        threads: int,
-        arena: Workspace,
-        workspace: Workspace,
-        allocator: Allocator,
-        options: VMOptions,
-        devices: Sequence[Device],
-    ) -> None:
-        """`devices` are those that regions run on, see `executor_of`."""
-        self.library = library
-        self.threads = threads
-        self.options = options
-        self._devices = devices
-        self._arena = arena
-        self._workspace = workspace
-        self._allocator = allocator
-        self._programs = TunedPrograms(library.programs)
+    def __init__(self, resources: Resources) -> None:
+        self.library = resources.library
+        self.options = resources.options
+        self._resources = resources
+        self._programs = TunedPrograms(self.library.programs)
         self._warned: set[str] = set()
-        self.memoized = MemoizedConstants(options.prepared_bytes)
+        self.memoized = MemoizedConstants(self.options.prepared_bytes)
 
     @cached_property
     def target(self) -> Target:
@@ -119,15 +103,16 @@ class RegionCompiler:
         if missing:
             raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
         fixed = {name: arrays[source] for name, source in stored.fixed.items()}
-        if is_host:
-            return HostRegion(region, fixed, self)
-        return SpecializedRegion(name, region, fixed, self)
+        return partial(self.evaluated, region, fixed) if is_host else SpecializedRegion(name, region, fixed, self)
 
-    def evaluated(self, region: Region, arrays: Mapping[str, Array]) -> list[Array]:
-        """What NumPy makes of a region, in arrays that kernels can read. Raises: what `evaluate` raises."""
+    def evaluated(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Array]) -> list[Array]:
+        """What NumPy makes of a region, whose inputs that are not `fixed` are given in order, in arrays that kernels
+        can read. Raises: what `evaluate` raises.
+        """
+        arrays = {**dict(zip(_passed(region, fixed), inputs, strict=True)), **fixed}
         copies = []
         for found in region.evaluate(arrays, self.library.arrays):
-            array, _ = self._allocator.array(found.shape, found.dtype, found.nbytes)
+            array, _ = self._resources.allocator.array(found.shape, found.dtype, found.nbytes)
             np.copyto(array, found)
             copies.append(array)
         return copies
@@ -145,16 +130,20 @@ class RegionCompiler:
         """Compile a graph. Raises: an error of ours when it cannot be."""
         start, before = time.perf_counter(), STORE.use.built
         with memoizing(self.memoized):
-            network = compile_subgraph(graph, self.target, self.threads, self._programs)
+            network = compile_subgraph(graph, self.target, self._resources.threads, self._programs)
         kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
         run: Run
         if gpu_count(network):
-            run = DeviceRun(network, kernels, self.threads, self._devices, self._allocator)
+            run = DeviceRun(network, kernels, self._resources)
         else:
-            loaded = list(kernels.values())
-            run = PlanRun(network, loaded, self.threads, self._arena, self._workspace, self._allocator)
+            run = PlanRun(network, list(kernels.values()), self._resources)
         built = STORE.use.built - before
         return run, Specialization(name, dict(shapes), network.coverage, time.perf_counter() - start, built)
+
+
+def _passed(region: Region, fixed: Mapping[str, Array]) -> list[str]:
+    """The inputs that calls pass: those that are not the same array in every call."""
+    return [each for each in region.inputs if each not in fixed]
 
 
 def _region_of(stored: StoredRegion) -> Region:
@@ -181,7 +170,7 @@ class SpecializedRegion:
         self._region = region
         self._fixed = dict(fixed)
         self._compiler = compiler
-        self._passed = [each for each in region.inputs if each not in fixed]
+        self._passed = _passed(region, fixed)
         self._needed = {each for each in region.determining if each not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._lock = threading.Lock()
@@ -199,8 +188,7 @@ class SpecializedRegion:
             entry.waits = None
         if entry.run is not None:
             return entry.run([inputs[number] for number in entry.passed])
-        arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
-        return self._compiler.evaluated(self._region, arrays)
+        return self._compiler.evaluated(self._region, self._fixed, inputs)
 
     def wait(self) -> None:
         """Wait for what is compiled in the background."""
@@ -280,18 +268,3 @@ class SpecializedRegion:
             self._compile(entry, shapes)
         except Exception as error:  # of whatever kind: nobody else would hear of it
             self._compiler.tell(self.name, shapes, error)
-
-
-class HostRegion:
-    """A region that NumPy computes, because the data decides on shapes."""
-
-    def __init__(self, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
-        self._region = region
-        self._fixed = dict(fixed)
-        self._compiler = compiler
-        self._passed = [each for each in region.inputs if each not in fixed]
-
-    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """The results. Raises: what `evaluate` raises."""
-        arrays = dict(zip(self._passed, inputs, strict=True)) | self._fixed
-        return self._compiler.evaluated(self._region, arrays)

@@ -95,7 +95,7 @@ def test_memory_planning_and_single_steps_keep_the_results() -> None:
 def test_memory_is_configured_by_name_number_or_device(config: Any) -> None:
     machine = machine_of(sums(), memory_cfg=config)
     kind = NaiveAllocator if config in ("naive", 1, {cpu(): "naive"}) else PooledAllocator
-    assert isinstance(machine._allocator, kind)
+    assert isinstance(machine._resources.allocator, kind)
     assert (vm.VirtualMachine.NAIVE_ALLOCATOR, vm.VirtualMachine.POOLED_ALLOCATOR) == (1, 2)
 
 

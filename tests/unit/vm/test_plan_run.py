@@ -11,14 +11,15 @@ from retune.compiler.executor.plan import BufferKind, BufferSpec
 from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.vm.allocator import allocator
-from retune.compiler.vm.kernel_run import Workspace
+from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.resources import Resources
 from tests.support.doubling_network import SHAPE, doubling_network
 
 
 def _run_of(network: CompiledNetwork) -> PlanRun:
     kernels = list(load_kernels(network.kernels).values())
-    return PlanRun(network, kernels, 1, Workspace(), Workspace(), allocator("pooled"))
+    return PlanRun(network, kernels, Resources(VMLibrary(), {}, allocator("pooled"), threads=1))
 
 
 def test_outputs_in_new_arrays_are_those_of_the_network() -> None:
