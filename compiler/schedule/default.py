@@ -254,7 +254,7 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str)
     for vectors in _VECTORS:
         widest = min(columns, vectors * lanes)
         strip = next(size for size in range(widest, 0, -1) if columns % size == 0)
-        if strip <= (vectors - 1) * lanes:
+        if strip <= (vectors - 1) * lanes or strip == 1:
             continue
         for height in _ROWS:
             if rows % height or (height + 1) * vectors >= hardware.registers:

@@ -183,6 +183,7 @@ def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> Non
         (32, 16, (1, 1000), (1, 40)),
         (16, 32, (28, 128), (4, 8)),
         (32, 16, (28, 37), (2, 37)),
+        (64, 32, (137, 137), (1, 137)),
     ],
 )
 def test_a_register_tile_fits_the_registers(
