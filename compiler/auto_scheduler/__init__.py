@@ -58,6 +58,7 @@ from retune.compiler.measure.task_inputs import (
     register_task_input_buffer,
     register_task_input_check_func,
 )
+from retune.compiler.schedule import workload_registry
 from retune.compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
 from retune.compiler.schedule.pretransformed_weights import (
     remove_index_check,
@@ -139,4 +140,5 @@ __all__ = [
     "save_workload_func_registry",
     "serialize_workload_registry_entry",
     "workload_key_to_tensors",
+    "workload_registry",
 ]

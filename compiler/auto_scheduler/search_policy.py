@@ -217,6 +217,8 @@ class SketchPolicy(SearchPolicy):
     `PreloadCustomSketchRule`, or what has their methods. With `seed` None it is 0.
     """
 
+    DEFAULT_PARAMS = DEFAULT_PARAMS
+
     def __init__(
         self,
         task: SearchTask,

@@ -23,7 +23,7 @@ from typing import Union
 import numpy as np
 
 from retune.compiler.dtype import is_float as is_float
-from retune.compiler.dtype import item_bytes, promoted
+from retune.compiler.dtype import item_bytes, number_type, promoted
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrapped
 from retune.compiler.ir.operators import BOOL as BOOL
@@ -81,6 +81,13 @@ class Expr:
 
     def __neg__(self) -> "Expr":
         return binary(BinaryOp.SUB, 0, self)
+
+    def astype(self, dtype: str) -> "Expr":
+        """The value in another type. Raises: DefinitionError for a type that is none."""
+        try:
+            return cast(number_type(dtype), self)
+        except ValueError as error:
+            raise DefinitionError(f"{self}.astype: {error}") from None
 
     def __invert__(self) -> "Expr":
         if self.dtype == BOOL:

@@ -18,6 +18,7 @@ from tvm_ffi import core, error, registry, serialization
 from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.buffers import aligned_copy
 from retune.compiler.runtime.device import same_device
 
 PackedFunc = tvm_ffi.Function
@@ -122,6 +123,17 @@ class NDArray(tvm_ffi.Tensor):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)
 
+    def __repr__(self) -> str:
+        head = f"<NDArray {self.dtype}{list(self.shape)}, {self.device}>"
+        return f"{head}\n{self.numpy()!r}" if self.__dlpack_device__()[0] == 1 else head
+
+    def __str__(self) -> str:
+        return str(self.numpy()) if self.__dlpack_device__()[0] == 1 else repr(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as its elements. Raises: ArtifactError for an array that is not in the CPU's memory."""
+        return _restored, (self.numpy(),)
+
     def __getitem__(self, place: Any) -> Any:
         return self.numpy()[place]
 
@@ -130,6 +142,11 @@ class NDArray(tvm_ffi.Tensor):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+
+def _restored(values: Array) -> FFITensor:
+    """An array that was pickled."""
+    return tensor_of(aligned_copy(values))
 
 
 def lend(array: Array) -> FFITensor:

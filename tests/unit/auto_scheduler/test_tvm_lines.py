@@ -9,7 +9,7 @@ import pytest
 from retune.compiler import auto_scheduler, te
 from retune.compiler.auto_scheduler import ApplyHistoryBest, MeasureErrorNo, MeasureResult, SearchTask
 from retune.compiler.errors import DefinitionError, OptionError
-from tests.support.tvm_scripts import Simulated, matmul
+from tests.support.tvm_scripts import Simulated, matmul, zero_rank_reduce
 
 
 def _task() -> SearchTask:
@@ -99,3 +99,18 @@ def test_argmax_of_a_value_without_its_index_is_a_definition_error() -> None:
     a, k = te.placeholder((4, 4), name="a"), te.reduce_axis((0, 4), name="k")
     with pytest.raises(DefinitionError, match="argmax cannot reduce one value"):
         te.compute((4,), lambda i: te.argmax(a[i, k], k))
+
+
+def test_the_registry_and_the_parameters_are_where_tvm_has_them() -> None:
+    registry = auto_scheduler.workload_registry
+    registry.register_workload("reduce_of_lines", zero_rank_reduce, override=True)
+    assert registry.make_workload_key("reduce_of_lines", (8,)) == '["reduce_of_lines", 8]'
+    params = {**auto_scheduler.SketchPolicy.DEFAULT_PARAMS, "evolutionary_search_population": 64}
+    assert auto_scheduler.SketchPolicy(_task(), params=params).generate_sketches()
+
+
+def test_an_expression_is_converted_by_astype() -> None:
+    a = te.placeholder((4,), "float32", name="a")
+    assert str(a[0].astype("int32")) == str(te.cast("int32", a[0]))
+    with pytest.raises(DefinitionError, match="'int99' is no element type"):
+        a[0].astype("int99")

@@ -103,6 +103,16 @@ def test_lower_prints_loops_with_the_arguments_in_order() -> None:
         tvm.lower(3, [a, b, c])  # type: ignore[operator]
 
 
+def test_an_array_prints_its_values_and_is_pickled() -> None:
+    x = nd.array(np.array([1.5, 2.5], "float32"))
+    assert str(x) == "[1.5 2.5]"
+    assert repr(x) == "<NDArray float32[2], cpu:0>\narray([1.5, 2.5], dtype=float32)"
+    again = pickle.loads(pickle.dumps(x))
+    assert isinstance(again, nd.NDArray)
+    again.numpy()[0] = 0
+    assert (x.numpy().tolist(), again.numpy().tolist()) == ([1.5, 2.5], [0, 2.5])
+
+
 GRAPH = json.dumps(
     {
         "nodes": [
