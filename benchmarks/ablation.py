@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def figures(name: str, variants: Sequence[str], threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
-    """The lines of one operator; variants take turns, so that a disturbance of the machine hits all of them."""
+    """The lines of one operator; variants alternate, so that a disturbance of the machine hits all of them."""
     trials, seeds = run.options["trials"], range(run.options["seeds"])
     courses: dict[str, list[Course]] = {variant: [] for variant in variants}
     for seed in seeds:

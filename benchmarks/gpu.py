@@ -282,7 +282,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
     began = time.monotonic()
     for task, weight in pairs:
         if time.monotonic() - began > limits.tuning:
-            break  # the rest gets the first guess of the search
+            break  # the rest gets the top candidate of the search
         share = task.flop_count * weight / max(work, 1.0)
         tuned = tune(task, measurer, max(1, round(share * limits.trials)), share * limits.tuning)
         trials, failed = trials + tuned.trials, failed + tuned.failed

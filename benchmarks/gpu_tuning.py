@@ -21,7 +21,7 @@ from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.protocol import Observation
 
 BATCH, FIRST = 64, 16
-"""Programs of a round, and of the first, of which nobody knows yet how long it takes."""
+"""Programs of a round, and of the first, whose time is not known yet."""
 
 _GRACE = 30.0
 """Seconds by which a round may take longer than there is time."""

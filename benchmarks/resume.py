@@ -28,7 +28,7 @@ NETWORKS = ("resnet18", "mlp")
 
 
 def made_up(key: str, candidate: Candidate) -> Measurement:
-    """The measurement of a program that nobody has run."""
+    """The measurement of a program that was not run."""
     seconds = made_up_seconds(key, candidate.steps_text)
     if seconds is None:
         return Measurement((), MeasureStatus.RUN_TIMEOUT, "made up", 0.05, 0.05)
@@ -36,7 +36,7 @@ def made_up(key: str, candidate: Candidate) -> Measurement:
 
 
 def asked(tuning: Tuning, count: int) -> tuple[int | None, tuple[Candidate, ...]]:
-    """The task whose turn it is, and its next programs."""
+    """The task of the next round, and its next programs."""
     index = tuning.choose()
     return index, () if index is None else tuning.ask(index, count)
 

@@ -42,7 +42,7 @@ from retune.compiler.target import Target
 OURS = "retune"
 MILESTONES = (64, 200, 1000)
 ROUNDS, PASS_SECONDS = 3, 0.03
-"""The contenders take turns so often before and after TVM's program, which runs in its own process."""
+"""The contenders alternate so often before and after TVM's program, which runs in its own process."""
 
 _NAMES = (
     "matmul_512x512x512",

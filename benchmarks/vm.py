@@ -27,7 +27,7 @@ from benchmarks.harness import Figure, Run, interleaved, parse
 from retune.compiler import vm
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.winners import first_guesses
+from retune.compiler.driver.winners import top_candidates
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
@@ -202,7 +202,7 @@ def _guesses(model: Any, threads: int) -> dict[str, BestProgram]:
     """What the search would try first for every kernel of a network that is worth tuning."""
     target = Target.host()
     tasks, _ = partition(optimize(load_model(model)), target, hardware_of(target, threads)).worth_tuning()
-    return {task.workload_key: first_guesses(task)[0] for task in tasks}
+    return {task.workload_key: top_candidates(task)[0] for task in tasks}
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def bounded_spinning() -> Iterator[None]:
 
 def prefect_environment(home: Path) -> dict[str, str]:
     """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and
-    calls nobody.
+    sends no telemetry.
 
     Variables that the user has set win, and with a server of the user's own (PREFECT_API_URL, or `prefect_api` in
     retune.toml) that server and the user's profile are left as they are.
@@ -108,7 +108,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-        # Nobody reads logs and events back here, and the CPU is needed for timing.
+        # Logs and events are never read back here, and the CPU is needed for timing.
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
@@ -180,7 +180,7 @@ def llvm_version() -> str:
 
 @cache
 def package_version(package: str) -> str:
-    """The version of an installed package; of Retune in a folder that nobody has installed, what says so."""
+    """The version of an installed package; of Retune in a folder that is not installed, what says so."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

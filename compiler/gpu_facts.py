@@ -83,7 +83,7 @@ _KNOWN = {
 _USUAL = 80
 
 USUAL_ARCH = f"sm_{_USUAL}"
-"""What is taken for a GPU that nobody has named."""
+"""What is taken for a GPU when none is named."""
 
 
 def facts_of(arch: str) -> GpuFacts:

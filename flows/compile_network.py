@@ -1,6 +1,6 @@
 """Flows that compile a network with its best records, and check that it is right and faster.
 
-Every program is checked and timed once more before it is used. A first guess, of a kernel without a record, has
+Every program is checked and timed once more before it is used. A top candidate, of a kernel without a record, has
 one after that.
 
     best records → confirm each in a fresh process → compile tuned and untuned → verify both against ONNX Runtime
@@ -112,7 +112,7 @@ def compile_best(
     run_info = replace(job.run_info(run_id, measuring), round=rounds, elapsed=elapsed)
     winners, guesses = record_guesses(chosen, run_info, new_id)
     if guesses:
-        store("first-guesses", job.place, opaque(guesses))
+        store("top-candidates", job.place, opaque(guesses))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"

@@ -27,7 +27,7 @@ from retune.tasks.plan import FleetPlan, require_fleet
 
 DEFAULT_TRIALS = 1000
 DEVICE = "cpu"
-"""The key of a fleet's device that nobody has named."""
+"""The key of a fleet's device when none is named."""
 
 _WAY = ("fleet", "on_device", "storage", "machine", "cache_bytes")
 """Fields that say how a job reaches its machine, not what it is."""

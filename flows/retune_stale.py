@@ -41,7 +41,7 @@ def retune_stale(
     zoo, paths, or operators such as `operator:["retune.matmul", 512, 512, 512]`, see
     `retune.compiler.driver.operators`.
 
-    Each turn lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
+    Each slice lasts at most `slice_minutes`. The run ends early when no network is expected to lose the share
     `least_gain` of its latency in a minute of tuning, or at once when none is listed. `home` is as for `tune_network`.
     Raises: OptionError for parameters that make no sense; RetuneError at the end when a network could not be tuned.
     """

@@ -20,7 +20,7 @@ def show_report(report: Report, stream: TextIO) -> None:
     console = console_on(stream)
     console.print(_kernels(report, console.width))
     if unused := sum(not task.used for task in report.tasks):
-        console.print(f"not used: {unused} more ways to compute these kernels; the page says why", soft_wrap=True)
+        console.print(f"not used: {unused} more ways to compute these kernels; the report says why", soft_wrap=True)
     if warning := busy_warning(report.contention):
         console.print(warning, style="bold yellow", soft_wrap=True)
     console.print(_latencies(report))
@@ -39,7 +39,7 @@ def show_report(report: Report, stream: TextIO) -> None:
     for name, path in (("network", report.artifact), ("records", report.records)):
         console.print(f"{name:<8} {path}", soft_wrap=True)
     page = report.page.absolute()
-    console.print(f"{'page':<8}", Text(str(page), style=f"link {page.as_uri()}"), soft_wrap=True)
+    console.print(f"{'report':<8}", Text(str(page), style=f"link {page.as_uri()}"), soft_wrap=True)
 
 
 def _latencies(report: Report) -> Table:
@@ -54,7 +54,7 @@ def _latencies(report: Report) -> Table:
 
 
 def _kernels(report: Report, width: int) -> Table:
-    """The kernels that are used; on a narrow terminal without the columns that the page has too."""
+    """The kernels that are used; on a narrow terminal without the columns that the HTML report has too."""
     wide = width >= WIDE
     table = Table(box=box.SIMPLE)
     table.add_column("kernel", overflow="fold")

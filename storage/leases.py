@@ -142,7 +142,7 @@ def _is_owned(objects: Objects, name: str, claim: Mapping[str, Any]) -> bool:
 
 
 def _withdraw(objects: Objects, name: str, claim: Mapping[str, Any]) -> None:
-    """Give up a claim that became no lease, if it was put at all: nobody renews it, and others would wait for it."""
+    """Give up a claim that became no lease, if it was put at all: it is not renewed, and others would wait for it."""
     with contextlib.suppress(StoreError):
         if _is_owned(objects, name, claim):
             objects.put({name: json.dumps({**claim, "is_free": True}).encode()})
@@ -190,7 +190,7 @@ def _highest(objects: Objects, folder: str) -> int:
 
 
 def _claims(objects: Objects, folder: str) -> dict[int, str]:
-    """The claims of a folder by number; other files there are nobody's."""
+    """The claims of a folder by number; other files there are ignored."""
     found = ((name.removeprefix(f"{folder}/"), name) for name in objects.files(folder))
     return {int(number): name for number, name in found if _NUMBER.fullmatch(number)}
 

@@ -42,7 +42,7 @@ BEST = View(
 
 RUNS = View(
     "runs",
-    "a run: what was asked and what came of it",
+    "a run: its request and its result",
     """
     SELECT run_id,
       "describe" ->> 'network' AS network,

@@ -28,7 +28,7 @@ def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequ
 
 @task(name="describe-device", task_run_name="describe-{device}", cache_policy=NO_CACHE)
 def describe_device(device: str, plan: FleetPlan) -> DeviceFacts:
-    """Ask a worker of a fleet's device for its machine. Raises: MeasureError when nobody answers."""
+    """Ask a worker of a fleet's device for its machine. Raises: MeasureError when no worker answers."""
     return DeviceFacts.of_device(FlowEngine(plan=plan), device)
 
 

@@ -191,7 +191,7 @@ class LocalRPCMeasureContext:
         options = _checked_options(
             device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
         )
-        del priority  # nobody else asks this worker
+        del priority  # this worker has one client
         self._engine = ServiceEngine(WorkerService(is_shared=True), n_parallel)
         options = replace(options, threads=config.usable_cores())
         self.runner = FleetRunner(self._engine, LOCAL_KEY, options, in_flight=n_parallel)

@@ -140,7 +140,7 @@ class SearchPolicy:
             self.policy.warm_start(programs)
 
     def propose(self, count: int) -> list[MeasureInput]:
-        """At most `count` programs that nobody has measured, the most promising first."""
+        """At most `count` unmeasured programs, the most promising first."""
         if isinstance(self.policy, search.SketchPolicy):
             candidates = self.policy.ask(count, self.rounds, self.spent)
         else:

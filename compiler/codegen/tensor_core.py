@@ -53,7 +53,7 @@ def _declarations(stmt: TensorStmt) -> list[str]:
 
 def _copies(stmt: AsyncCopy) -> tuple[str, str]:
     """The intrinsic that copies, and the one that reads fewer bytes and fills up with zeros; only 16 bytes at once may
-    pass by the first cache, which they would fill for nobody.
+    bypass the first cache, where they would not be read again.
     """
     size = stmt.count * item_bytes(stmt.target.dtype)
     name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"

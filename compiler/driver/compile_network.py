@@ -22,7 +22,7 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.to_plan import to_plan
 from retune.compiler.graph.winograd import winograd_for
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram
+from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
@@ -33,8 +33,8 @@ from retune.compiler.target import Target
 _log = logging.getLogger(__name__)
 
 _ORIGINS = {
-    FIRST_GUESS: (ProgramSource.GUESS, "a first guess of the search"),
-    FITTED_GUESS: (ProgramSource.TRANSFER, "fitted from a record of a similar kernel"),
+    TOP_CANDIDATE: (ProgramSource.GUESS, "a top candidate of the search"),
+    FITTED_CANDIDATE: (ProgramSource.TRANSFER, "fitted from a record of a similar kernel"),
 }
 """ProgramSource and note of programs by their `mutation`; all others are tuned."""
 
@@ -179,7 +179,7 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
         steps = load_steps(best.steps)
     except _BAD_PROGRAM as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
-    otherwise = (ProgramSource.RECORD, "") if best.record_id else _ORIGINS[FIRST_GUESS]
+    otherwise = (ProgramSource.RECORD, "") if best.record_id else _ORIGINS[TOP_CANDIDATE]
     origin, note = _ORIGINS.get(best.mutation, otherwise)
     return ChosenProgram(task, steps, best.record_id or None, origin, note)
 

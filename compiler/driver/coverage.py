@@ -11,7 +11,7 @@ from retune.compiler.executor.network import Coverage, ProgramSource
 WORDS = {
     ProgramSource.RECORD: "tuned records",
     ProgramSource.TRANSFER: "programs of similar kernels",
-    ProgramSource.GUESS: "first guesses",
+    ProgramSource.GUESS: "top candidates",
     ProgramSource.CONTEXT: "programs of the dispatch context",
     ProgramSource.DEFAULT: "the default schedule",
 }

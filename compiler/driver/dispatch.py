@@ -115,7 +115,7 @@ def is_silent() -> bool:
 
 @contextmanager
 def telling_nothing() -> Iterator[None]:
-    """Inside, nobody says that workloads have no record: the caller does, of all together."""
+    """Inside, workloads without a record give no warning: the caller warns of all together."""
     before = is_silent()
     _ACTIVE.silent = True
     try:

@@ -152,7 +152,8 @@ def _access(one: _Instruction, dialect: str) -> tuple[bool, bool, bool]:
     )
     store = store and one.operands.count(",") > 0
     load = not store or one.mnemonic.startswith(("add", "sub", "inc", "dec", "or", "and", "xor"))
-    return load, store, "(%rsp" in operands or "(%rbp" in operands
+    # With an index register `%rbp` is a general register that holds an array, not the frame.
+    return load, store, "(%rsp" in operands or "(%rbp)" in operands
 
 
 def _written(one: _Instruction, dialect: str) -> str:

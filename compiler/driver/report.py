@@ -11,7 +11,7 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Confirmation
-from retune.compiler.measure.record import FITTED_GUESS, GUESSES
+from retune.compiler.measure.record import FITTED_CANDIDATE, GUESSES
 from retune.compiler.runtime.atomic_write import write_text_atomically
 from retune.compiler.runtime.readable import busy_warning, finite, milliseconds
 from retune.compiler.target import Target
@@ -63,7 +63,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """One kernel of the network and what serves it: a record, a first guess of the search where the budget reached no
+    """One kernel of the network and what serves it: a record, a top candidate of the search where the budget reached no
     further (`transferred` from a similar kernel or not), or the default schedule. For one that is not `used` another
     way to compute the same is. Times are seconds per call; `record_id` is empty where the default schedule serves;
     `moved_bytes` is what a call has to read and write at least.
@@ -89,7 +89,7 @@ class TaskOutcome:
         if not self.used:
             return "not used"
         if self.guessed:
-            return "program of a similar kernel" if self.transferred else "first guess"
+            return "program of a similar kernel" if self.transferred else "top candidate"
         return self.record_id or "default schedule"
 
     @property
@@ -306,7 +306,7 @@ def _outcome(row: TaskRow, winner: Confirmation | None) -> TaskOutcome:
         best_seconds=winner.seconds,
         record_id=winner.program.record_id if winner.program else "",
         guessed=winner.program is not None and winner.program.mutation in GUESSES,
-        transferred=winner.program is not None and winner.program.mutation == FITTED_GUESS,
+        transferred=winner.program is not None and winner.program.mutation == FITTED_CANDIDATE,
         note="; ".join(reasons + [f"rejected {text}" for text in winner.rejected]),
         used=winner.serves,
         task_key=row.task_key,

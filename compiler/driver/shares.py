@@ -20,7 +20,7 @@ _BYTES_PER_CYCLE = 8.0
 
 def are_small(tasks: Sequence[SearchTask], weights: Sequence[int]) -> tuple[bool, ...]:
     """Which tasks are reductions without reuse of data that take, roughly, less than `SMALL_SHARE` of the network's
-    time. First guesses of the search serve them: those come near what trials would find.
+    time. Top candidates of the search serve them: those come near what trials would find.
     """
     times = [weight * _cycles(task.dag) for task, weight in zip(tasks, weights, strict=True)]
     least = SMALL_SHARE * sum(times)

@@ -55,7 +55,7 @@ def estimate(
 
     `options` are those that tuning would give its rounds by; the gain is one of latency, whatever their objective.
     Records of another version than `engine` do not count: what the generator makes of their steps has changed. Nor do
-    first guesses, which no search has measured, and tasks too small for trials, which have nothing else.
+    top candidates, which no search has measured, and tasks too small for trials, which have nothing else.
     """
     present = {
         key: [record for record in found if record.engine_version == engine and not record.is_guess]

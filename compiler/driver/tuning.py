@@ -236,7 +236,7 @@ class Tuning(TuningLoop[TunedTask]):
             self.tell(by_key[records[0].task_key], records)
 
     def ask(self, index: int, count: int, spent: float = 0.0) -> tuple[Candidate, ...]:
-        """Up to `count` programs of a task that nobody has measured; the first round begins with the default schedule.
+        """Up to `count` unmeasured programs of a task; the first round begins with the default schedule.
         May be empty. `spent` is the share of the run's budget that is gone.
         """
         task = self.tasks[index]

@@ -1,4 +1,4 @@
-"""Choice of the program that a task of a compiled network uses: its fastest record, or a first guess of the search.
+"""Choice of the program that a task of a compiled network uses: its fastest record, or a top candidate of the search.
 
 The chosen program was the fastest when all were timed in turn, the default schedule among them, and
 gave the right answer in a fresh process after that. Of several tasks that compute the same result one is chosen.
@@ -12,7 +12,7 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.driver.tuning import RunInfo
 from retune.compiler.measure.measurer import Builder, Runner
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps, load_steps
@@ -32,7 +32,7 @@ CLOSE = 1.2
 """A way to compute a layer whose record is so many times slower than that of the fastest way is not timed again."""
 
 
-def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[BestProgram, ...]:
+def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tuple[BestProgram, ...]:
     """Programs for a task that the budget did not reach, which have no record: the analytical model's best, and up to
     half of them those of the most similar tasks among `known`, the best records of other tasks.
     """
@@ -40,9 +40,9 @@ def first_guesses(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tupl
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED))
     others = (BestProgram.of(one) for one in known if one.costs)
     policy.warm_start([one.steps for one in k_nearest(task.workload_key, others, TRIED)])
-    kinds = {mutation.TRANSFER: FITTED_GUESS}
+    kinds = {mutation.TRANSFER: FITTED_CANDIDATE}
     return tuple(
-        BestProgram(task.workload_key, one.steps_text, mutation=kinds.get(one.mutation, FIRST_GUESS))
+        BestProgram(task.workload_key, one.steps_text, mutation=kinds.get(one.mutation, TOP_CANDIDATE))
         for one in policy.ask(TRIED, 0)
     )
 
@@ -82,7 +82,7 @@ def shortlist(
     """
     seconds = [min((one.seconds for one in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
     if math.isinf(min(seconds)):
-        return ((tasks[0], first_guesses(tasks[0], known)),)
+        return ((tasks[0], top_candidates(tasks[0], known)),)
     close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
     return tuple((task, tuple(map(BestProgram.of, best[task.workload_key]))) for task in close)
 
@@ -112,7 +112,7 @@ def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Buil
     """Time the default schedule and `programs` once more, and take the fastest right one.
 
     Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
-    the machine hits all of them, and the fastest turn counts. The fastest runs once more in a fresh process, where it
+    the machine hits all of them, and the fastest repeat counts. The fastest runs once more in a fresh process, where it
     has to give the right answer again; if it does not, the next one is tried.
     Raises: MeasureError when the workers cannot work at all.
     """

@@ -32,7 +32,7 @@ class DeviceConstants:
         self._lock = threading.Lock()
 
     def on_gpu(self, driver: Driver, stream: Any, number: int, source: Array) -> DeviceConstant:
-        """An array that nobody writes to on GPU `number`, which is open; copied there by `stream` if it is not there.
+        """A read-only array on GPU `number`, which is open; copied there by `stream` if it is not there.
 
         Raises: DeviceError when there is no memory.
         """

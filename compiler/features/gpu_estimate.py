@@ -99,7 +99,7 @@ def gpu_estimates(nest: Nest, moved: "Moved", launched: Launched, cost: float, f
     # Little's law: bytes in flight over latency is the bandwidth that can be reached.
     in_flight = active * WARP * moved.width * facts.multiprocessors
     flying = np.minimum(1.0, in_flight / (MEMORY_CYCLES * a_cycle))
-    waited = moved.read_bytes / np.maximum(flying, 1e-3) + moved.written_bytes  # nobody waits for what is written
+    waited = moved.read_bytes / np.maximum(flying, 1e-3) + moved.written_bytes  # no thread waits for what is written
     outside = np.maximum(moved.cache_bytes / CACHE_RATIO, waited) / a_cycle
     parts = np.stack(np.broadcast_arrays(arithmetic, in_block, outside))
     cycles = parts.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * parts.sum(axis=0)

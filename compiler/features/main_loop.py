@@ -26,7 +26,7 @@ PARTS = 4
 _MEETING_CYCLES = 40.0
 """Of a barrier, and of what each iteration does around it."""
 _COPY = 2.0
-"""Instructions for the addresses of a copy, which change from turn to turn; quotients in them come on top."""
+"""Instructions for the addresses of a copy, which change from iteration to iteration; quotients in them come on top."""
 _PLAIN_COPY = 6.0
 """Instructions for an element that is loaded and stored on its own."""
 _OVERLAP = 0.1

@@ -182,7 +182,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
 
 
 def _concatenated(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
-    """The concatenation, taken from `free`, that a convolution reads with padding and nobody else reads."""
+    """The concatenation, taken from `free`, that only a convolution reads, with padding."""
     node = graph.nodes[start]
     if node.op not in _PADDED or not any(node.ints("pads")):
         return []

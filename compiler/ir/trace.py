@@ -1,6 +1,6 @@
 """Stages of compilation as they are reached: for an observer, and on stderr as RETUNE_DEBUG asks.
 
-A pipeline calls `show` after every stage. That costs a comparison while nobody watches: the text is made on demand.
+A pipeline calls `show` after every stage. Without an observer that costs a comparison: the text is made on demand.
 """
 
 import sys

@@ -36,7 +36,7 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
 
 
 def poison(array: Array) -> None:
-    """Fill an output so that an element nobody computes shows: NaN, or the largest integer; True for bools."""
+    """Fill an output so that an element that is not computed shows: NaN, or the largest integer; True for bools."""
     if is_float(array.dtype.name):
         array.fill(np.nan)
     elif array.dtype.kind == "b":

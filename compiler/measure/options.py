@@ -28,15 +28,15 @@ class MeasureOptions:
 
     What TVM's `LocalBuilder` and `LocalRunner` call `timeout` is `build_timeout_s` and `run_timeout_s` here, with their
     defaults; both are for one candidate. `cooldown_interval` is a pause in seconds after every repeat.
-    `enable_cpu_cache_flush` takes all arguments but the first out of the caches before each pass, which is one call
+    `enable_cpu_cache_flush` takes all arguments but the first out of the caches before each repeat, which is one call
     then. Other defaults differ from TVM's (number 3, repeat 1, min_repeat_ms 100) for these reasons:
 
     * A candidate of half a millisecond would be timed for 100 ms, a round of 64 for six seconds. Other load can only
-      make a call slower, so the fastest of `repeat` passes of `min_repeat_ms` is as steady as the mean of one long
-      pass, at a tenth of its price. `number` is where the search for the number of calls in a pass begins.
+      make a call slower, so the fastest of `repeat` repeats of `min_repeat_ms` is as steady as the mean of one long
+      repeat, at a tenth of its price. `number` is where the search for the number of calls in a repeat begins.
     * Racing: after a look of `first_look_ms`, a program slower than `give_up_factor` times the best of its task gets no
       repeats; its record is marked as censored. The best program is timed as `repeat` says, most others are not.
-    * A pass of which other processes took more than the share `max_contention` is made again, up to
+    * A repeat that loses more than the share `max_contention` to other processes is made again, up to
       `contended_passes` times for a candidate. TVM has no such check.
 
     * `overlap`: while a program is timed, others are built, on CPUs that the timing does not use; never on those

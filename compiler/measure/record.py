@@ -11,8 +11,8 @@ from enum import IntEnum
 SCHEMA_VERSION = 2
 """Version of the row layout; a store refuses files of a higher one."""
 
-GUESSES = FIRST_GUESS, FITTED_GUESS = "guess", "guess, transfer"
-"""The `mutation` of the record of a first guess, and of one that was fitted from a similar task."""
+GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
+"""The `mutation` of the record of a top candidate, and of one that was fitted from a similar task."""
 
 MOMENTS = range(-62_135_596_800, 253_402_300_800)
 """The seconds since 1970 of the years 1 to 9999, which is what dates of Python can show."""

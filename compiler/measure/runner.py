@@ -107,8 +107,8 @@ class LocalRunner:
         return in_order(builds, self._run_built(task, artifacts, best))
 
     def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
-        """Time programs that `run` found right, in turn: the costs of each are its times in the `passes`. None when the
-        worker did not survive that: then nobody knows whose fault it was.
+        """Time programs that `run` found right, in turn: the costs of each are its times in the `passes`,
+        one repeat of each. None when the worker did not survive that: then the cause is unknown.
 
         Raises: MeasureError when the worker cannot work at all.
         """

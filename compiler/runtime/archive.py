@@ -273,7 +273,7 @@ class Archive:
         return bytes(self._checked_by_zip(name) if self.is_legacy else self._checked(name, self._content(name)))
 
     def array(self, name: str) -> Array:
-        """An array that nobody can write to: a view of the mapped file where it is stored as it is."""
+        """A read-only array: a view of the mapped file where it is stored as it is."""
         if self.is_legacy:
             return _npy_array(io.BytesIO(self._checked_by_zip(name)))
         facts, content = self._facts[name], self._content(name)

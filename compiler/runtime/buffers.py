@@ -45,7 +45,7 @@ def address(array: Array) -> int:
     """
     try:  # a quarter of the time that NumPy takes to tell
         return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # nobody may write to it, it has gaps, no elements, or elements foreign to Python
+    except (TypeError, ValueError):  # it is read-only, has gaps, no elements, or elements foreign to Python
         return int(array.__array_interface__["data"][0]) if array.size else ALIGNMENT
 
 
@@ -105,7 +105,7 @@ def aligned_copy(array: Array) -> Array:
 
 
 def constant_array(array: Array) -> Array:
-    """`array` as kernels may read it from now on: contiguous, aligned, and in memory that nobody can write to. One that
+    """`array` as kernels may read it from now on: contiguous, aligned, and in read-only memory. One that
     is all of that already is taken as it is, any other is copied, so the caller may write to it later.
     """
     if _is_fixed(array) and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
@@ -114,7 +114,7 @@ def constant_array(array: Array) -> Array:
 
 
 def frozen(array: Array) -> Array:
-    """An array that nobody else has, from now on read-only, together with the array whose memory it shows."""
+    """An array without other references, from now on read-only, together with the array whose memory it shows."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner.flags.writeable = False

@@ -54,7 +54,7 @@ def _short_space() -> str:
 @functools.cache
 def process_space() -> str:
     """What two processes have in common that see each other by their numbers: the boot and the space of numbers. It is
-    nobody else's where the kernel does not tell, as without /proc.
+    unique where the kernel does not tell, as without /proc.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -151,7 +151,7 @@ def follow_fused_split(
 
 
 def fuse(state: State, stage: StageRef, loops: Sequence[LoopRef]) -> tuple[State, Iterator]:
-    """Make one loop of neighboring ones. No loops at all: a loop of one turn around a stage without spatial loops.
+    """Make one loop of neighboring ones. No loops at all: a loop of one iteration around a stage without spatial loops.
 
     before: for i in 8: for j in 16: body(i, j)
     after:  for i@j@ in 128: body(i@j@ // 16, i@j@ % 16)

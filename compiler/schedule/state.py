@@ -139,7 +139,7 @@ class Family:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The loops of one operation, outermost first, how they came from its axes, and where they stand. `pipeline` names
-    a loop and says of how many turns the copies for it are under way or at hand at once.
+    a loop and says of how many iterations the copies for it are under way or at hand at once.
     """
 
     op: Operation

@@ -53,7 +53,7 @@ def copies_of(nest: StageNest, kernel: Sequence[StageNest], count: int) -> Count
 
 
 def pipeline_depth(nest: StageNest, count: int) -> Counts:
-    """Turns of the pipelined loop of a statement whose copies are under way or at hand at once; 1 without one."""
+    """Iterations of the pipelined loop of a statement whose copies are under way or at hand at once; 1 without one."""
     if nest.pipeline is None:
         return np.ones(count, dtype=np.int64)
     name, depth = nest.pipeline

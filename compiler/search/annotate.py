@@ -103,7 +103,7 @@ def _tiled_roots(state: State) -> set[int]:
 
 
 def _annotated_fusion(state: State, stage: int, loops: Sequence[int], annotation: int) -> State:
-    """Neighboring loops made one and annotated; of no loops a loop of one turn around the stage."""
+    """Neighboring loops made one and annotated; of no loops a loop of one iteration around the stage."""
     if len(loops) != 1:
         state = state.apply(Fuse(stage, tuple(loops)))
     return state.apply(Annotate(stage, loops[0] if loops else 0, annotation))

@@ -46,7 +46,7 @@ def outer_loops(nest: StageNest) -> Sequence[Loop]:
 
 
 def iterations(loops: Iterable[Loop], annotations: Sequence[Annotation], count: int) -> Counts:
-    """How many turns the loops with one of the annotations make together, (B,)."""
+    """How many iterations the loops with one of the annotations have together, (B,)."""
     total: Number = np.ones(count, dtype=np.int64)
     for loop in loops:
         if loop.annotation in annotations:

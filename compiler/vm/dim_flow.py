@@ -14,7 +14,7 @@ from retune.compiler.graph.symbolic_region import SymbolicRegion
 Known = tuple[Dims | None, ...]
 """Of values in order; None where not even the rank is known."""
 _SCALARS: Known = ((), ())
-"""Of the turn and the condition that a loop's body is called with."""
+"""Of the iteration number and the condition that a loop's body is called with."""
 _Key = tuple[str, tuple[tuple[str, Dims | None], ...], tuple[tuple[str, str], ...]]
 
 
@@ -76,7 +76,7 @@ class DimFlow:
         return dict(zip(defines(statement), results, strict=True))
 
     def _carried(self, loop: Loop, dims: Mapping[str, Dims | None]) -> Known:
-        """What a loop carries has the dimensions that no turn changes."""
+        """What a loop carries has the dimensions that no iteration changes."""
         held, captured = self._all(loop.carried, dims), self._all(loop.captured, dims)
         while True:
             after = self._results(loop.body, (*_SCALARS, *held, *captured))[1 : 1 + len(held)]

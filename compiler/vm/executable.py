@@ -271,7 +271,7 @@ def _is_large(one: Constant, byte_limit: int) -> TypeGuard[Array]:
 
 
 def _bound(one: LateBound, given: Any) -> Array:
-    """What a late-bound constant is given, as nobody writes to it. Raises: ArtifactError when that is another array."""
+    """What a late-bound constant is given, read-only. Raises: ArtifactError when that is another array."""
     try:
         array = argument(given)
     except MachineError as error:

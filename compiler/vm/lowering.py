@@ -81,7 +81,7 @@ class Lowering:
 
     def lowered(self) -> Lowered:
         """Lower all that `main` may call. Raises: what compiling a graph raises; DefinitionError for a loop that
-        collects what nobody knows the dtype of.
+        collects what has no known dtype.
         """
         self.function(MAIN, 0)
         image = self.tables.image()

@@ -76,8 +76,8 @@ def _nothing() -> None:
 
 
 class Source:
-    """An input of a network, and the array that it was given last. Nobody changes the type, shape or place of an array
-    that a register holds, so that very array fits again and is where it was.
+    """An input of a network, and the array that it was given last. A register's array keeps its type, shape and
+    address, so that very array fits again and is where it was.
     """
 
     __slots__ = ("_dtype", "_name", "_shape", "address", "known")

@@ -266,5 +266,5 @@ class SpecializedRegion:
         """In the background an error has no caller: NumPy goes on computing, and a warning says why."""
         try:
             self._compile(entry, shapes)
-        except Exception as error:  # of whatever kind: nobody else would hear of it
+        except Exception as error:  # of any kind: it would be lost otherwise
             self._compiler.tell(self.name, shapes, error)

@@ -17,7 +17,7 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Partition, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import winograd_for
-from retune.compiler.measure.record import FITTED_GUESS, BestProgram
+from retune.compiler.measure.record import FITTED_CANDIDATE, BestProgram
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.target import Target
 from retune.compiler.vm.kernel_store import STORE, named_by_content
@@ -48,7 +48,7 @@ class TunedPrograms:
                 steps = transfer_program(task, self._best.values())
                 if steps is not None:
                     text = dump_steps(steps)
-                    found[task.workload_key] = BestProgram(task.workload_key, text, mutation=FITTED_GUESS)
+                    found[task.workload_key] = BestProgram(task.workload_key, text, mutation=FITTED_CANDIDATE)
         return found
 
 

@@ -57,9 +57,10 @@ class Closure:
 
 
 def argument(given: Any, dtype: str | None = None) -> Any:
-    """What a caller passes, as a register holds it: of an array that is dense and aligned a view that nobody else has,
-    of others a copy. Numbers become arrays without dimensions, of `dtype` if that is known and holds them, else of
-    int32 or float32; lists and tuples become structures with the tag 0, None an array without elements.
+    """What a caller passes, as a register holds it: of an array that is dense and aligned a view without other
+    references, of others a copy. Numbers become arrays without dimensions, of `dtype` if that is known and
+    holds them, else of int32 or float32; lists and tuples become structures with the tag 0, None an array without
+    elements.
 
     Raises: MachineError for anything else.
     """

@@ -1,4 +1,4 @@
-"""Commands that read the runs of a store: list them, write a page about one, fetch the files of one."""
+"""Commands that read the runs of a store: list them, write the report of one, fetch the files of one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -66,13 +66,14 @@ WhichRun = Annotated[str, typer.Argument(help="A run's id, its beginning or its 
 def report(
     run: WhichRun = "latest",
     to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page to write. Default: report.html in the run's folder.")
+        Path | None,
+        typer.Option("--output", "-o", help="The report to write. Default: report.html in the run's folder."),
     ] = None,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page about a run: latencies, progress, roofline, failures, coverage. It is one HTML file."""
+    """Write the report of a run: latencies, progress, roofline, failures, coverage. It is one HTML file."""
     output = Output(as_json, quiet)
     home = home_of(store)
     info = find_run(home, run)

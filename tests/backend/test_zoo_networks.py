@@ -13,7 +13,7 @@ from benchmarks.tuning import open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.driver.winners import first_guesses
+from retune.compiler.driver.winners import top_candidates
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.frontend import zoo
 from retune.compiler.measure.record import BestProgram
@@ -49,7 +49,7 @@ def test_small_networks_as_the_search_schedules_them(name: str, tmp_path: Path) 
     path.write_bytes(model.SerializeToString())
     inputs = seeded_inputs(model)
     network = extract_network(str(path), str(Target.host()), THREADS)
-    best = {task.workload_key: first_guesses(task)[0] for task in network.tasks}
+    best = {task.workload_key: top_candidates(task)[0] for task in network.tasks}
     wanted = OnnxRuntime(str(path), THREADS).run(inputs)
     _assert_equal(_answers(network, best, inputs), wanted)
 

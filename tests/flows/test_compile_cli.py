@@ -11,7 +11,7 @@ from retune.compiler.driver.extract import extract_network
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.measure.log import append_log, to_record
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, MeasureRecord
+from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, MeasureRecord
 from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -67,7 +67,7 @@ def test_untested_candidate_of_an_earlier_run_is_used_and_labeled(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, *others = extract_network("mlp", "llvm", 1).tasks
-    made = [(first, FIRST_GUESS), (second, FITTED_GUESS)]
+    made = [(first, TOP_CANDIDATE), (second, FITTED_CANDIDATE)]
     records = [replace(_record(task, config.device_name()), mutation=mutation) for task, mutation in made]
     ParquetRecordStore(folder / "state").append(records)
     assert run(monkeypatch, "compile", "mlp", "--threads", "1", "-o", "out.retune", "--json") == 0

@@ -44,7 +44,7 @@ def test_the_table_has_whole_headings_and_the_hottest_kernel_first(
     first, second = (line for line in lines if "relu" in line or "dense" in line)
     assert "winograd4_conv2d" in first
     assert "34.4" in first
-    assert "first guess" in second
+    assert "top candidate" in second
     assert ("tuned record" in first) == (width == 80)
     assert "not used: 1 more ways to compute these kernels" in text
     assert "busy" not in text.replace(str(tmp_path), "")
@@ -56,11 +56,11 @@ def test_contention_warning_precedes_the_latencies(tmp_path: Path) -> None:
     assert 0 < stream.getvalue().index("busy (contention 50%)") < stream.getvalue().index("latency ms")
 
 
-def test_it_ends_with_a_link_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_with_a_link_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "report.html"
     stream = io.StringIO()
     show_report(report(tmp_path), stream)
-    assert stream.getvalue().splitlines()[-1].split() == ["page", str(page)]
+    assert stream.getvalue().splitlines()[-1].split() == ["report", str(page)]
     terminal = io.StringIO()
     made = Console(file=terminal, force_terminal=True, color_system="standard", width=200, highlight=False)
     monkeypatch.setattr(summary, "console_on", lambda _: made)

@@ -13,7 +13,7 @@ from retune.compiler.graph.ir import Array, Value
 from retune.compiler.ir.dims import whole
 
 MOST_ITERATIONS = 10_000
-"""A graph of more copies of a body takes seconds to make, and nobody could compile it."""
+"""A graph of more copies of a body takes seconds to make, and is too large to compile."""
 
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 

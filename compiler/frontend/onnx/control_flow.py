@@ -58,7 +58,7 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int, output: int) -> str:
-    """The values, which turns gave for one output of the body, side by side along a new axis.
+    """The values, which iterations gave for one output of the body, side by side along a new axis.
 
     Without an iteration there are none, of the dimensions that the body tells, 0 for those that are not numbers.
     """

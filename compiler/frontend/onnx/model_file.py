@@ -24,7 +24,7 @@ _TEXT = re.compile(rb'\s*(ir_version:|<\s*ir_version:|\{\s*"ir_?[vV]ersion")')
 """How a string form begins."""
 _REMARKS = ("doc_string", "metadata_props", "producer_name", "producer_version")
 MOST_NODES = 200_000
-"""Of a model whose functions are inlined and whose loops are unrolled: nobody could compile more."""
+"""Of a model whose functions are inlined and whose loops are unrolled: more is too large to compile."""
 
 
 def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
@@ -89,7 +89,7 @@ def opset_of(model: onnx.ModelProto) -> int:
     """The version of the standard operators that the model uses.
 
     Raises: ModelFormatError when it is older than what we convert, or newer than what the installed ONNX knows: what
-    its operators mean there nobody can tell.
+    its operators mean there is not known.
     """
     version = version_of(model)
     newest = onnx.defs.onnx_opset_version()

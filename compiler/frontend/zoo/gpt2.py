@@ -74,7 +74,7 @@ def gpt2_greedy(
 
 
 def _step(write: LayerWriter, sizes: Sizes, words: int, positions: int, end: int) -> onnx.GraphProto:
-    """A turn: put the next word after the others, remember it, and find the one after it."""
+    """An iteration: append the next token to the others, store it, and find the one after it."""
     write.feed("step_turn", (), TensorProto.INT64)
     write.feed("step_on", (), TensorProto.BOOL)
     ids = write.feed("step_ids", (1, "step_count"), TensorProto.INT64)

@@ -249,7 +249,7 @@ class _Writer:
                     yield min(weights, key=lambda pair: pair[0])[1]
 
     def _work(self, graph: Graph, name: str) -> int:
-        """Grows with the multiplications after a dequantized value that nobody else reads; 0 where there are none."""
+        """Grows with the multiplications after a dequantized value without other readers; 0 where there are none."""
         node = self._producers.get(name)
         if node is None or node.op != "dequantize" or self._uses[node.inputs[0]] > 1:
             return 0
@@ -295,7 +295,7 @@ class _Writer:
         return builder.emit("mul", [real, factor], name=node.name, output=node.output)
 
     def _whole(self, builder: GraphBuilder, node: Node, zero: Array, dtype: str) -> str:
-        """The stored numbers less the zero point; numbers that nobody else reads are not stored but only bounded."""
+        """The stored numbers less the zero point; numbers without other readers are not stored but only bounded."""
         x = builder.value(node.inputs[0])
         origin = self._producers[node.output].inputs[0]
         made, stored = self._producers.get(origin), builder.producer(x.name)

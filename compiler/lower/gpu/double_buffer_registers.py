@@ -1,7 +1,7 @@
 """Register double buffering: tensor-core fragments are loaded a step before they are multiplied.
 
 The last step of an iteration loads the fragments of the first step of the next one, after the barrier: a warp then has
-something to multiply while the others arrive. The last iteration loads once more what nobody multiplies.
+something to multiply while the others arrive. The last iteration loads once more, unused.
 
     before: for k: wait; barrier; copy ahead; unroll s in 2: (f = s[k % 3, s]; c += f)
     after:  wait; barrier; f[0] = s[0, 0]; for k: copy ahead; f[1] = s[k % 3, 1]; c += f[0]; wait; barrier;

@@ -27,7 +27,7 @@ _MOST_DIGITS = 18
 """Of an unroll limit, which is an int64 in arrays."""
 
 _UNORDERED = (IterKind.SPATIAL, IterKind.SPECIAL)
-"""Loops whose turns may run at the same time: they write different elements, or there is only one."""
+"""Loops whose iterations may run at the same time: they write different elements, or there is only one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ class Fuse(Step):
     iters: tuple[int, ...]
 
     def apply(self, state: State) -> State:
-        """`for i: for j` becomes `for i@j@` with extent(i) × extent(j). An empty list makes a loop of one turn around a
-        rank-0 stage.
+        """`for i: for j` becomes `for i@j@` with extent(i) × extent(j). An empty list makes a loop of one iteration
+        around a rank-0 stage.
         """
         stage = state.stage(self.stage)
         if not self.iters:
@@ -61,7 +61,7 @@ class Fuse(Step):
         )
 
     def _around_everything(self, state: State) -> State:
-        """One loop of one turn outside all loops, for a stage whose result has no axes."""
+        """One loop of one iteration outside all loops, for a stage whose result has no axes."""
         stage = state.stage(self.stage)
         if not stage.is_compute or any(it.kind is not IterKind.REDUCTION for it in stage.iters):
             raise ScheduleError(f"{stage.op.name}: fusing no loops is only for a stage without spatial loops")

@@ -13,7 +13,7 @@ from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annota
 from retune.compiler.schedule.steps.stages import untouched, with_new_stages
 
 MOST_IN_FLIGHT = 8
-"""Turns of a loop whose copies may be under way at once."""
+"""Iterations of a loop whose copies may be under way at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ _WARPS = (1, 2, 4, 8)
 _STEPS = (1, 2, 4)
 """Of the instruction's depth that are fetched at once."""
 DEPTHS = (1, 2, 3, 4)
-"""Turns whose copies are under way or at hand at once."""
+"""Iterations whose copies are under way or at hand at once."""
 _USUAL_TILE = 64
 """Rows, and columns, of the result that a block computes at least, if its warps are to share what is fetched."""
 _FEWEST_SUMS = 256

@@ -32,7 +32,7 @@ def test_it_is_one_line_for_people() -> None:
     assert text == (
         "served by tuned records 60.0% of the FLOPs, 30.0% of the calls; "
         "programs of similar kernels 30.0% of the FLOPs, 5.0% of the calls; "
-        "first guesses 6.0% of the FLOPs, 5.0% of the calls; "
+        "top candidates 6.0% of the FLOPs, 5.0% of the calls; "
         "the default schedule 4.0% of the FLOPs, 60.0% of the calls"
     )
 

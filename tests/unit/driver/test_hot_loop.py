@@ -69,6 +69,13 @@ def test_x86_counts_an_iteration_of_the_innermost_loop_with_most_arithmetic() ->
     assert (loop.registers, loop.accumulators) == (4, 2)
 
 
+def test_x86_counts_arrays_addressed_by_a_general_rbp_as_loads_and_no_spills() -> None:
+    text = "f:\n.L1:\n\tvbroadcastss\t-252(%rbp,%rdi,4), %ymm1\n\tvfmadd231ps\t-64(%rbp), %ymm1, %ymm0\n\tjb\t.L1\n"
+    loop = find_hot_loop(text, X86)
+    assert loop is not None
+    assert (loop.loads, loop.spills) == (2, 1)
+
+
 def test_aarch64_counts_stack_accesses_as_spills() -> None:
     loop = find_hot_loop(ON_AARCH64, AARCH64)
     assert loop is not None

@@ -12,7 +12,7 @@ from retune.compiler.driver.report import TOLERANCE, Comparison, Contender, Repo
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.executor.network import Coverage, ProgramSource
-from retune.compiler.measure.record import FITTED_GUESS, BestProgram
+from retune.compiler.measure.record import FITTED_CANDIDATE, BestProgram
 
 COMPARISON = Comparison(
     "ONNX Runtime",
@@ -75,7 +75,7 @@ def test_an_infinite_time_is_null_in_json(report: Report) -> None:
 
 def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_path: Path) -> None:
     spent = TuningSummary(64, 12.0, 3, (ROW,))
-    winner = replace(WINNER, program=BestProgram("key", "steps", mutation=FITTED_GUESS), seconds=0.01)
+    winner = replace(WINNER, program=BestProgram("key", "steps", mutation=FITTED_CANDIDATE), seconds=0.01)
     again = Report.of("RUN", report.request, spent, (winner,), COMPARISON, report.coverage, tmp_path, tmp_path)
     assert again.tasks[0].served_by == "program of a similar kernel"
 

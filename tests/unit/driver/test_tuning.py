@@ -12,7 +12,7 @@ import pytest
 from retune.compiler import te
 from retune.compiler.cost_model import RandomModel, TrainingBatch
 from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, RunInfo, TunedTask, Tuning, begin, common_failure
-from retune.compiler.measure.record import FIRST_GUESS, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import TOP_CANDIDATE, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.dag import ComputeDAG
@@ -141,8 +141,8 @@ def test_history_is_known_but_costs_nothing_of_the_budget() -> None:
     assert asked.isdisjoint({record.steps for record in records})
 
 
-def test_first_guesses_of_earlier_runs_are_known_but_no_progress_of_the_search() -> None:
-    guess = replace(one_round(tuning(), 1)[1], mutation=FIRST_GUESS)
+def test_top_candidates_of_earlier_runs_are_known_but_no_progress_of_the_search() -> None:
+    guess = replace(one_round(tuning(), 1)[1], mutation=TOP_CANDIDATE)
     run = tuning()
     run.replay({guess.task_key: [guess]}, ())
     assert math.isinf(run.row(1).best_seconds)
@@ -155,8 +155,8 @@ def test_first_guesses_of_earlier_runs_are_known_but_no_progress_of_the_search()
     assert failing.tasks[1].state.exhausted
 
 
-def test_no_way_to_compute_a_layer_is_given_up_for_a_first_guess() -> None:
-    guess = replace(one_round(tuning(), 0)[1], mutation=FIRST_GUESS, costs=(3.1e-3,))
+def test_no_way_to_compute_a_layer_is_given_up_for_a_top_candidate() -> None:
+    guess = replace(one_round(tuning(), 0)[1], mutation=TOP_CANDIDATE, costs=(3.1e-3,))
     rival = replace(one_round(tuning(), 1)[1], costs=(2e-3,))
     run = Tuning(RUN_INFO, [matmul(8), matmul(16)], [1, 1], CountingPolicy, layers=[0, 0])
     run.replay({guess.task_key: [guess], rival.task_key: [rival]}, ())

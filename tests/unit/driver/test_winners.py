@@ -12,13 +12,13 @@ from retune.compiler.driver.winners import (
     TRIED,
     Confirmation,
     choose_best,
-    first_guesses,
     record_guesses,
     resolve,
     shortlist,
+    top_candidates,
 )
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.record import FIRST_GUESS, FITTED_GUESS, BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
@@ -170,13 +170,13 @@ def _product(rows: int, columns: int) -> SearchTask:
 
 def test_a_record_of_a_similar_task_is_among_the_guesses() -> None:
     product, similar = _product(32, 48), _product(64, 96)
-    best = replace(record("a", 1e-3), task_key=similar.workload_key, steps=first_guesses(similar)[0].steps)
-    guesses = first_guesses(product, [best])
+    best = replace(record("a", 1e-3), task_key=similar.workload_key, steps=top_candidates(similar)[0].steps)
+    guesses = top_candidates(product, [best])
     assert len(guesses) == TRIED
-    assert [guess.mutation == FITTED_GUESS for guess in guesses].count(True) == 1
+    assert [guess.mutation == FITTED_CANDIDATE for guess in guesses].count(True) == 1
     assert all(guess.record_id == "" for guess in guesses)
     failed = replace(best, costs=())
-    assert not any(guess.mutation == FITTED_GUESS for guess in first_guesses(product, [failed]))
+    assert not any(guess.mutation == FITTED_CANDIDATE for guess in top_candidates(product, [failed]))
 
 
 class SlowDefault(LocalRunner):
@@ -203,9 +203,9 @@ class SlowDefault(LocalRunner):
 def test_a_task_without_records_gets_a_verified_guess() -> None:
     """The real search and the real workers, on a product small enough to be quick."""
     product = _product(32, 48)
-    guesses = first_guesses(product)
+    guesses = top_candidates(product)
     assert len(guesses) == TRIED
-    assert not any(guess.mutation == FITTED_GUESS for guess in guesses)
+    assert not any(guess.mutation == FITTED_CANDIDATE for guess in guesses)
     with LocalBuilder(n_parallel=1) as builder, SlowDefault(threads=1, min_repeat_ms=3.0) as runner:
         winner = choose_best(product, guesses, builder, runner)
     assert winner.program in guesses
@@ -217,7 +217,7 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
 
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
-    guesses = (BestProgram("key", "[]", mutation=FIRST_GUESS), BestProgram("key", "[ ]", mutation=FITTED_GUESS))
+    guesses = (BestProgram("key", "[]", mutation=TOP_CANDIDATE), BestProgram("key", "[ ]", mutation=FITTED_CANDIDATE))
     run_info = RunInfo("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
@@ -226,7 +226,7 @@ def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None
     (one,) = records
     assert [winner.program for winner in found] == [BestProgram.of(one), RECORDS[0], None]
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
-    assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_GUESS, 3e-3, MeasureStatus.OK, 5)
+    assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_CANDIDATE, 3e-3, MeasureStatus.OK, 5)
     assert record_guesses(found, run_info, lambda: "AGAIN")[1] == ()
 
 
@@ -250,7 +250,7 @@ def test_without_records_only_the_first_way_is_guessed() -> None:
     ((task, programs),) = shortlist([product(8), product(16)], {})
     assert task.name == "product8"
     assert programs
-    assert all(one.mutation == FIRST_GUESS and not one.record_id for one in programs)
+    assert all(one.mutation == TOP_CANDIDATE and not one.record_id for one in programs)
 
 
 def test_the_fastest_of_all_ways_serves() -> None:

@@ -14,7 +14,7 @@ from retune.compiler import vm
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.transfer import transfer_program
-from retune.compiler.driver.winners import first_guesses
+from retune.compiler.driver.winners import top_candidates
 from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
 from retune.compiler.executor.network import ProgramSource
 from retune.compiler.executor.params import load_param_dict_from_file
@@ -166,7 +166,7 @@ def _trials(rows: int) -> list[LoggedTrial]:
     """A record for every task of that many rows."""
     found = []
     for task in _tasks(rows):
-        steps = load_steps(first_guesses(task)[0].steps)
+        steps = load_steps(top_candidates(task)[0].steps)
         found.append(LoggedTrial(LoggedTask.of(task), steps, (1e-4,), MeasureStatus.OK, 1.0, 1))
     return found
 
@@ -203,7 +203,7 @@ def test_without_records_kernels_are_untuned() -> None:
 def test_a_program_is_fitted_to_other_sizes_and_computes_the_same() -> None:
     source, other = _tasks(64), _tasks(80)
     for task, wanted in zip(source, other, strict=True):
-        guess = first_guesses(task)[0]
+        guess = top_candidates(task)[0]
         relatives = [BestProgram(task.workload_key, guess.steps, 1e-4)]
         steps = transfer_program(wanted, relatives)
         assert steps is not None

@@ -87,7 +87,7 @@ def test_every_section_is_there_and_says_something(finished: RunFacts) -> None:
         "roofline": ("460 GFLOP/s on 2 threads", "memory, 70 GB/s"),
         "calibration": ("predicted", "pairs in the right order", "135 programs"),
         "failures": ("18 (12.5%) RUN_TIMEOUT: no answer within # s", HOSTILE),
-        "coverage": ("first guess", "too small for trials", HOSTILE, finished.kernels[0].served_by),
+        "coverage": ("top candidate", "too small for trials", HOSTILE, finished.kernels[0].served_by),
         "run": (finished.info.run_id, "Retune 0.1, 20"),
     }
     for section, wanted in words.items():
