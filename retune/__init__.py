@@ -15,6 +15,7 @@ The parts are packages of their own: `retune.compiler`, `retune.storage`, `retun
 folders are at the top of the repository. Importing this module loads none of them.
 """
 
+import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
@@ -57,3 +58,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "IPython" in sys.modules:
+    import_module("retune.notebook").register_tables()

@@ -13,6 +13,7 @@ from typing import Any
 from retune.compiler import config
 from retune.compiler.errors import MeasureError
 from retune.compiler.runtime.readable import milliseconds
+from retune.notebook import LiveTable, kernel_shell
 
 GRACE_SECONDS = 20.0
 """How long a tuning process may take to end after Ctrl-C before it is killed."""
@@ -80,12 +81,15 @@ def _event(line: str) -> dict[str, Any]:
 
 @contextmanager
 def _shown(progress: bool) -> Iterator[Show]:
-    """A progress bar in a terminal or a notebook; nothing where the output goes elsewhere."""
+    """A table in a notebook, a progress bar in a terminal; nothing where the output goes elsewhere."""
+    if progress and kernel_shell() is not None:
+        yield LiveTable().show
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if not progress or not (console.is_terminal or console.is_jupyter):
+    if not progress or not console.is_terminal:
         yield lambda _event: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())

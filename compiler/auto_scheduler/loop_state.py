@@ -6,6 +6,7 @@ Each call appends one transform step, kept in `steps`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from html import escape
 
 from retune.compiler.schedule import primitives
 from retune.compiler.schedule import state as immutable
@@ -102,6 +103,9 @@ class State:
 
     def __str__(self) -> str:
         return str(self._state)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def copy(self) -> "State":
         """A program of its own with the same loops and steps."""
