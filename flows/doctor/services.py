@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 from retune.compiler import config
 from retune.compiler.errors import RetuneError, StoreError, install_hint
 from retune.flows.doctor.finding import Finding, fail, ok, warn
+from retune.flows.doctor.known_pairs import pairs
 from retune.flows.state_folder import check_state_folder
 from retune.storage.blob_store import QUARANTINE
 from retune.storage.files import new_id
@@ -166,10 +167,15 @@ def everything(place: str | None = None) -> Iterable[Finding]:
     yield prefect(url)
     yield fleet(*shared)
     yield versions()
+    yield pairs(_installed)
 
 
-def _version(package: str) -> str:
+def _installed(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return None
+
+
+def _version(package: str) -> str:
+    return _installed(package) or "not installed"

@@ -1,6 +1,7 @@
 """What the doctor says of machines and folders, healthy and not."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,7 +11,7 @@ from threading import Thread
 import pytest
 
 from retune.compiler import config
-from retune.flows.doctor import machine, services
+from retune.flows.doctor import known_pairs, machine, services
 from retune.flows.doctor.finding import Finding, Verdict
 from retune.storage.parquet import ParquetRecordStore
 from tests.support.fake_cuda import FakeDriver
@@ -209,3 +210,29 @@ def test_a_url_of_a_folder_is_that_folder(
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [row["value"] for row in rows if row["name"] == "home"] == [str(home)]
     assert set(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("installed", "verdict"),
+    [
+        ({"fastapi": "0.151.0", "prefect": "3.8.8"}, Verdict.FAIL),
+        ({"fastapi": "1.0rc1", "prefect": "3.8.8"}, Verdict.FAIL),
+        ({"fastapi": "0.150.9", "prefect": "3.8.8"}, Verdict.OK),
+        ({"fastapi": "0.151.0"}, Verdict.OK),
+        ({}, Verdict.OK),
+    ],
+)
+def test_versions_that_do_not_work_together_are_named(installed: dict[str, str], verdict: Verdict) -> None:
+    finding = known_pairs.pairs(installed.get)
+    assert is_sound(finding)
+    assert finding.verdict is verdict
+    if verdict is Verdict.FAIL:
+        assert f"fastapi {installed['fastapi']} with prefect 3.8.8" in finding.found
+        assert finding.advice == "pip install 'fastapi<0.151'"
+
+
+def test_every_known_pair_is_excluded_by_the_bounds_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    bounds = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    for pair in known_pairs.KNOWN_PAIRS:
+        assert any(one.startswith(pair.package) and f"<{pair.since}" in one for one in bounds), pair
