@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from typing import Self
 
+from retune.compiler.codegen.backend import backend_of
 from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError
 from retune.compiler.measure.options import MeasureOptions
@@ -15,7 +16,7 @@ from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.runtime.cuda_driver import GpuDevice
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
+from retune.compiler.target import Target
 
 _KEY = re.compile(r"cuda([:-](?P<number>\d+))?")
 
@@ -43,7 +44,8 @@ class CudaRunner(LocalRunner):
         return self.cpus, self.gpu
 
     def _reference_task(self, task: SearchTask) -> SearchTask:
-        return replace(task, target=Target.host(), hardware=HardwareParams(num_cores=self.options.threads))
+        host = Target.host()
+        return replace(task, target=host, hardware=backend_of(host).hardware(host, self.options.threads))
 
     def check(self) -> None:
         """Check that there is a GPU to time programs on. Raises: DeviceError saying what is missing."""

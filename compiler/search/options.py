@@ -31,7 +31,8 @@ _MEANINGLESS = frozenset({"sample_init_min_population", "max_vectorize_size"})
 class SearchOptions:
     """Every hyper-parameter of the program search.
 
-    `population` programs live through `generations` rounds of selection. A child is mutated with probability
+    `population` programs live through `generations` rounds of selection, or through fewer for a small batch: one for
+    every `batch_per_generation` programs that it measures. A child is mutated with probability
     `mutation_probability`; of the others, `crossover_probability` exchange columns with another parent. `eps_greedy` of
     each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
     The analytical model decides `prior_ratio` of the first selection and of a task's first batch. Its weight equals the
@@ -61,6 +62,7 @@ class SearchOptions:
 
     population: int = 2048
     generations: int = 4
+    batch_per_generation: int = 16
     mutation_probability: float = 0.85
     crossover_probability: float = 0.6
     eps_greedy: float = 0.05
@@ -117,6 +119,7 @@ class SearchOptions:
         whole = (
             ("population", 1),
             ("generations", 0),
+            ("batch_per_generation", 1),
             ("prior_trials", 0),
             ("max_innermost", 1),
             ("max_parallel_ratio", 1),

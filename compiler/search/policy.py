@@ -162,7 +162,8 @@ class SketchPolicy:
 
     def _try_round(self, rng: np.random.Generator, count: int, spent: float) -> tuple[Candidate, ...]:
         first = self._first_generation(rng)
-        met = evolve(self._specs, first, self._score, self.options, rng)
+        generations = min(self.options.generations, -(-count // self.options.batch_per_generation))
+        met = evolve(self._specs, first, self._score, replace(self.options, generations=generations), rng)
         # Epsilon-greedy exploration. Before any result only the analytical model ranks: it decides `prior_ratio` of the
         # first batch, and the rest is random.
         random_share = self.options.eps_greedy if self.observed.seconds else 1.0 - self.options.prior_ratio

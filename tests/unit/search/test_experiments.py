@@ -3,6 +3,7 @@ shared out.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Split, dump_steps, steps_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search import mutation
+from retune.compiler.search import policy as policy_module
 from retune.compiler.search.evolution import Generation, Population, PopulationSpec, evaluate, evolve
 from retune.compiler.search.genome import Rows, Scores
 from retune.compiler.search.options import SearchOptions
@@ -256,3 +258,18 @@ def test_parameters_of_tvm_are_options_under_other_names() -> None:
         SearchOptions.of_params({"population": 3})
     with pytest.raises(OptionError, match="eps_greedy"):
         SearchOptions.of_params({"eps_greedy": 2.0})
+
+
+@pytest.mark.parametrize(("count", "generations"), [(4, 1), (16, 1), (17, 2), (64, 3), (200, 3)])
+def test_a_small_batch_is_evolved_for_fewer_generations(
+    count: int, generations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def counted(specs: Any, first: Any, score: Any, options: SearchOptions, rng: Any) -> Any:
+        seen.append(options.generations)
+        return evolve(specs, first, score, options, rng)
+
+    monkeypatch.setattr(policy_module, "evolve", counted)
+    SketchPolicy(TINY, RandomModel(0), SearchOptions(population=60, generations=3), seed=3).ask(count, 0)
+    assert seen == [generations]
