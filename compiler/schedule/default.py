@@ -247,17 +247,18 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
 def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. All
-    columns, where no part of them divides their number.
+    columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
     best, fastest = (1, columns), 0.0
-    for vectors in _VECTORS:
+    for vectors in (*_VECTORS, -(-columns // lanes)):
         widest = min(columns, vectors * lanes)
         strip = next(size for size in range(widest, 0, -1) if columns % size == 0)
-        if strip <= (vectors - 1) * lanes or strip == 1:
+        if strip <= (vectors - 1) * lanes or 2 * strip <= lanes:
             continue
         for height in _ROWS:
-            if rows % height or (height + 1) * vectors >= hardware.registers:
+            needed = height * vectors + (vectors if height > 1 else 1) + 1
+            if rows % height or needed > hardware.registers:
                 continue
             # What comes in rows comes from the second-level cache, which takes twice as long.
             cycles = max(height * vectors / _A_CYCLE, (height + 2 * vectors) / _A_CYCLE, _LATENCY)

@@ -184,6 +184,8 @@ def test_reference_of_a_small_task_is_the_default_schedule(case: GpuCase) -> Non
         (16, 32, (28, 128), (4, 8)),
         (32, 16, (28, 37), (2, 37)),
         (64, 32, (137, 137), (1, 137)),
+        (64, 32, (28, 134), (4, 67)),
+        (32, 16, (28, 134), (1, 134)),
     ],
 )
 def test_a_register_tile_fits_the_registers(
