@@ -13,7 +13,8 @@ between compiled parts of the graph.
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +240,7 @@ class _Forward:
     def __init__(
         self, forward: torch.fx.GraphModule, weights: Collection[int], options: Mapping[str, Any], *, whole: bool = True
     ) -> None:
-        self._forward = _without_views(forward) if whole else forward
+        self._forward = _normalized(forward) if whole else forward
         self._weights = sorted(weights)
         self._options = options
         self._is_whole = whole
@@ -323,7 +324,7 @@ class _Forward:
     def _compile_parts(self, arguments: Sequence[Any], error: Exception) -> Callable[[Sequence[Any]], Any]:
         """The graph in parts, and one warning that names the operators which stay with PyTorch."""
         trial = _Trial(self._forward)
-        trial.run(*arguments)
+        trial.judge(*arguments)
         if not trial.declined:
             nodes = (node for node in self._forward.graph.nodes if node.op == "call_function")
             fallback = Fallback(_operators(nodes), trial.flops)
@@ -379,15 +380,19 @@ class _Taken(OperatorSupportBase):
 
 
 class _Trial(torch.fx.Interpreter):
-    """Runs a graph operator by operator, and tries to export and import each alone: `taken` are the names of the nodes
-    that Retune can compile, `declined` the others. Operators alike are tried once.
+    """Runs a graph operator by operator, then finds out which Retune can compile: `taken` are the names of these nodes,
+    `declined` the others. Operators alike are one case.
+
+    An export costs more than a second, whatever it exports: all cases are exported as one model, and bisection finds
+    the ones that make it fail.
     """
 
     def __init__(self, forward: torch.fx.GraphModule) -> None:
         super().__init__(forward)
         self.taken: set[str] = set()
         self.declined: list[torch.fx.Node] = []
-        self._verdicts: dict[str, bool] = {}
+        self._cases: dict[str, _Operator | None] = {}
+        self._keys: dict[torch.fx.Node, str] = {}
         self._flops: dict[str, int] = {}
 
     @property
@@ -400,70 +405,123 @@ class _Trial(torch.fx.Interpreter):
         """FLOPs of the operators declined."""
         return sum(self._flops[node.name] for node in self.declined)
 
+    def judge(self, *arguments: Any) -> None:
+        """Run the graph and fill `taken` and `declined`."""
+        self.run(*arguments)
+        # Alike names side by side: what is declined of an operator is found in few exports.
+        cases = sorted((key, case) for key, case in self._cases.items() if case is not None and case.tensors)
+        failing = {key for key, case in self._cases.items() if case is None}
+        failing.update(key for key, _ in _declined_of(cases))
+        for node, key in self._keys.items():
+            if key in failing:
+                self.declined.append(node)
+            else:
+                self.taken.add(node.name)
+
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node and judge it."""
+        """Run a node and note it as a case."""
         if n.op != "call_function":
             return super().run_node(n)
         with FlopCounterMode(display=False) as counter:
             result = super().run_node(n)
         self._flops[n.name] = counter.get_total_flops()
-        if self._takes(n, result):
-            self.taken.add(n.name)
-        else:
-            self.declined.append(n)
+        leaves, structure = pytree.tree_flatten(self.fetch_args_kwargs_from_env(n))
+        read = None if isinstance(result, torch.Tensor) else _read_items(n)
+        kinds = [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]
+        key = self._keys[n] = f"{n.target} {kinds} {read}"
+        if key not in self._cases:
+            is_tensors = all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(result))
+            # others are numbers that follow from shapes
+            self._cases[key] = _Operator(n.target, leaves, structure, read) if is_tensors else None
         return result
 
-    def _takes(self, node: torch.fx.Node, result: Any) -> bool:
-        args, kwargs = self.fetch_args_kwargs_from_env(node)
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        kinds = [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]
-        key = f"{node.target} {kinds}"
-        if key not in self._verdicts:
-            values = pytree.tree_leaves(result)
-            if not all(isinstance(one, torch.Tensor) for one in values):
-                self._verdicts[key] = False  # numbers that follow from shapes
-            else:
-                alone = _OneOperator(node.target, leaves, structure).eval()
-                self._verdicts[key] = alone.is_taken([one for one in leaves if isinstance(one, torch.Tensor)])
-        return self._verdicts[key]
 
+class _Operator:
+    """An operator with all arguments that are no tensors fixed, and with `tensors` like the others, whose values are
+    undefined. `read` are the items that the graph reads of a sequence, None where it reads all that is returned.
+    """
 
-class _OneOperator(torch.nn.Module):
-    """An operator with all arguments that are no tensors fixed."""
-
-    def __init__(self, operator: Any, leaves: Sequence[Any], structure: Any) -> None:
-        super().__init__()
-        self._operator = operator
-        self._leaves = leaves
+    def __init__(self, target: Any, leaves: Sequence[Any], structure: Any, read: Sequence[int] | None) -> None:
+        self._target = target
+        self._read = read
         self._structure = structure
+        self._fixed = [None if isinstance(one, torch.Tensor) else (one,) for one in leaves]
+        # No copies: memory that is never written is never taken from the machine.
+        self.tensors = tuple(
+            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype)
+            for one in leaves
+            if isinstance(one, torch.Tensor)
+        )
+
+    def __call__(self, tensors: Iterator[torch.Tensor]) -> Any:
+        """What the graph reads of the result."""
+        leaves = [next(tensors) if fixed is None else fixed[0] for fixed in self._fixed]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        result = self._target(*args, **kwargs)
+        return result if self._read is None else [result[item] for item in self._read]
+
+
+class _Operators(torch.nn.Module):
+    """Operators side by side, none of which reads what another returns."""
+
+    def __init__(self, cases: Sequence[_Operator]) -> None:
+        super().__init__()
+        self._cases = cases
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """What the operator returns."""
+        """What the operators return."""
         rest = iter(tensors)
-        leaves = [next(rest) if isinstance(one, torch.Tensor) else one for one in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        return self._operator(*args, **kwargs)
-
-    def is_taken(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether it can be exported and imported."""
-        if not tensors:
-            return True  # a constant
-        try:
-            proto, _ = export_onnx(self, tuple(tensors), {})
-            load_model(proto)
-        except _DECLINED:
-            return False
-        return True
+        return [case(rest) for case in self._cases]
 
 
-def _without_views(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _declined_of(cases: Sequence[tuple[str, _Operator]], *, is_known: bool = False) -> list[tuple[str, _Operator]]:
+    """The cases that cannot be exported and imported, by bisection; `is_known` says that one of them cannot."""
+    if not cases:
+        return []
+    if (len(cases) == 1 or not is_known) and _are_taken([case for _, case in cases]):
+        return []
+    if len(cases) == 1:
+        return list(cases)
+    half = len(cases) // 2
+    before = _declined_of(cases[:half])
+    return before + _declined_of(cases[half:], is_known=not before)
+
+
+def _are_taken(cases: Sequence[_Operator]) -> bool:
+    """Whether a model of these operators can be exported and imported."""
+    try:
+        proto, _ = export_onnx(_Operators(cases).eval(), tuple(one for case in cases for one in case.tensors), {})
+        load_model(proto)
+    except _DECLINED:
+        return False
+    return True
+
+
+def _read_items(node: torch.fx.Node) -> list[int] | None:
+    """Which items the graph reads of what a node returns, a sequence; None where something reads all of it."""
+    if not node.users or any(user.target is not operator.getitem for user in node.users):
+        return None
+    return sorted({int(user.args[1]) for user in node.users})
+
+
+def _normalized(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with `reshape` in place of `view`: what a compiled part returns is dense, whatever strides the
-    operators behind it were captured with.
+    operators behind it were captured with. And with a cast before `rsub` where it promotes its operand, as in 1.0 - n
+    for an integer n, which PyTorch's exporter does not do.
     """
     aten = torch.ops.aten
     for node in forward.graph.nodes:
-        if node.op == "call_function" and node.target in (aten.view.default, aten._unsafe_view.default):
+        if node.op != "call_function":
+            continue
+        if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
+        elif node.target is aten.rsub.Scalar and (operand := node.args[0]).meta["val"].dtype != node.meta["val"].dtype:
+            with forward.graph.inserting_before(node):
+                promoted = forward.graph.call_function(
+                    aten._to_copy.default, (operand,), {"dtype": node.meta["val"].dtype}
+                )
+            promoted.meta["val"] = aten._to_copy.default(operand.meta["val"], dtype=node.meta["val"].dtype)
+            node.replace_input_with(operand, promoted)
     forward.recompile()
     return forward
 

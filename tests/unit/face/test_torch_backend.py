@@ -217,6 +217,39 @@ def test_operators_that_are_not_taken_run_in_pytorch_and_are_named_once(caplog: 
     assert "aten.cummax.default, aten.erfinv.default" in said
 
 
+@pytest.mark.parametrize("declined", [(), (0,), (36,), (5, 6, 30), tuple(range(37))])
+def test_bisection_finds_the_declined_operators(declined: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    exports: list[int] = []
+
+    def are_taken(cases: list[int]) -> bool:
+        exports.append(len(cases))
+        return not set(cases) & set(declined)
+
+    monkeypatch.setattr(torch_backend, "_are_taken", are_taken)
+    cases: Any = [(str(number), number) for number in range(37)]
+    assert torch_backend._declined_of(cases) == [cases[number] for number in declined]
+    assert len(exports) <= min(2 * 37, 1 + 12 * len(declined))
+
+
+def test_attention_is_compiled_although_its_second_result_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    def mixed(q: Any, k: Any, v: Any) -> Any:
+        return torch.cummax(torch.nn.functional.scaled_dot_product_attention(q, k, v) * 2, 0)[0]
+
+    fast, qkv = torch.compile(mixed, backend="retune", options=UNTUNED), torch.randn(3, 2, 4, 5, 8)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "retune"):
+        _close(fast(*qkv), mixed(*qkv))
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("retune")]
+    assert said.startswith("PyTorch runs aten.cummax.default, 0.0%")
+
+
+def test_a_number_minus_integers_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    fast = torch.compile(lambda mask: (1.0 - mask) * -1e30, backend="retune", options=UNTUNED)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "retune"):
+        _close(fast(mask), (1.0 - mask) * -1e30)
+    assert not [record for record in caplog.records if record.name.startswith("retune")]
+
+
 def test_recording_gradients_is_refused() -> None:
     fast = torch.compile(nn.Linear(4, 4).eval(), backend="retune", options=UNTUNED)
     with pytest.raises(Exception, match=r"call the model under torch\.inference_mode"):
