@@ -185,7 +185,7 @@ _TORCHVISION: Mapping[str, tuple[tuple[int, ...], Mapping[str, Any]]] = {
     "mnasnet1_0": ((), {}),
     "mobilenet_v2": ((), {}),
     "mobilenet_v3_small": ((), {}),
-    "mvit_v2_s": ((1, 3, 4, 64, 64), {"spatial_size": (64, 64), "temporal_size": 4}),
+    "mvit_v2_s": ((1, 3, 16, 224, 224), {}),
     "r2plus1d_18": ((1, 3, 4, 48, 48), {}),
     "r3d_18": ((1, 3, 4, 48, 48), {}),
     "regnet_x_400mf": ((), {}),
