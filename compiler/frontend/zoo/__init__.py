@@ -13,12 +13,10 @@ from retune.compiler.frontend.onnx.model_file import check_model
 from retune.compiler.frontend.zoo.bert import bert_base
 from retune.compiler.frontend.zoo.convnext import convnext_tiny
 from retune.compiler.frontend.zoo.dcgan import dcgan
-from retune.compiler.frontend.zoo.efficientnet import efficientnet_b0
 from retune.compiler.frontend.zoo.gpt2 import gpt2_block, gpt2_greedy
+from retune.compiler.frontend.zoo.inverted_residuals import efficientnet_b0, mobilenet_v2
 from retune.compiler.frontend.zoo.mlp import mlp
-from retune.compiler.frontend.zoo.mobilenet import mobilenet_v2
-from retune.compiler.frontend.zoo.resnet import resnet18, resnet50
-from retune.compiler.frontend.zoo.resnet3d import r3d_18
+from retune.compiler.frontend.zoo.resnet import r3d_18, resnet18, resnet50
 from retune.compiler.frontend.zoo.segformer import segformer_b0
 from retune.compiler.frontend.zoo.unet import unet
 from retune.compiler.frontend.zoo.vit import vit_small

@@ -6,8 +6,6 @@ Attention is two products around a softmax, and GELU a formula of five nodes; gr
 from dataclasses import dataclass
 from math import pi, sqrt
 
-import numpy as np
-
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
 
@@ -70,7 +68,7 @@ def weighted_values(
     """softmax(query · keyᵀ / √head_width + mask) · value, for operands of (batch, heads, tokens, head_width)."""
     turned = write.node("Transpose", [key], f"{name}_key_turned", perm=[0, 1, 3, 2])
     products = write.node("MatMul", [query, turned], f"{name}_products")
-    scale = write.weight(np.asarray(sqrt(head_width), np.float32), f"{name}_scale")
+    scale = write.number(sqrt(head_width), f"{name}_scale")
     scores = write.node("Div", [products, scale], f"{name}_scores")
     if mask:
         scores = write.node("Add", [scores, mask], f"{name}_masked")
@@ -80,7 +78,7 @@ def weighted_values(
 
 def gelu(write: LayerWriter, x: str, name: str) -> str:
     """x · Φ(x) by the error function."""
-    root, one, half = (_number(write, number, f"{name}_{key}") for key, number in _GELU.items())
+    root, one, half = (write.number(number, f"{name}_{key}") for key, number in _GELU.items())
     erf = write.node("Erf", [write.node("Div", [x, root], f"{name}_scaled")], f"{name}_erf")
     twice = write.node("Mul", [x, write.node("Add", [erf, one], f"{name}_plus")], f"{name}_twice")
     return write.node("Mul", [twice, half], name)
@@ -88,7 +86,7 @@ def gelu(write: LayerWriter, x: str, name: str) -> str:
 
 def gelu_by_tanh(write: LayerWriter, x: str, name: str) -> str:
     """x · Φ(x) by the hyperbolic tangent, as GPT-2 has it: ½x(1 + tanh(√(2/π)(x + 0.044715x³)))."""
-    three, cubic, root, one, half = (_number(write, number, f"{name}_{key}") for key, number in _GELU_TANH.items())
+    three, cubic, root, one, half = (write.number(number, f"{name}_{key}") for key, number in _GELU_TANH.items())
     cube = write.node("Mul", [write.node("Pow", [x, three], f"{name}_cube"), cubic], f"{name}_cubic_term")
     inner = write.node("Mul", [write.node("Add", [x, cube], f"{name}_sum"), root], f"{name}_inner")
     shifted = write.node("Add", [write.node("Tanh", [inner], f"{name}_tanh"), one], f"{name}_plus")
@@ -97,7 +95,3 @@ def gelu_by_tanh(write: LayerWriter, x: str, name: str) -> str:
 
 _GELU = {"root": sqrt(2), "one": 1.0, "half": 0.5}
 _GELU_TANH = {"three": 3.0, "cubic": 0.044715, "root": sqrt(2 / pi), "one": 1.0, "half": 0.5}
-
-
-def _number(write: LayerWriter, number: float, name: str) -> str:
-    return write.weight(np.asarray(number, np.float32), name)

@@ -50,8 +50,8 @@ def _mask(write: LayerWriter, attended: str) -> str:
     """What is added to the scores: (batch, 1, 1, tokens)."""
     real = write.node("Cast", [attended], "mask_float", to=TensorProto.FLOAT)
     wide = write.node("Unsqueeze", [real, write.integers((1, 2), "mask_axes")], "mask_wide")
-    absent = write.node("Sub", [write.weight(np.asarray(1.0, np.float32), "mask_one"), wide], "mask_absent")
-    return write.node("Mul", [absent, write.weight(np.asarray(_HIDDEN_BY, np.float32), "mask_by")], "mask")
+    absent = write.node("Sub", [write.number(1.0, "mask_one"), wide], "mask_absent")
+    return write.node("Mul", [absent, write.number(_HIDDEN_BY, "mask_by")], "mask")
 
 
 def _embedding(write: LayerWriter, ids: str, types: str, sizes: Sizes, words: int, positions: int) -> str:

@@ -35,6 +35,7 @@ class LayerWriter:
         self._graph = self._model.graph  # written in place: a large network is never held twice
         self._graph.name = name
         self.input = "input"
+        self._spatial = 2 if input_shape is None else len(input_shape) - 2
         if input_shape is not None:
             self.feed(self.input, input_shape)
 
@@ -90,6 +91,10 @@ class LayerWriter:
             self._weights.add(name)
         return name
 
+    def number(self, number: float, name: str) -> str:
+        """An initializer without dimensions."""
+        return self.weight(np.asarray(number, np.float32), name)
+
     def normal(self, shape: Sequence[int], deviation: float, name: str) -> str:
         """An initializer of normally distributed numbers."""
         return self.weight(self._normal(tuple(shape), deviation), name)
@@ -112,10 +117,10 @@ class LayerWriter:
     ) -> str:
         """A convolution; `channels` is (in, out). Without `pad` it is padded so that stride 1 keeps the size.
 
-        One number for `kernel` or `stride` is a square of two dimensions, a tuple has an entry a dimension.
+        One number for `kernel` or `stride` is that of all dimensions of the input's images, a tuple has an entry each.
         """
         taken, made = channels
-        extents = (kernel, kernel) if isinstance(kernel, int) else kernel
+        extents = (kernel,) * self._spatial if isinstance(kernel, int) else kernel
         steps = (stride,) * len(extents) if isinstance(stride, int) else stride
         shape = (made, taken // groups, *extents)
         weight = self.normal(shape, sqrt(2 / prod(shape[1:])), f"{name}_weight")
@@ -168,6 +173,11 @@ class LayerWriter:
         scale = self.weight(self._rng.uniform(0.8, 1.2, width).astype(np.float32), f"{name}_scale")
         bias = self.normal((width,), 0.05, f"{name}_bias")
         return self.node("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
+
+    def classify(self, x: str, channels: int, output_shape: tuple[int, int]) -> onnx.ModelProto:
+        """The model whose result, (batch, classes), is a linear layer of the means of each channel of `x`."""
+        means = self.node("Flatten", [self.node("GlobalAveragePool", [x], "pool")], "features", axis=1)
+        return self.finish(self.fully_connected(means, (channels, output_shape[1]), "logits"), output_shape)
 
     def finish(self, output: str, output_shape: Sequence[int]) -> onnx.ModelProto:
         """The model whose result is `output`."""

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 as ONNX models; batch normalization is not folded.
+"""ResNet-18, ResNet-50 and 3D-ResNet-18 for video as ONNX models; batch normalization is not folded.
 
 A bottleneck's stride is on its 3x3 convolution, as in all implementations in use.
 """
@@ -22,7 +22,7 @@ def resnet18(
 ) -> onnx.ModelProto:
     """Input (batch, 3, image, image), output (batch, classes); `width` is the number of channels of the first stage."""
     write = LayerWriter("resnet18", (batch, 3, image, image), seed)
-    return _network(write, _BLOCKS_18, _basic_block, 1, (batch, classes), width)
+    return _network(write, _stem(write, width), _BLOCKS_18, _basic_block, 1, (batch, classes), width)
 
 
 def resnet50(
@@ -32,16 +32,37 @@ def resnet50(
     the first stage.
     """
     write = LayerWriter("resnet50", (batch, 3, image, image), seed)
-    return _network(write, _BLOCKS_50, _bottleneck, _EXPANSION, (batch, classes), width)
+    return _network(write, _stem(write, width), _BLOCKS_50, _bottleneck, _EXPANSION, (batch, classes), width)
+
+
+def r3d_18(
+    *, batch: int = 1, frames: int = 16, image: int = 112, classes: int = 400, width: int = 64, seed: int = 0
+) -> onnx.ModelProto:
+    """Input (batch, 3, frames, image, image), output (batch, classes); `width` is the number of channels of the first
+    stage. All convolutions are over time, rows and columns; the stem keeps the number of frames, later stages halve it.
+    """
+    write = LayerWriter("r3d_18", (batch, 3, frames, image, image), seed)
+    x = _conv_bn(write, write.input, (3, width), (3, 7, 7), "stem", stride=(1, 2, 2))
+    x = write.node("Relu", [x], "stem_relu")
+    return _network(write, x, _BLOCKS_18, _basic_block, 1, (batch, classes), width)
+
+
+def _stem(write: LayerWriter, width: int) -> str:
+    x = _conv_bn(write, write.input, (3, width), 7, "stem", stride=2)
+    x = write.node("Relu", [x], "stem_relu")
+    return write.node("MaxPool", [x], "stem_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
 
 def _network(
-    write: LayerWriter, blocks: tuple[int, ...], block: Block, expansion: int, output: tuple[int, int], width: int
+    write: LayerWriter,
+    x: str,
+    blocks: tuple[int, ...],
+    block: Block,
+    expansion: int,
+    output: tuple[int, int],
+    width: int,
 ) -> onnx.ModelProto:
-    """The stem, stages of `blocks` blocks with twice the channels each, and the classifier."""
-    x = _conv_bn(write, write.input, (3, width), 7, "stem", stride=2)
-    x = write.node("Relu", [x], "stem_relu")
-    x = write.node("MaxPool", [x], "stem_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    """What follows the stem: stages of `blocks` blocks with twice the channels each, and the classifier."""
     taken = width
     for stage, count in enumerate(blocks):
         inner = width * 2**stage
@@ -49,19 +70,17 @@ def _network(
             stride = 2 if stage > 0 and number == 0 else 1
             x = block(write, x, (taken, inner), stride, f"layer{stage + 1}_{number}")
             taken = inner * expansion
-    x = write.node("GlobalAveragePool", [x], "pool")
-    x = write.node("Flatten", [x], "features", axis=1)
-    return write.finish(write.fully_connected(x, (taken, output[1]), "logits"), output)
+    return write.classify(x, taken, output)
 
 
 def _conv_bn(
     write: LayerWriter,
     x: str,
     channels: tuple[int, int],
-    kernel: int,
+    kernel: int | tuple[int, ...],
     name: str,
     *,
-    stride: int = 1,
+    stride: int | tuple[int, ...] = 1,
     gain: float = 1.0,
 ) -> str:
     x = write.convolution(x, channels, kernel, f"{name}_conv", stride=stride)
@@ -69,7 +88,7 @@ def _conv_bn(
 
 
 def _basic_block(write: LayerWriter, x: str, channels: tuple[int, int], stride: int, name: str) -> str:
-    """Two 3x3 convolutions and the shortcut; the branch's gain keeps the sum of the two near unit variance."""
+    """Two convolutions of extent 3 and the shortcut; the branch's gain keeps the sum of the two near unit variance."""
     taken, made = channels
     branch = _conv_bn(write, x, channels, 3, f"{name}_a", stride=stride)
     branch = write.node("Relu", [branch], f"{name}_a_relu")
