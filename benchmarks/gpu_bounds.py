@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from retune.compiler.codegen.nvdisasm import CodeLoop, Instruction, KernelCode
+from benchmarks.nvdisasm import CodeLoop, Instruction, KernelCode
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp
 from retune.compiler.ir.kernel import WARP, Kernel

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.gpu_bounds import CodeBound, bound_of
 from benchmarks.gpu_cases import CASES, MODES, GpuCase
 from benchmarks.harness import Figure, parse
-from retune.compiler.codegen.nvdisasm import disassemble, disassembler
+from benchmarks.nvdisasm import disassemble, disassembler
 from retune.compiler.codegen.nvptx import ptx
 from retune.compiler.codegen.ptxas import KernelResources, assemble_roomy, assembler, assembles
 from retune.compiler.cost_model.xgb import XGBModel

@@ -56,11 +56,6 @@ class Run:
         """The ULID that the run's records carry."""
         return self.info.run_id
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether an earlier process began it."""
-        return bool(self.info.resumed)
-
     def close(self) -> None:
         """Give the run up; it stays resumable unless it was completed."""
         self._lock.close()

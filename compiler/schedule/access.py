@@ -37,14 +37,6 @@ def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
     return matched
 
 
-def is_simple_access(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether every index of every read is a literal or a shifted spatial axis; an input reads nothing."""
-    op = dag.ops[op_id]
-    return not isinstance(op, ComputeOp) or all(
-        _matched_axes(op, indices) is not None for _, indices in dag.reads[op_id]
-    )
-
-
 @lru_cache(maxsize=4096)
 def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
     """How many outer loops an operation and one that reads it, directly or through others, can share.

@@ -19,9 +19,9 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph.run_program import run_program
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.target import Target
+from tests.support.run_program import run_program
 
 torch = pytest.importorskip("torch")
 torchvision = pytest.importorskip("torchvision")

@@ -19,11 +19,11 @@ from retune.compiler.frontend.onnx.dependence import bodies
 from retune.compiler.frontend.onnx.importer import CONVERTERS
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.program import Program
-from retune.compiler.graph.run_program import run_program
 from retune.compiler.vm.compiler import compile as vm_compile
 from retune.compiler.vm.machine import VirtualMachine
 from retune.compiler.vm.options import VMOptions
 from tests.support.property.onnx_models import COLUMNS, random_model
+from tests.support.run_program import run_program
 from tests.support.tiers import long_except
 
 SHARDS = 4

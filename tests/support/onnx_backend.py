@@ -20,11 +20,11 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import Call, HostCall, Statement
-from retune.compiler.graph.run_program import run_program
 from retune.compiler.target import Target
 from retune.compiler.vm.compiler import compile as vm_compile
 from retune.compiler.vm.machine import VirtualMachine
 from retune.compiler.vm.values import ADT
+from tests.support.run_program import run_program
 
 Array = NDArray[Any]
 

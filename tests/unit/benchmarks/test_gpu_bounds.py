@@ -5,7 +5,7 @@ import pytest
 from benchmarks import gpu_code
 from benchmarks.gpu_bounds import bound_of, cycles_of, hottest, kind_of, mix
 from benchmarks.gpu_cases import GpuCase
-from retune.compiler.codegen.nvdisasm import Instruction, disassembler, kernels_in
+from benchmarks.nvdisasm import Instruction, disassembler, kernels_in
 from retune.compiler.codegen.ptxas import assembles
 from retune.compiler.gpu_facts import facts_of
 from retune.compiler.ir.expr import Buffer, Load, Var

@@ -12,7 +12,6 @@ from retune.compiler.schedule.access import (
     consumers,
     elementwise_match,
     is_shifted_axis,
-    is_simple_access,
     is_strictly_inlineable,
     needs_multi_level_tiling,
     num_common_outer_iterators,
@@ -59,16 +58,6 @@ def of(shape: tuple[int, ...], body: Callable[..., Expr], **attrs: object) -> tu
 
 def k8() -> Axis:
     return te.reduce_axis(8, "k")
-
-
-def test_simple_access_is_recognized() -> None:
-    assert is_simple_access(*of((8, 8), lambda i, j: A[j, i] + A[i, 0]))
-    assert is_simple_access(*of((7,), lambda i: A[i, i + 1]))
-    assert not is_simple_access(*of((4,), lambda i: A[i * 2, 0]))
-    k = k8()
-    assert not is_simple_access(*of((8,), lambda i: te.sum(A[i, k], k)))  # a reduce axis is no spatial one
-    dag, _ = of((8,), lambda i: A[i, i])
-    assert is_simple_access(dag, 0)
 
 
 @pytest.mark.parametrize(

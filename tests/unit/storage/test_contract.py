@@ -10,8 +10,8 @@ from retune.compiler.errors import SchemaError, StoreError
 from retune.compiler.measure.record import SCHEMA_VERSION
 from retune.storage.base import HistoryPoint, RecordStore
 from retune.storage.files import new_id
-from retune.storage.memory_store import MemoryRecordStore
 from retune.storage.parquet import ParquetRecordStore
+from tests.support.memory_store import MemoryRecordStore
 from tests.support.record_samples import CPU, failed, timed
 
 

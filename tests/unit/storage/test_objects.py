@@ -198,7 +198,7 @@ def test_a_run_of_a_killed_process_is_resumed_at_once(s3_place: str) -> None:
         ledger.open_or_resume("f", {})
     with ledger.open_or_resume("f", {}) as run:
         assert run.run_id == run_id
-        assert run.is_resumed
+        assert run.info.resumed
         ledger.complete(run_id, {"best": 1})
     assert ledger.get(run_id).summary == {"best": 1}
 

@@ -17,7 +17,7 @@ from tests.support.record_samples import another_owner
 def test_a_fresh_fingerprint_starts_a_run(tmp_path: Path) -> None:
     ledger = RunLedger(tmp_path)
     with ledger.open_or_resume("f", {"network": "mlp"}) as run:
-        assert not run.is_resumed
+        assert not run.info.resumed
         assert ledger.get(run.run_id).describe == {"network": "mlp"}
     assert [info.run_id for info in ledger.list()] == [run.run_id]
 
@@ -30,7 +30,7 @@ def test_the_newest_unfinished_run_of_the_fingerprint_is_resumed(tmp_path: Path)
         pass
     with ledger.open_or_resume("f", {"ignored": True}) as second:
         assert second.run_id == first.run_id
-        assert second.is_resumed
+        assert second.info.resumed
         assert len(second.info.resumed) == 1
     assert ledger.get(first.run_id).describe == {}
 
@@ -51,7 +51,7 @@ def test_a_run_has_one_owner_even_in_one_process(tmp_path: Path) -> None:
     with ledger.open_or_resume("f", {}), pytest.raises(StoreError, match=f"process {os.getpid()} is working"):
         ledger.open_or_resume("f", {})
     with ledger.open_or_resume("f", {}) as again:
-        assert again.is_resumed
+        assert again.info.resumed
 
 
 def test_kill_9_frees_the_run(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_kill_9_frees_the_run(tmp_path: Path) -> None:
         ledger.open_or_resume("f", {})
     with ledger.open_or_resume("f", {}) as run:
         assert run.run_id == run_id
-        assert run.is_resumed
+        assert run.info.resumed
 
 
 def test_an_unknown_run_is_named(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_description_must_be_json(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="JSON"):
         ledger.open_or_resume("f", {"target": object()})
     with ledger.open_or_resume("f", {}) as run:
-        assert not run.is_resumed
+        assert not run.info.resumed
 
 
 def test_an_unreadable_entry_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

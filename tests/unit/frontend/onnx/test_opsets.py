@@ -14,7 +14,7 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.pipeline import optimize
-from retune.compiler.graph.run_program import run_program
+from tests.support.run_program import run_program
 
 NEWEST = onnx.defs.onnx_opset_version()
 OPSETS = sorted({11, 13, 17, 21, NEWEST})

@@ -16,7 +16,7 @@ from retune.compiler.frontend.onnx.dependence import bodies
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.frontend.onnx.region import OnnxRegion
 from retune.compiler.graph.program import Call, HostCall, Loop, Program
-from retune.compiler.graph.run_program import run_program
+from tests.support.run_program import run_program
 
 Array = NDArray[Any]
 

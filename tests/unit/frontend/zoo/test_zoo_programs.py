@@ -12,7 +12,7 @@ from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.program import Call, Loop
-from retune.compiler.graph.run_program import run_program
+from tests.support.run_program import run_program
 from tests.support.zoo_sizes import PROGRAMS, SMALL
 
 Array = NDArray[Any]

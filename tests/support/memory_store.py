@@ -1,4 +1,4 @@
-"""In-memory record store: the reference implementation for tests, and the store of dry runs."""
+"""In-memory record store: the reference that other stores are compared with."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from retune.storage.codec import canonical, from_table, to_table
 
 
 class MemoryRecordStore(RecordStore):
-    """The reference store: what a test compares with and a dry run writes to."""
+    """Records by their id."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, MeasureRecord] = {}

@@ -1,7 +1,4 @@
-"""Reference interpreter of a `Program`: NumPy, statement by statement.
-
-Tests use it as the oracle, and the virtual machine for whatever is not compiled.
-"""
+"""Reference interpreter of a `Program`: NumPy, statement by statement. It is the oracle of tests."""
 
 from collections.abc import Mapping, Sequence
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retune.compiler.codegen.nvdisasm import CodeLoop, Instruction, disassemble, disassembler, kernels_in
+from benchmarks.nvdisasm import CodeLoop, Instruction, disassemble, disassembler, kernels_in
 from retune.compiler.codegen.ptxas import assemble, assembles
 
 TEXT = """
