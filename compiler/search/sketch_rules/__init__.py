@@ -9,18 +9,20 @@ from retune.compiler.search.sketch_rules.base import (
     search_kind,
 )
 from retune.compiler.search.sketch_rules.cache_read import AddCacheRead
-from retune.compiler.search.sketch_rules.cache_write import AddCacheWrite
 from retune.compiler.search.sketch_rules.const_tensor import SimplifyComputeWithConstTensor
 from retune.compiler.search.sketch_rules.cross_thread import CrossThreadReduction
 from retune.compiler.search.sketch_rules.custom import PreloadCustomSketchRule
-from retune.compiler.search.sketch_rules.inline import AlwaysInline
 from retune.compiler.search.sketch_rules.rfactor import AddRfactor
-from retune.compiler.search.sketch_rules.skip import SkipStage
 from retune.compiler.search.sketch_rules.special_location import SpecialComputeLocation
 from retune.compiler.search.sketch_rules.split_k import SplitK
+from retune.compiler.search.sketch_rules.stage import (
+    AddCacheWrite,
+    AlwaysInline,
+    MultiLevelTiling,
+    MultiLevelTilingWithFusion,
+    SkipStage,
+)
 from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
-from retune.compiler.search.sketch_rules.tile import MultiLevelTiling
-from retune.compiler.search.sketch_rules.tile_and_fuse import MultiLevelTilingWithFusion
 from retune.compiler.search.sketch_rules.transformed import TransformedConvolution
 
 CPU_RULES: tuple[SketchRule, ...] = (
