@@ -6,8 +6,8 @@ from typing import Any
 
 from retune.compiler.errors import DeviceError, OptionError
 from retune.compiler.executor.device_constants import CONSTANTS
-from retune.compiler.executor.device_memory import OneExecutor
-from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
+from retune.compiler.executor.device_memory import DeviceMemory
+from retune.compiler.executor.plan import BufferKind, BufferSpec, Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.cuda_array import DeviceArray
 from retune.compiler.runtime.cuda_driver import Driver
@@ -15,7 +15,7 @@ from retune.compiler.runtime.cuda_program import DeviceProgram
 from retune.compiler.runtime.device import cuda
 
 
-class CudaMemory(OneExecutor):
+class CudaMemory(DeviceMemory):
     """Memory of the GPU number `number`, which `driver` opens; all work is queued on `stream`."""
 
     def __init__(self, driver: Driver, number: int = 0, *, graphs: bool = False) -> None:
@@ -114,14 +114,8 @@ class CudaMemory(OneExecutor):
     def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
         """Use an array of the caller on this GPU for a buffer and all views of it."""
         given = self._shown(spec, array, what)
+        self._check_borrow(spec, what, lambda other: given.overlaps(self._own[other]), self._own)
         root = self._plan.buffers[spec.storage]
-        if spec.nbytes != root.nbytes:
-            raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
-        for other, theirs in self._own.items():
-            both_read = spec.kind in READ_ONLY and self._plan.buffers[other].kind in READ_ONLY
-            if other != spec.storage and not both_read and given.overlaps(theirs):
-                shared = f"shares memory with {self._plan.buffers[other].name}, and one of them is written"
-                raise OptionError(f"{what} {spec.name}: the array {shared}")
         self._borrowed.add(spec.storage)
         self._put(spec.storage, given.view(0, root.shape, root.dtype))
 

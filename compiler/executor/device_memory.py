@@ -4,12 +4,13 @@ A memory holds the buffers that the calls on its device touch. What another devi
 An array of the caller may stand for a buffer (a *borrow*); calls that are bound follow.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from retune.compiler.errors import OptionError
-from retune.compiler.executor.plan import BufferSpec, Plan
+from retune.compiler.executor.plan import READ_ONLY, BufferSpec, Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.device import Device
 
@@ -31,73 +32,85 @@ class MemoryUse:
         return self.inputs + self.outputs + self.constants + self.arena + self.workspace
 
 
-class DeviceMemory(Protocol):
+class DeviceMemory(ABC):
     """The memory of one executor on one device. Buffers are named by the numbers of those that own memory."""
 
     device: Device
+    _plan: Plan
+    _is_open = False
 
+    def _claim(self) -> None:
+        """A second executor would replace the buffers of the first. Raises: OptionError."""
+        if self._is_open:
+            raise OptionError("this is the memory of another executor already; make another one for this")
+        self._is_open = True
+
+    def _check_borrow(self, spec: BufferSpec, what: str, shares: Callable[[int], bool], others: Iterable[int]) -> None:
+        """Check that an array may stand for a buffer; `shares` says whether it shares memory with one of the `others`.
+
+        Raises: OptionError.
+        """
+        root = self._plan.buffers[spec.storage]
+        if spec.nbytes != root.nbytes:
+            raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
+        for number in others:
+            other = self._plan.buffers[number]
+            both_read = root.kind in READ_ONLY and other.kind in READ_ONLY
+            if number != spec.storage and not both_read and shares(number):
+                shared = f"shares memory with {other.name}, and one of them is written"
+                raise OptionError(f"{what} {spec.name}: the array {shared}")
+
+    @abstractmethod
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
         """Allocate the buffers `used`; constants have their values then.
 
         Raises: OptionError when this is the memory of another executor.
         """
-        ...
 
+    @abstractmethod
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
         """A call of a kernel on buffers. Raises: ArtifactError or DeviceError for code of another kind of device."""
-        ...
 
+    @abstractmethod
     def capture(self, calls: Sequence[Callable[[], object]]) -> Sequence[Callable[[], object]]:
         """Calls that were bound here and follow each other, as few steps as the device can make of them."""
-        ...
 
+    @abstractmethod
     def read(self, number: int, out: Array) -> None:
         """Copy a buffer into an array of its type and size, when all calls before are done."""
-        ...
 
+    @abstractmethod
     def write(self, number: int, values: Array) -> None:
         """Copy an array into a buffer."""
-        ...
 
+    @abstractmethod
     def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
         """Copy an array that lies on this device into a buffer.
 
         Raises: OptionError when it does not fit; DeviceError when it lies elsewhere or cannot be used as it lies.
         """
-        ...
 
+    @abstractmethod
     def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
         """Copy a buffer into an array that lies on this device; done when this returns. Raises: as `copy_in`."""
-        ...
 
+    @abstractmethod
     def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
         """Use an array of the caller on this device for a buffer and all views of it.
 
         Raises: as `copy_in`; OptionError when it shares memory with another buffer and one of them is written, or when
         the buffer is the beginning of another one.
         """
-        ...
 
+    @abstractmethod
     def release_borrow(self, number: int) -> None:
         """Use own memory for a buffer again, where an array of the caller stood for it."""
-        ...
 
+    @abstractmethod
     def wait(self) -> None:
         """Return when all calls before are done."""
-        ...
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of the memory that was allocated here."""
-        ...
-
-
-class OneExecutor:
-    """Base of a memory: a second executor would replace the buffers of the first."""
-
-    _is_open = False
-
-    def _claim(self) -> None:
-        if self._is_open:
-            raise OptionError("this is the memory of another executor already; make another one for this")
-        self._is_open = True

@@ -5,7 +5,7 @@ shares memory with another buffer, except where the plan says so. Constants are 
 many executors read them: only one that parameters are loaded into gets own memory for these.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.argument_checks import as_array, check_fit, copy_to, shared_array
-from retune.compiler.executor.device_memory import MemoryUse, OneExecutor
+from retune.compiler.executor.device_memory import DeviceMemory, MemoryUse
 from retune.compiler.executor.host_function import HostCall, HostFunction
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
@@ -25,7 +25,7 @@ from retune.compiler.runtime.loader import BoundKernel, Kernel, load_kernels
 from retune.compiler.runtime.sequence import KernelSequence
 
 
-class HostMemory(OneExecutor):
+class HostMemory(DeviceMemory):
     """The arrays of one executor by buffer number, `arrays`; kernels run on `threads` threads."""
 
     device = cpu()
@@ -137,8 +137,7 @@ class HostMemory(OneExecutor):
         needed, or shares memory with another buffer of which one is written; when the buffer is only the beginning of
         another one.
         """
-        root = self._plan.buffers[spec.storage]
-        written = root.kind not in READ_ONLY
+        written = self._plan.buffers[spec.storage].kind not in READ_ONLY
         array = shared_array(array, f"{what} {spec.name}")
         check_fit(array, spec, what)
         if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
@@ -148,14 +147,8 @@ class HostMemory(OneExecutor):
             )
         if written and not array.flags.writeable:
             raise OptionError(f"{what} {spec.name}: the array is read-only, and the network writes to it")
-        if spec.nbytes != root.nbytes:
-            raise OptionError(f"{what} {spec.name}: it is the beginning of {root.name}, and goes nowhere else")
-        for other in self._others(spec.storage):
-            both_read = not written and self._plan.buffers[other].kind in READ_ONLY
-            # `may_share_memory` compares ranges: exact for dense arrays, and cheap.
-            if not both_read and np.may_share_memory(array, self.arrays[other]):
-                shared = f"shares memory with {self._plan.buffers[other].name}, and one of them is written"
-                raise OptionError(f"{what} {spec.name}: the array {shared}")
+        # `may_share_memory` compares ranges: exact for dense arrays, and cheap.
+        self._check_borrow(spec, what, lambda other: np.may_share_memory(array, self.arrays[other]), self._uses)
         self._borrowed.add(spec.storage)
         self._put(spec.storage, array)
 
@@ -167,9 +160,6 @@ class HostMemory(OneExecutor):
 
     def wait(self) -> None:
         """Calls are done when they return."""
-
-    def _others(self, root: int) -> Iterator[int]:
-        return (number for number in self._uses if number != root)
 
     def _put(self, root: int, array: Array) -> None:
         for number, spec in enumerate(self._plan.buffers):
