@@ -6,18 +6,15 @@ one after that.
     best records → confirm each in a fresh process → compile tuned and untuned → verify both against ONNX Runtime
 """
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.extract import ExtractedNetwork
-from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.operators import label_of
-from retune.compiler.driver.report import Comparison, Report
+from retune.compiler.driver.report import CompiledResult, Report
 from retune.compiler.driver.winners import Confirmation, record_guesses, resolve, shortlist
 from retune.compiler.measure.built_programs import SHORTLIST, BuiltPrograms
 from retune.compiler.options import FLEET, MACHINE, NETWORK
@@ -34,19 +31,6 @@ from retune.tasks.store import best_of_every_task, best_records, complete_run, o
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, verify
 from retune.tasks.workers import open_workers
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A compiled network: its file, the winners of the tuning tasks that came into question, how it compares, what
-    serves all its kernels, and what the machine can do.
-    """
-
-    artifact: Path
-    winners: tuple[Confirmation, ...]
-    comparison: Comparison
-    coverage: CoverageReport
-    limits: MachineLimits
 
 
 def run_name() -> str:
@@ -70,17 +54,7 @@ def compile_network(
         compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id)
         run_info = job.run_info(run.run_id, job.measuring(extracted.constant_bytes))
         nothing = begin_tuning(opaque(extracted), run_info).summary()
-        report = publish(
-            run.run_id,
-            job.describe(),
-            nothing,
-            compiled.winners,
-            compiled.comparison,
-            compiled.coverage,
-            compiled.artifact,
-            job.run_folder(run.run_id),
-            compiled.limits,
-        )
+        report = publish(run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
         complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
     return report
 
@@ -93,7 +67,7 @@ def compile_best(
     rounds: int = 0,
     elapsed: float = 0.0,
     kept: BuiltPrograms | None = None,
-) -> Compiled:
+) -> CompiledResult:
     """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
     rounds and seconds of tuning. Programs that are `kept` are not built again.
     """
@@ -124,4 +98,4 @@ def compile_best(
     comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan)
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = limits_of_machine(job.threads, job.plan)
-    return Compiled(tuned.path, winners, comparison, tuned.coverage, limits)
+    return CompiledResult(tuned.path, winners, comparison, tuned.coverage, limits)

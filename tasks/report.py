@@ -11,9 +11,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.report import Comparison, Report
+from retune.compiler.driver.report import CompiledResult, Report
 from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.runtime.atomic_write import write_text_atomically
@@ -29,15 +27,11 @@ def publish(
     run_id: str,
     request: Mapping[str, str | int | float | None],
     spent: TuningSummary,
-    winners: Sequence[Confirmation],
-    comparison: Comparison,
-    coverage: CoverageReport,
-    artifact: Path,
+    compiled: CompiledResult,
     folder: Path,
-    limits: MachineLimits,
 ) -> Report:
     """Write the report into the run's folder."""
-    report = Report.of(run_id, request, spent, winners, comparison, coverage, artifact, folder, limits)
+    report = Report.of(run_id, request, spent, compiled, folder)
     report.write()
     return report
 

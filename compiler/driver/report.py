@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -59,6 +59,19 @@ class Comparison:
     def seconds(self, name: str) -> float:
         """The latency of one contender; infinite when it did not take part."""
         return next((each.seconds for each in self.contenders if each.name == name), math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledResult:
+    """A compiled network: its file, the winners of the tuning tasks that came into question, how it compares, what
+    serves all its kernels, and what the machine can do.
+    """
+
+    artifact: Path
+    winners: tuple[Confirmation, ...]
+    comparison: Comparison
+    coverage: CoverageReport
+    limits: MachineLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +137,24 @@ class Report:
         run_id: str,
         request: Mapping[str, str | int | float | None],
         spent: TuningSummary,
-        winners: Sequence[Confirmation],
-        comparison: Comparison,
-        coverage: CoverageReport,
-        artifact: Path,
+        compiled: CompiledResult,
         folder: Path,
-        limits: MachineLimits | None = None,
     ) -> Self:
         """Put together what a run's stages returned; a task of `spent` that has no winner is not used."""
-        by_key = {winner.task_key: winner for winner in winners}
+        by_key = {winner.task_key: winner for winner in compiled.winners}
         return cls(
             run_id=run_id,
             request=dict(request),
             trials=spent.trials,
             elapsed=spent.elapsed,
-            comparison=comparison,
-            coverage=coverage,
+            comparison=compiled.comparison,
+            coverage=compiled.coverage,
             tasks=tuple(_outcome(row, by_key.get(row.task_key)) for row in spent.rows),
-            artifact=str(artifact),
+            artifact=str(compiled.artifact),
             records=f"{request.get('store') or request['home']}/records",
             folder=str(folder),
-            limits=limits,
-            contention=max(spent.contention, comparison.contention or 0.0),
+            limits=compiled.limits,
+            contention=max(spent.contention, compiled.comparison.contention or 0.0),
         )
 
     @classmethod
@@ -160,9 +169,8 @@ class Report:
         """Put together what tuning one operator returned."""
         times = ("untuned", winner.default_seconds), ("tuned", winner.seconds)
         comparison = Comparison("", tuple(Contender(name, seconds, None) for name, seconds in times))
-        return replace(
-            cls.of(run_id, request, spent, [winner], comparison, CoverageReport.of(()), Path(), folder), artifact=""
-        )
+        compiled = CompiledResult(Path(), (winner,), comparison, CoverageReport.of(()))
+        return replace(cls.of(run_id, request, spent, compiled, folder), artifact="")
 
     @property
     def page(self) -> Path:

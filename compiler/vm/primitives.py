@@ -32,9 +32,8 @@ from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.program_image import HOST, KERNEL, Primitive, plan_constants
 from retune.compiler.vm.resources import Resources
-from retune.compiler.vm.steps import BoundPrimitive, Callee
+from retune.compiler.vm.steps import BoundPrimitive, Callee, unbound
 from retune.compiler.vm.stored_calls import StoredCall
-from retune.compiler.vm.unbound import Unbound
 from retune.compiler.vm.values import ADT, TUPLE, described, whole_number
 
 UNKNOWN = "?"
@@ -174,7 +173,7 @@ class Primitives:
             raise ArtifactError(f"primitive {name} names constants that the executable does not have")
         missing = [f"constant[{constant}]" for constant in numbers.values() if self._constants[constant] is None]
         if missing:
-            return BoundPrimitive(Unbound(name, tuple(missing)))
+            return BoundPrimitive(unbound(name, missing))
         arrays = {buffer: self._constants[constant] for buffer, constant in numbers.items()}
         kernels = [self._kernel(each) for each in dict.fromkeys(call.kernel for call in plan.calls)]
         constants = {buffer: array for buffer, array in arrays.items() if array is not None}

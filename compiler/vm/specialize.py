@@ -31,9 +31,8 @@ from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.options import BACKGROUND, NEVER
 from retune.compiler.vm.plan_run import PlanRun
 from retune.compiler.vm.resources import Resources
-from retune.compiler.vm.steps import Callee
+from retune.compiler.vm.steps import Callee, unbound
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
-from retune.compiler.vm.unbound import Unbound
 from retune.compiler.vm.values import described
 
 _log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class RegionCompiler:
         arrays = self.library.arrays
         missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
         if missing and set(missing) <= set(self.library.late):
-            return Unbound(f"region {name}", tuple(self.library.late[each].name for each in missing))
+            return unbound(f"region {name}", [self.library.late[each].name for each in missing])
         if missing:
             raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
         fixed = {name: arrays[source] for name, source in stored.fixed.items()}

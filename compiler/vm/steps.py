@@ -68,6 +68,15 @@ def _cannot_fill(_: Sequence[Any], __: Sequence[Array]) -> None:
     raise MachineError("this primitive makes new arrays; it must be called by run_plan or run_region")
 
 
+def unbound(name: str, missing: Sequence[str]) -> Callee:
+    """What stands for a callee that reads constants which are bound late and are not bound yet."""
+
+    def refuse(_: Sequence[Any]) -> Sequence[Array]:
+        raise MachineError(f"{name} reads {', '.join(missing)}, which is bound late, and no array was given for it")
+
+    return refuse
+
+
 @dataclass(frozen=True, slots=True)
 class BoundPrimitive:
     """What the calls of one primitive do."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.report import TOLERANCE, Comparison, Contender, Report
+from retune.compiler.driver.report import TOLERANCE, Comparison, CompiledResult, Contender, Report
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.executor.network import Coverage, ProgramSource
@@ -33,7 +33,9 @@ def report(tmp_path: Path) -> Report:
     spent = TuningSummary(64, 12.0, 3, (ROW,))
     coverage = CoverageReport.of(KERNELS)
     folder = tmp_path / "runs" / "RUN"
-    return Report.of("RUN", request, spent, (WINNER,), COMPARISON, coverage, tmp_path / "net.retune", folder)
+    return Report.of(
+        "RUN", request, spent, CompiledResult(tmp_path / "net.retune", (WINNER,), COMPARISON, coverage), folder
+    )
 
 
 def test_the_speedup_is_untuned_over_tuned(report: Report) -> None:
@@ -76,7 +78,9 @@ def test_an_infinite_time_is_null_in_json(report: Report) -> None:
 def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_path: Path) -> None:
     spent = TuningSummary(64, 12.0, 3, (ROW,))
     winner = replace(WINNER, program=BestProgram("key", "steps", mutation=FITTED_CANDIDATE), seconds=0.01)
-    again = Report.of("RUN", report.request, spent, (winner,), COMPARISON, report.coverage, tmp_path, tmp_path)
+    again = Report.of(
+        "RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON, report.coverage), tmp_path
+    )
     assert again.tasks[0].served_by == "program of a similar kernel"
 
 
@@ -86,7 +90,9 @@ def test_contention_warning_is_at_the_top(report: Report, tmp_path: Path) -> Non
         (TuningSummary(64, 12.0, 3, (ROW,), 0.3), COMPARISON),
         (TuningSummary(64, 12.0, 3, (ROW,)), replace(COMPARISON, contention=0.3)),
     ):
-        busy = Report.of("RUN", report.request, spent, (WINNER,), comparison, report.coverage, tmp_path, tmp_path)
+        busy = Report.of(
+            "RUN", report.request, spent, CompiledResult(tmp_path, (WINNER,), comparison, report.coverage), tmp_path
+        )
         _, _, warning, *_ = busy.markdown().splitlines()
         assert "busy (contention 30%)" in warning
         assert "retune doctor" in warning
@@ -101,7 +107,9 @@ def test_kernels_that_take_most_of_the_time_come_first(report: Report) -> None:
 def test_unmeasured_alternative_is_not_called_slower(report: Report, tmp_path: Path) -> None:
     unmeasured = replace(ROW, name="winograd4_conv", task_key="third", trials=0, best_seconds=math.inf)
     spent = TuningSummary(64, 12.0, 3, (ROW, unmeasured))
-    made = Report.of("RUN", report.request, spent, (WINNER,), COMPARISON, report.coverage, tmp_path, tmp_path)
+    made = Report.of(
+        "RUN", report.request, spent, CompiledResult(tmp_path, (WINNER,), COMPARISON, report.coverage), tmp_path
+    )
     assert made.tasks[1].note == "not measured; another way to compute it is used"
 
 
@@ -111,7 +119,9 @@ def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> Non
     spent = TuningSummary(64, 12.0, 3, (ROW, lost, timed))
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
     behind = replace(WINNER, task_key="third", serves=False, rejected=())
-    report = Report.of("RUN", request, spent, (WINNER, behind), COMPARISON, report.coverage, tmp_path, tmp_path)
+    report = Report.of(
+        "RUN", request, spent, CompiledResult(tmp_path, (WINNER, behind), COMPARISON, report.coverage), tmp_path
+    )
     assert [task.used for task in report.tasks] == [True, False, False]
     assert "not used (conv computes the same faster)" in report.markdown()
     assert report.tasks[2].served_by == "not used"
@@ -123,7 +133,9 @@ def test_records_are_where_the_store_is() -> None:
         ({"home": "/state", "store": ""}, "/state/records"),
         ({"home": "/state", "store": "s3://bucket/folder"}, "s3://bucket/folder/records"),
     ):
-        made = Report.of("RUN", request, spent, (), COMPARISON, covered, Path("net.retune"), Path("runs/RUN"))
+        made = Report.of(
+            "RUN", request, spent, CompiledResult(Path("net.retune"), (), COMPARISON, covered), Path("runs/RUN")
+        )
         assert made.records == records
 
 
