@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import MeasureRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +135,13 @@ class RecordStore(ABC):
                     best[record.task_key] = record
         return dict(sorted(best.items()))
 
+    @abstractmethod
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
     ) -> list[TaskSummary]:
         """Every task tried, per target, device and thread count, sorted by these and by key."""
-        groups: dict[tuple[str, str, int, str], list[MeasureRecord]] = {}
-        for record in self.records(target=target, device=device, threads=threads):
-            key = (record.target, record.device, record.threads, record.task_key)
-            groups.setdefault(key, []).append(record)
-        return [_summary(groups[key]) for key in sorted(groups)]
 
+    @abstractmethod
     def history(
         self,
         task_key: str,
@@ -154,42 +151,8 @@ class RecordStore(ABC):
         threads: int | None = None,
     ) -> list[HistoryPoint]:
         """The course of a task, trial by trial, with the best so far."""
-        points: list[HistoryPoint] = []
-        best = math.inf
-        for number, record in enumerate(self.records(task_key, target, device, run_id, threads), 1):
-            best = min(best, record.seconds)
-            points.append(
-                HistoryPoint(
-                    number,
-                    record.round,
-                    record.elapsed,
-                    record.timestamp,
-                    _or_none(record.seconds),
-                    _or_none(best),
-                )
-            )
-        return points
 
 
 def speed(record: MeasureRecord) -> tuple[float, float, str]:
     """The order of "best": fewest seconds, then earliest."""
     return record.seconds, record.timestamp, record.record_id
-
-
-def _summary(records: list[MeasureRecord]) -> TaskSummary:
-    last = records[-1]
-    return TaskSummary(
-        task_key=last.task_key,
-        task_name=last.task_name,
-        target=last.target,
-        device=last.device,
-        threads=last.threads,
-        trials=len(records),
-        failures=sum(r.status is not MeasureStatus.OK for r in records),
-        best_seconds=_or_none(min(r.seconds for r in records)),
-        last_timestamp=last.timestamp,
-    )
-
-
-def _or_none(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import onnx
+
 from retune.compiler.errors import ModelFormatError
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import Constants, load_model
@@ -21,9 +23,8 @@ def load_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | Non
     The graph is named after the zoo network or the file's stem. `shapes` gives static shapes to dynamic inputs.
     Raises: ModelFormatError, DynamicShapeError or UnsupportedOperatorError with one sentence.
     """
-    if name_or_path in zoo.NAMES:
-        return load_model(zoo.build(name_or_path), name=name_or_path, shapes=shapes)
-    return load_model(_existing(name_or_path), shapes=shapes)
+    model, name = _model_of(name_or_path)
+    return load_model(model, name=name, shapes=shapes)
 
 
 def offload_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> OffloadedModel:
@@ -31,9 +32,8 @@ def offload_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | 
 
     Raises: as `load_network`; UnsupportedOperatorError when no node can be imported.
     """
-    if name_or_path in zoo.NAMES:
-        return offload_model(zoo.build(name_or_path), name=name_or_path, shapes=shapes)
-    return offload_model(_existing(name_or_path), shapes=shapes)
+    model, name = _model_of(name_or_path)
+    return offload_model(model, name=name, shapes=shapes)
 
 
 def load_network_program(
@@ -44,9 +44,8 @@ def load_network_program(
     `shapes` gives dimensions to inputs, `constants` fixes inputs for good: see `load_program`.
     Raises: ModelFormatError or UnsupportedOperatorError with one sentence.
     """
-    if name_or_path in _ZOO:
-        return load_program(zoo.build(name_or_path), name=name_or_path, shapes=shapes, constants=constants)
-    return load_program(_existing(name_or_path, _ZOO), shapes=shapes, constants=constants)
+    model, name = _model_of(name_or_path, _ZOO)
+    return load_program(model, name=name, shapes=shapes, constants=constants)
 
 
 def network_bytes(name_or_path: str) -> bytes:
@@ -54,16 +53,19 @@ def network_bytes(name_or_path: str) -> bytes:
 
     Raises: ModelFormatError when there is no such network, or it is larger than a message may be (2 GiB).
     """
-    model = zoo.build(name_or_path) if name_or_path in _ZOO else read_model(_existing(name_or_path))
+    model = read_model(_model_of(name_or_path, _ZOO)[0])
     try:
         return bytes(model.SerializeToString())
     except ValueError:
         raise ModelFormatError(f"{name_or_path} is larger than the 2 GiB that one ONNX message may have") from None
 
 
-def _existing(path: str, names: Sequence[str] = zoo.NAMES) -> Path:
-    if Path(path).is_dir():
-        raise ModelFormatError(f"{path} is a folder: name the ONNX file in it")
-    if not Path(path).is_file():
-        raise ModelFormatError(f"no network {path!r}: neither a file nor one of the zoo: {', '.join(names)}")
-    return Path(path)
+def _model_of(name_or_path: str, names: Sequence[str] = zoo.NAMES) -> tuple[onnx.ModelProto | Path, str | None]:
+    """A network of the zoo, one of `names`, and its name; or the path of a file, which names its network itself."""
+    if name_or_path in names:
+        return zoo.build(name_or_path), name_or_path
+    if Path(name_or_path).is_dir():
+        raise ModelFormatError(f"{name_or_path} is a folder: name the ONNX file in it")
+    if not Path(name_or_path).is_file():
+        raise ModelFormatError(f"no network {name_or_path!r}: neither a file nor one of the zoo: {', '.join(names)}")
+    return Path(name_or_path), None

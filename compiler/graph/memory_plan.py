@@ -8,7 +8,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from retune.compiler.errors import DefinitionError
 
@@ -27,14 +26,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`offsets` in bytes, one per request; `arena_bytes` in all; `lower_bound` is what no plan can go below."""
+    """`offsets` in bytes, one per request; `arena_bytes` in all."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
-    lower_bound: int
 
 
-def plan_memory(requests: Sequence[Request], alignment: int = ALIGNMENT) -> MemoryPlan:
+def plan_memory(requests: Sequence[Request]) -> MemoryPlan:
     """Place every request in one arena.
 
     Raises: DefinitionError when a request has a negative size or ends before it starts.
@@ -54,20 +52,16 @@ def plan_memory(requests: Sequence[Request], alignment: int = ALIGNMENT) -> Memo
         for bits, spans in placed.items():
             near = bisect_left(spans, (request.first - 2**bits + 1,)), bisect_left(spans, (request.last + 1,))
             taken += [(start, stop) for _, last, start, stop in spans[slice(*near)] if last >= request.first]
-        nbytes = _aligned(request.nbytes, alignment)
+        nbytes = _aligned(request.nbytes)
         start = offsets[index] = _tightest_gap(sorted(taken), nbytes)
         span = (request.first, request.last, start, start + nbytes)
         insort(placed[(request.last - request.first).bit_length()], span)
-    ends = [offset + _aligned(requests[index].nbytes, alignment) for index, offset in offsets.items()]
-    return MemoryPlan(
-        offsets=tuple(offsets[index] for index in range(len(requests))),
-        arena_bytes=max(ends, default=0),
-        lower_bound=_peak(requests, alignment),
-    )
+    ends = [offset + _aligned(requests[index].nbytes) for index, offset in offsets.items()]
+    return MemoryPlan(tuple(offsets[index] for index in range(len(requests))), max(ends, default=0))
 
 
-def _aligned(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _tightest_gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
@@ -81,14 +75,3 @@ def _tightest_gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
             best = (gap, end)
         end = max(end, stop)
     return end if best is None else best[1]
-
-
-def _peak(requests: Sequence[Request], alignment: int) -> int:
-    """The most bytes that live at one step; it is reached at the first step of some request."""
-    # Sweep over the ends of the life spans: the running sum is the number of live bytes, whose maximum is a lower
-    # bound.
-    changes: defaultdict[int, int] = defaultdict(int)
-    for request in requests:
-        changes[request.first] += _aligned(request.nbytes, alignment)
-        changes[request.last + 1] -= _aligned(request.nbytes, alignment)
-    return max(accumulate(changes[step] for step in sorted(changes)), default=0)

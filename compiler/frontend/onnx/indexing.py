@@ -20,10 +20,7 @@ def taken(builder: GraphBuilder, x: str, axis: int, places: Sequence[int], name:
         return x
     step = places[1] - places[0] if len(places) > 1 else 1
     if places and step > 0 and places == [places[0] + step * number for number in range(len(places))]:
-        starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
-        starts[axis], stops[axis], steps[axis] = places[0], places[-1] + 1, step
-        attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
-        return builder.emit("slice", [x], attrs, name=name)
+        return cut(builder, x, axis, places[0], places[-1] + 1, step, name)
     indices = builder.constant(integers(places), "places")
     return builder.emit("gather", [x, indices], {"axis": axis}, name=name)
 
@@ -41,11 +38,17 @@ def sliced(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step
         return taken(builder, x, axis, (), name)
     if first == 0 and last == extent and step == 1:
         return x
-    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
     if step > 1:
         step = step if last - first > step else 1
         last = first + (last - first - 1) // step * step + 1 if step > 1 else first + 1
-    starts[axis], stops[axis], steps[axis] = first, last, step
+    return cut(builder, x, axis, first, last, step, name)
+
+
+def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: int = 1, name: str = "") -> str:
+    """A slice of `x` along an axis; the bounds are within it."""
+    shape = builder.value(x).shape
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = start, stop, step
     attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
     return builder.emit("slice", [x], attrs, name=name)
 

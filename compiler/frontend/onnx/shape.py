@@ -11,7 +11,7 @@ from onnx import helper
 from retune.compiler.dtype import is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
-from retune.compiler.frontend.onnx.indexing import sliced, taken
+from retune.compiler.frontend.onnx.indexing import cut, sliced, taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute
 from retune.compiler.ir.dims import integers, whole
@@ -133,15 +133,6 @@ def _concat(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [builder.emit("concat", filled, {"axis": axis}, name=node.name, output=node.outputs[0])]
 
 
-def _cut(builder: GraphBuilder, node: OnnxNode, axis: int, start: int, stop: int, step: int = 1) -> str:
-    """Elements start, start + step, ... of one axis."""
-    write, x = formula_of(builder, node)
-    shape = builder.value(x).shape
-    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
-    starts[axis], stops[axis], steps[axis] = start, stop, step
-    return write("slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
-
-
 def _slice(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0).name
     shape = builder.value(x).shape
@@ -165,7 +156,7 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if sum(sizes) != x.shape[axis]:
         raise node.unsupported(f"parts of {list(sizes)} elements are not the {x.shape[axis]} of axis {axis}")
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [_cut(builder, node, axis, at, at + size) for at, size in zip(offsets, sizes, strict=True)]
+    return [cut(builder, x.name, axis, at, at + size, 1, node.name) for at, size in zip(offsets, sizes, strict=True)]
 
 
 def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

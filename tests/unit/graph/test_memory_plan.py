@@ -26,13 +26,12 @@ def test_live_buffers_never_overlap(wanted: list[Request]) -> None:
             assert a[1] <= b[0] or b[1] <= a[0]
     assert all(offset % ALIGNMENT == 0 for offset in plan.offsets)
     assert all(stop <= plan.arena_bytes for _, stop in spans)
-    assert plan.lower_bound <= plan.arena_bytes
 
 
 def test_a_chain_needs_two_buffers() -> None:
     chain = [Request(640, step, step + 1) for step in range(10)]
     plan = plan_memory(chain)
-    assert plan == MemoryPlan(plan.offsets, arena_bytes=1280, lower_bound=1280)
+    assert plan == MemoryPlan(plan.offsets, arena_bytes=1280)
     assert set(plan.offsets) == {0, 640}
 
 
