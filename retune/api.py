@@ -18,7 +18,7 @@ from retune.compiler.executor.shared_library import is_shared_library
 from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.runtime.archive import kind_of
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.vm import compiler as vm_compiler
 from retune.compiler.vm import library as vm_library
@@ -199,8 +199,7 @@ def explain(network: Network, kernel: str) -> Explanation:
 def _thread_count(threads: int | None) -> int:
     if threads is None:
         return config.thread_count(config.usable_cores())
-    if not is_thread_count(threads):
-        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
+    require_thread_count(threads)
     return threads
 
 

@@ -67,42 +67,8 @@ _TEXT = """
 
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-define internal ptr @retune.name(ptr %op) {
-  %at = getelementptr i8, ptr %op, i64 208
-  %name = load ptr, ptr %at
-  ret ptr %name
-}
-
 define internal ptr @retune.provider(ptr %op) {
   ret ptr null
-}
-
-define internal i64 @retune.input_count(ptr %op) {
-  %at = getelementptr i8, ptr %op, i64 216
-  %count = load i64, ptr %at
-  ret i64 %count
-}
-
-define internal i32 @retune.input_type(ptr %op, i64 %place) {
-  %at = getelementptr i8, ptr %op, i64 224
-  %types = load ptr, ptr %at
-  %of = getelementptr i32, ptr %types, i64 %place
-  %type = load i32, ptr %of
-  ret i32 %type
-}
-
-define internal i64 @retune.output_count(ptr %op) {
-  %at = getelementptr i8, ptr %op, i64 232
-  %count = load i64, ptr %at
-  ret i64 %count
-}
-
-define internal i32 @retune.output_type(ptr %op, i64 %place) {
-  %at = getelementptr i8, ptr %op, i64 240
-  %types = load ptr, ptr %at
-  %of = getelementptr i32, ptr %types, i64 %place
-  %type = load i32, ptr %of
-  ret i32 %type
 }
 
 define internal i32 @retune.zero(ptr %op, i64 %place) {
@@ -253,6 +219,28 @@ failed:
 """
 
 
+def _field_reader(name: str, kind: str, offset: int) -> str:
+    """A function that returns a field of an operator's description."""
+    return f"""
+define internal {kind} @retune.{name}(ptr %op) {{
+  %at = getelementptr i8, ptr %op, i64 {offset}
+  %field = load {kind}, ptr %at
+  ret {kind} %field
+}}"""
+
+
+def _type_reader(name: str, offset: int) -> str:
+    """A function that returns one of the types that a field of the description points to."""
+    return f"""
+define internal i32 @retune.{name}(ptr %op, i64 %place) {{
+  %at = getelementptr i8, ptr %op, i64 {offset}
+  %types = load ptr, ptr %at
+  %of = getelementptr i32, ptr %types, i64 %place
+  %type = load i32, ptr %of
+  ret i32 %type
+}}"""
+
+
 def _call_through(name: str) -> str:
     """A function that calls one of ONNX Runtime's, which the table in `retune.api` has at a known place."""
     place, result, kinds = FUNCTIONS[name]
@@ -274,4 +262,11 @@ def _call_through(name: str) -> str:
 
 def support_text() -> str:
     """The functions that all operators share."""
-    return "\n".join([_TEXT, *map(_call_through, FUNCTIONS)])
+    fields = (
+        _field_reader("name", "ptr", 208),
+        _field_reader("input_count", "i64", 216),
+        _type_reader("input_type", 224),
+        _field_reader("output_count", "i64", 232),
+        _type_reader("output_type", 240),
+    )
+    return "\n".join([_TEXT, *fields, *map(_call_through, FUNCTIONS)])

@@ -43,5 +43,5 @@ def with_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:
         if np.shape(array) != tuple(value.shape) or np.asarray(array).dtype.name != value.dtype:
             raise ModelFormatError(f"the input {name} is {value.dtype}{list(value.shape)}, which its parameter is not")
     inputs = tuple(value for value in graph.inputs if value.name not in params)
-    constants = {**graph.constants, **{name: np.asarray(array) for name, array in params.items()}}
+    constants = {**{name: np.asarray(array) for name, array in params.items()}, **graph.constants}
     return replace(graph, inputs=inputs, constants=constants) if params else graph

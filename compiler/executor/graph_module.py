@@ -15,7 +15,7 @@ from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
-from retune.compiler.runtime.device import AnyArray, Device
+from retune.compiler.runtime.device import AnyArray, Device, devices_in
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.host_array import HostArray
 from retune.compiler.runtime.loader import Kernel
@@ -31,11 +31,9 @@ class FunctionModule(Protocol):
 
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
         """Whether there is a function of that name."""
-        ...
 
     def get_function(self, name: str, query_imports: bool = False) -> Callable[..., Any]:
         """The function of that name."""
-        ...
 
 
 FunctionTable = Mapping[str, KernelFunction | Kernel | HostFunction] | FunctionModule
@@ -84,10 +82,8 @@ def get_device(libmod: object, device: Devices) -> tuple[list[Device], int, list
     Raises: OptionError when one is no `Device`.
     """
     del libmod
-    devices = [device] if isinstance(device, Device) else device
-    if not isinstance(devices, (list, tuple)) or not devices or not all(isinstance(each, Device) for each in devices):
-        raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {device!r}")
-    return list(devices), 0, [number for each in devices for number in (each.device_type, each.device_id)]
+    devices = devices_in(device)
+    return devices, 0, [number for each in devices for number in (each.device_type, each.device_id)]
 
 
 class GraphModule:

@@ -17,7 +17,7 @@ from retune.compiler.executor.argument_checks import as_array, check_fit, copy_t
 from retune.compiler.executor.device_memory import DeviceMemory, MemoryUse
 from retune.compiler.executor.host_function import HostCall, HostFunction
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array, aligned_zeros, constant_array
 from retune.compiler.runtime.device import cpu
@@ -38,8 +38,7 @@ class HostMemory(DeviceMemory):
         loaded = {} if kernels is None else kernels
         if not isinstance(loaded, Mapping) or not all(isinstance(each, Kernel) for each in loaded.values()):
             raise OptionError(f"kernels are given by their names, loaded, not as {kernels!r:.80}")
-        if not is_thread_count(threads):
-            raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r}")
+        require_thread_count(threads)
         self._threads = threads
         self._kernels = kernels
         self._workspace_bytes = max((each.artifact.workspace_bytes for each in loaded.values()), default=0)

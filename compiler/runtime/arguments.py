@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from retune.compiler.errors import ArtifactError
+from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 
 Buffer = Array | int
@@ -37,6 +37,12 @@ def check_threads(kernel: str, threads: int) -> int:
     if not is_thread_count(threads):
         raise ArtifactError(f"kernel {kernel}: {threads!r} threads; an integer from 1 to {MOST_THREADS} is needed")
     return int(threads)
+
+
+def require_thread_count(threads: object) -> None:
+    """Check that kernels can run on so many threads. Raises: OptionError."""
+    if not is_thread_count(threads):
+        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
 
 
 def is_thread_count(threads: object) -> bool:

@@ -6,7 +6,7 @@ A device is a value; nothing is opened. All CPUs together are device 0.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from retune.compiler.errors import OptionError
 from retune.compiler.runtime.artifact import Array
@@ -77,6 +77,14 @@ def opencl(index: int = 0) -> Device:
     return Device(_OPENCL, index)
 
 
+def devices_in(given: Device | Sequence[Device]) -> list[Device]:
+    """A device, or those of a list that is not empty, as a list. Raises: OptionError for anything else."""
+    devices: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if not devices or not all(isinstance(each, Device) for each in devices):
+        raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {given!r:.80}")
+    return devices
+
+
 def same_device(one: object, other: object) -> bool:
     """Whether two things have the same two numbers of a device."""
     numbers = [(getattr(each, "device_type", None), getattr(each, "device_id", None)) for each in (one, other)]
@@ -88,7 +96,6 @@ class Located(Protocol):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Kind and number of its device."""
-        ...
 
 
 AnyArray = Array | Located

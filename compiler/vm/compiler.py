@@ -17,6 +17,7 @@ from retune.compiler.driver.compile_network import made_for
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
 from retune.compiler.driver.hardware import threads_of
+from retune.compiler.driver.network_source import with_parameters
 from retune.compiler.errors import MachineError, ModelError, ModelFormatError, OptionError, TargetError
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.onnx.program import load_program
@@ -25,7 +26,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
 from retune.compiler.graph.region import GraphRegion, Param
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.target import Target
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
@@ -67,8 +68,8 @@ class VMCompiler:
 
     def __init__(self, *, threads: int | None = None, best: Mapping[str, BestProgram] | None = None) -> None:
         """Raises: OptionError for a number of threads that cannot be, or programs that are none."""
-        if threads is not None and not is_thread_count(threads):
-            raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
+        if threads is not None:
+            require_thread_count(threads)
         if not isinstance(best, Mapping | None) or not all(map(_is_program, (best or {}).values())):
             raise OptionError(f"best is tuned programs by workload key, not {best!r:.80}")
         self._threads = threads
@@ -161,7 +162,7 @@ class VMCompiler:
         if isinstance(mod, Program):
             program = _bound_program(mod, self._params)
         elif isinstance(mod, Graph):
-            program = of_graph(_bound_graph(mod, self._params))
+            program = of_graph(with_parameters(mod, self._params))
         elif isinstance(mod, str):
             program = load_network_program(mod, constants=self._params)
         elif mod is None:
@@ -227,17 +228,6 @@ def _bound_program(program: Program, params: Mapping[str, Array]) -> Program:
     main = replace(program.main, params=left)
     functions = {**program.functions, MAIN: main}
     return replace(program, functions=functions, constants={**program.constants, **params})
-
-
-def _bound_graph(graph: Graph, params: Mapping[str, Array]) -> Graph:
-    """The graph with constants in place of the inputs that `params` names. Raises: ModelFormatError."""
-    given = {value.name: value for value in graph.inputs}
-    for name, array in params.items():
-        if name not in given:
-            raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(given)}")
-        _check(Param(name, given[name].dtype, given[name].shape), array)
-    inputs = tuple(value for value in graph.inputs if value.name not in params)
-    return replace(graph, inputs=inputs, constants={**graph.constants, **params}) if params else graph
 
 
 def _check(param: Param, array: Array) -> None:

@@ -19,9 +19,9 @@ from retune.compiler.executor.debug_report import Report
 from retune.compiler.executor.executors import gpus_of
 from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.graph.region import Param, bind
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import Array
-from retune.compiler.runtime.device import Device, cpu, gpus_among
+from retune.compiler.runtime.device import Device, cpu, devices_in, gpus_among
 from retune.compiler.runtime.device import device as device_by_name
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.locks import add_lock
@@ -77,8 +77,7 @@ class VirtualMachine:
         self._exe = exe
         self.options = options or VMOptions()
         self.threads = config.thread_count(int(exe.library.about.get("threads", 1))) if threads is None else threads
-        if not is_thread_count(self.threads):
-            raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r}")
+        require_thread_count(self.threads)
         memory = allocator(_memory_kind(memory_cfg))
         exe.library.check_machine()
         kernels = load_kernels(exe.library.kernels)
@@ -237,7 +236,7 @@ class VirtualMachine:
         Arguments are set once before; with `end_to_end` they are set, and copied, in every call.
         Raises: as `invoke`; OptionError when an option makes no sense.
         """
-        for each in _listed(device):
+        for each in devices_in(device):
             if each not in (cpu(), *self.devices):
                 raise OptionError(f"this machine runs on {' and '.join(map(str, self.devices))}, not on {each}")
         self.set_input(func_name, *args, **kwargs)
@@ -330,13 +329,6 @@ class VirtualMachine:
         return values
 
 
-def _listed(device: Device | Sequence[Device]) -> list[Device]:
-    given: list[Any] = list(device) if isinstance(device, list | tuple) else [device]
-    if not given or not all(isinstance(each, Device) for each in given):
-        raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {device!r:.80}")
-    return given
-
-
 def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tuple[Device, ...]:
     """The CPU, or the GPU that an executable is for; what is not said is the first one.
 
@@ -344,7 +336,7 @@ def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tu
     """
     target = Target(str(exe.library.about.get("target", "llvm")))
     usual = device_by_name(target.traits.device)
-    given = _listed(usual if device is None else device)
+    given = devices_in(usual if device is None else device)
     gpus = gpus_among(given, "programs")
     if len(gpus) != len(gpus_among([usual], "programs")):
         where = f"{target.traits.noun} alone, such as {usual}"

@@ -15,12 +15,11 @@ from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.driver.hardware import target_on
 from retune.compiler.driver.operators import label_of
-from retune.compiler.errors import OptionError
 from retune.compiler.executor.library import Library, require_suffix
 from retune.compiler.measure.cuda_runner import gpu_here, gpu_of_key
 from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.options import TuneOptions, tune_options
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.runtime.cuda_driver import GpuDevice
 from retune.compiler.target import Target
@@ -54,8 +53,7 @@ def compile_network(
     output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
     count, target = options.threads or config.thread_count(config.usable_cores()), options.target
-    if not is_thread_count(count):
-        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {count}")
+    require_thread_count(count)
     number = gpu_of_key(Target(target or HOST).traits.device)
     gpu = None if number is None else gpu_here(number)
     if gpu is not None and not Target(target or HOST).arch:

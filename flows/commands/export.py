@@ -23,7 +23,7 @@ from retune.compiler.frontend.network import offload_network
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.archive import kind_of
-from retune.compiler.runtime.arguments import MOST_THREADS, is_thread_count
+from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.target import Target
 from retune.flows.commands.arguments import Shapes, Store, home_of, option_of
@@ -82,8 +82,7 @@ def export_model(
     """
     library_path(to)
     count = options.threads or config.thread_count(config.usable_cores())
-    if not is_thread_count(count):
-        raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {count}")
+    require_thread_count(count)
     offloaded = offload_network(network, shapes=shapes)
     names: set[str] = set()
     networks = []
