@@ -157,7 +157,7 @@ def _region_of(stored: StoredRegion) -> Region:
 
 def _front_end_region(kind: str, data: bytes) -> Region:
     """A region that only a front end can read, which is loaded here. Raises: ArtifactError."""
-    region: Region = importlib.import_module("retune.compiler.frontend.regions").region_from_bytes(kind, data)
+    region: Region = importlib.import_module("retune.compiler.frontend.onnx.region").region_from_bytes(kind, data)
     return region
 
 

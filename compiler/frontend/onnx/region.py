@@ -201,6 +201,15 @@ class OnnxRegion(Region):
         return f"nothing computes its result {absent[0]!r}" if absent else ""
 
 
+def region_from_bytes(kind: str, data: bytes) -> Region:
+    """The region of a front end that these bytes were made of. A machine comes here only for one that has no symbolic
+    graph, or none for the shapes at hand. Raises: ArtifactError when there is none.
+    """
+    if kind != OnnxRegion.kind:
+        raise ArtifactError(f"a region is of the kind {kind!r}; this Retune knows {OnnxRegion.kind}")
+    return OnnxRegion.from_bytes(data)
+
+
 def _extent(symbol: str, dim: Dimension) -> int:
     """A dimension; one without a symbol gets this one."""
     return dim if isinstance(dim, int) else Dim.symbol(dim or symbol)

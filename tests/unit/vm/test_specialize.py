@@ -255,7 +255,7 @@ def test_a_region_without_a_graph_for_the_shapes_loads_the_front_end(tmp_path: P
     x = floats(4, 2, 2)
     found, modules = run_afresh(vm.compile(source).export_library(tmp_path / "net.retune"), x)
     np.testing.assert_allclose(found, reference(source, {"x": x})[0], rtol=1e-4, atol=1e-4)
-    assert "retune.compiler.frontend.regions" in modules
+    assert "retune.compiler.frontend.onnx.region" in modules
 
 
 def test_regions_of_earlier_versions_are_read() -> None:
