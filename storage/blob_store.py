@@ -34,7 +34,6 @@ class Lock(Protocol):
 
     def close(self) -> None:
         """Give it up."""
-        ...
 
 
 class BlobStore(ABC):

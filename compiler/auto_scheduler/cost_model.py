@@ -41,11 +41,9 @@ class CostModel(Protocol):
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Learn from measurements."""
-        ...
 
     def predict(self, search_task: Any, states: Sequence[State]) -> Scores:
         """Score programs of a task, -inf for invalid ones."""
-        ...
 
 
 class PythonBasedModel:

@@ -151,7 +151,6 @@ class MeasureCallback(Protocol):
 
     def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Programs of one task and what they came to, in order; `policy` is the search policy that asked."""
-        ...
 
 
 class PythonBasedMeasureCallback:

@@ -48,12 +48,9 @@ class CostModel(Protocol):
     @property
     def last_metrics(self) -> ModelMetrics | None:
         """Quality of the predictions for the latest batch, made before learning from it."""
-        ...
 
     def update(self, batch: TrainingBatch) -> None:
         """Learn from one batch."""
-        ...
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Score programs."""
-        ...

@@ -26,7 +26,6 @@ class Program(Protocol):
     @property
     def steps(self) -> Sequence[object]:
         """The steps, in order."""
-        ...
 
 
 def build(

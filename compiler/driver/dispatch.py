@@ -84,11 +84,9 @@ class RecordSource(Protocol):
 
     def tasks(self) -> Sequence["_Placed"]:
         """Every task that was tried, with the target it was tried on."""
-        ...
 
     def best_per_task(self, target: str | None = None) -> Mapping[str, MeasureRecord]:
         """The fastest program of every task on a target."""
-        ...
 
 
 class _Placed(Protocol):

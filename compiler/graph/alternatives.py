@@ -67,12 +67,9 @@ class Rewrite(Protocol):
     @property
     def name(self) -> str:
         """A word that is part of the names of its tasks."""
-        ...
 
     def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
         """The group in another form; None where this kind does not apply or has no prospect."""
-        ...
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
         """Whether the variant's rounding errors are small with the constants that the group has."""
-        ...

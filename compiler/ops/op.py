@@ -41,12 +41,10 @@ class Typed(Protocol):
     @property
     def shape(self) -> Shape:
         """The extents."""
-        ...
 
     @property
     def dtype(self) -> str:
         """The NumPy name of the element type."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

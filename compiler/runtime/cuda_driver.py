@@ -40,11 +40,9 @@ class Memory(Protocol):
     @property
     def address(self) -> int:
         """Where it begins."""
-        ...
 
     def free(self) -> None:
         """Give it back now."""
-        ...
 
 
 class Driver(Protocol):
@@ -52,51 +50,40 @@ class Driver(Protocol):
 
     def devices(self) -> tuple[GpuDevice, ...]:
         """All devices, in CUDA's order."""
-        ...
 
     def open(self, number: int) -> None:
         """Work with this device from now on, in this thread."""
-        ...
 
     def stream(self) -> Any:
         """A new queue of work."""
-        ...
 
     def wait(self, stream: Any) -> None:
         """Until all that was queued is done."""
-        ...
 
     def handle(self, stream: Any) -> int:
         """What other libraries know a stream by, as DLPack has it."""
-        ...
 
     def allocate(self, nbytes: int, stream: Any) -> Memory:
         """A piece of memory, at a multiple of 256, for work on the stream: what is queued there after this may use it,
         and nothing gets it again before what was queued there until it is given back is done.
         """
-        ...
 
     def write(self, address: int, array: Array, stream: Any) -> None:
         """Copy a contiguous array to the device; done when this returns."""
-        ...
 
     def read(self, address: int, array: Array, stream: Any) -> None:
         """Copy from the device into a contiguous array; done when this returns."""
-        ...
 
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         """Queue a copy inside of the device, or from another one."""
-        ...
 
     def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
         """Queue the writing of one byte everywhere."""
-        ...
 
     def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
         """The kernels of these names; `kind` of the code is "cubin" or "ptx". `shared` are the bytes of shared memory
         beyond those of the code that a launch of each will give a block.
         """
-        ...
 
     def launch(
         self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
@@ -104,16 +91,12 @@ class Driver(Protocol):
         """Queue a kernel with the addresses of its buffers and, for every block, as much shared memory as was said when
         it was loaded.
         """
-        ...
 
     def record(self, stream: Any) -> Any:
         """Queue a moment to measure time from or to."""
-        ...
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Seconds from one moment to another, both of which are over when this returns."""
-        ...
 
     def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
         """What queues all that `work` queues on the stream, as one piece; `work` itself is not done."""
-        ...

@@ -187,11 +187,9 @@ class Step(Protocol):
     @property
     def stage(self) -> int:
         """Number of the stage that is transformed."""
-        ...
 
     def apply(self, state: "State") -> "State":
         """The state after this step; does not record it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

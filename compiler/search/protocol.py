@@ -42,11 +42,9 @@ class Policy(Protocol):
 
     def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
         """At most `count` programs that were not told yet; none when there is nothing left to try."""
-        ...
 
     def tell(self, results: Sequence[Observation]) -> None:
         """Take in results, of programs that were asked for or of any others of the task."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +56,6 @@ class StateModel(CostModel, Protocol):
 
     def predict_states(self, task: SearchTask, states: Sequence[State]) -> Scores:
         """Score programs with their bounds, higher is better."""
-        ...
 
 
 class SearchCallback(Protocol):
@@ -66,7 +63,6 @@ class SearchCallback(Protocol):
 
     def prepare(self, policy: Any) -> None:
         """Change the policy, which has just been made."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ class Reduction(Protocol):
 
     def __call__(self, source: Operand, axis: Axes) -> Expr:
         """`source` reduced over `axis`, which is one reduce axis or several."""
-        ...
 
 
 def _reduction(combiner: str) -> Reduction:

@@ -14,11 +14,9 @@ class LoopPass(Protocol):
     @property
     def name(self) -> str:
         """What the pass is called in dumps and errors."""
-        ...
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel after the pass.
 
         Raises: LoweringError when the schedule asks for what the target cannot do.
         """
-        ...
