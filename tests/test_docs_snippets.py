@@ -50,6 +50,9 @@ ELSEWHERE = {
 }
 """What a block of commands needs that a test has not, and why it is only parsed."""
 
+SERVERS = ("mlflow", "ray", "triton")
+"""What a Python block needs that runs in a process of its own, see `tests.flows.test_serving_recipes`."""
+
 RUNS = re.compile(r"retune (networks|runs|config|records (best|check|compact\b.*|query .*(best|runs).*))$")
 """Commands that are run as they stand, on a small store; the others are only parsed."""
 
@@ -87,6 +90,8 @@ def examples(page: Path) -> list[Block]:
 
 
 def can_run(block: Block) -> bool:
+    if block.needs in SERVERS:
+        return False
     return {"": True, "torch": find_spec("torch") is not None, "gpu": not why_not()}[block.needs]
 
 
