@@ -193,3 +193,14 @@ def test_a_register_tile_fits_the_registers(
 ) -> None:
     hardware = HardwareParams(num_cores=1, vector_unit_bytes=width, vector_registers=registers)
     assert default.register_tile(*size, hardware, "float32") == tile
+
+
+@pytest.mark.parametrize("width", [1, 31, 137, 257])
+def test_a_batched_product_builds_where_no_strip_divides_its_rows(width: int) -> None:
+    x, y, k = te.placeholder((2, 19, 8), name="x"), te.placeholder((2, 8, width), name="y"), te.reduce_axis((0, 8), "k")
+    dag = ComputeDAG([x, y, te.compute((2, 19, width), lambda b, i, j: te.sum(x[b, i, k] * y[b, k, j], axis=k), "z")])
+    kernel, rng = build(dag, default_steps(dag)), np.random.default_rng(0)
+    left, right = rng.random((2, 19, 8), "float32"), rng.random((2, 8, width), "float32")
+    (result,) = kernel.outputs()
+    kernel(*kernel.prepared(left, right), result)
+    np.testing.assert_allclose(result, left @ right, rtol=1e-5)
