@@ -95,15 +95,6 @@ def test_the_table_of_folders_is_complete() -> None:
     assert {folder for folder in folders - {"tests", "compiler"} if f"`{folder}/`" not in text} == set()
 
 
-def test_contributing_names_every_file_with_slow_tests() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    slow = re.compile(r"\bmark\.slow\b")
-    files = [path for path in (ROOT / "tests").rglob("test_*.py") if slow.search(path.read_text(encoding="utf-8"))]
-    folders = ("tests/property/", "tests/backend/")
-    missing = {path.name for path in files if not path.relative_to(ROOT).as_posix().startswith(folders)}
-    assert {name for name in missing if f"{name}`" not in text} == set()
-
-
 def test_no_module_docstring_uses_the_formula_of_in_out_and_always() -> None:
     sources = [path for folder in OURS for path in (ROOT / folder).rglob("*.py")]
     docstrings = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in sources}

@@ -13,6 +13,7 @@ import math
 from retune.compiler.codegen.values import Emit, Value
 from retune.compiler.codegen.vector_builder import PERMUTE_LANES, VectorBuilder, in_sixteens
 
+# The layout of IEEE 754 binary32: sign, 8 exponent bits biased by 127, 23 mantissa bits.
 _MANTISSA_BITS = 23
 _ONE_BITS = 0x3F800000
 _MANTISSA_MASK = 0x007FFFFF
@@ -22,6 +23,7 @@ _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147182464599609375
 """ln 2 rounded to float32: the fused product with a small integer loses nothing when it is subtracted."""
 _LN2_LOW = -1.9046543235e-9
+"""ln 2 - `_LN2_HIGH`, the second part of a Cody-Waite reduction."""
 _ROUNDER = 1.5 * 2.0**23
 """Added to a small number it leaves the nearest integer in the low bits of the sum."""
 _ROUNDER_BITS = 0x4B400000
@@ -36,6 +38,7 @@ _EXPM1 = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.0083662
 _SIXTEENTHS_ROUNDER = 1.5 * 2.0**19
 """As `_ROUNDER`, for the nearest sixteenth."""
 _ROOTS = tuple(2.0 ** (place / 16) for place in range(PERMUTE_LANES))
+"""2**(j/16), as many as a vector permutation looks up at once: the argument left is at most ln 2 / 32."""
 _SMALL_EXPM1 = (0.5, 1.0 / 6.0)
 """(expm1(r) - r) / r**2 for |r| <= ln 2 / 32, to 2**-26 of exp."""
 

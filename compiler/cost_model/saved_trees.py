@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LEAF = -1
+"""The child that XGBoost writes for a leaf."""
 _PER_NODE = (
     "base_weights", "default_left", "left_children", "loss_changes", "parents", "right_children", "split_conditions",
     "split_indices", "split_type", "sum_hessian",
@@ -18,6 +19,7 @@ _WHOLE = frozenset(("default_left", "left_children", "parents", "right_children"
 _EMPTY = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
 _TREE = {*_PER_NODE, *_EMPTY, "id", "tree_param"}
 _INT = 2**31
+"""Node numbers are int32 in XGBoost, and the root's parent is the largest of them."""
 _LARGEST = 3.5e38
 """Beyond it is no float32."""
 

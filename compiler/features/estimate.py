@@ -15,10 +15,10 @@ from retune.compiler.schedule.counts import OpCounts
 from retune.compiler.target import HardwareParams
 
 _LATENCY = 4.0
-"""Cycles before the result of a multiply-add can be used."""
+"""Cycles before the result of a multiply-add can be used: 4 on Intel since Skylake and AMD since Zen 3 (Agner Fog)."""
 
 PER_CYCLE = 2.0
-"""Vector operations, and vector loads, that a core starts in a cycle."""
+"""Vector operations, and vector loads, that a core starts in a cycle: the FMA and load ports of x86 CPUs with AVX2."""
 
 _STEP = 0.6
 """Cycles of a step of the register tile that no unit can hide."""

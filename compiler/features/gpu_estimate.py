@@ -20,6 +20,8 @@ from retune.compiler.schedule.state import Annotation
 from retune.compiler.te.tensor import Tensor
 
 _MOST_REGISTERS = 255.0
+"""Of a thread (CUDA C++ Programming Guide, technical specifications per compute capability)."""
+
 _SPILL = 8.0
 """How many times longer the arithmetic takes when nothing fits the registers."""
 

@@ -17,7 +17,7 @@ from retune.compiler.ir.tensor_core import COLUMNS, ROWS
 from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of, product_of, steps_of
 
 _SHARED_BYTES = 128.0
-"""What shared memory moves in a cycle."""
+"""What shared memory moves in a cycle: 32 banks of 4 bytes."""
 _FRAGMENT_CYCLES = 40.0
 """From the first load of a step's fragments to its first multiplication, where nothing else is multiplied meanwhile."""
 _MULTIPLY_CYCLES = 34.0

@@ -18,8 +18,9 @@ SHARED = ".shared"
 """How the name of a stage ends that the threads of a block fetch together."""
 
 SECTOR = 32
-"""Bytes that come from memory together."""
+"""Bytes that come from memory together: a quarter of a 128-byte cache line (CUDA C++ Best Practices Guide)."""
 
+# Shared memory has 32 banks of 4 bytes (CUDA C++ Programming Guide).
 _BANKS = 32
 _BANK_BYTES = 4
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)

@@ -16,6 +16,7 @@ Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float64]
 
 _MIX = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio, odd: Knuth's multiplicative hashing, as in SplitMix64."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot
 from retune.compiler.te.tensor import Axis, ComputeOp
 
 _MOST_ENUMERATED = 256
+"""Far more than `SearchOptions.max_location_variants` choose from; without a bound the time would be exponential."""
 
 
 def placements_of(sketch: State, limit: int) -> tuple[tuple[Step, ...], ...]:

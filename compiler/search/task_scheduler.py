@@ -35,6 +35,7 @@ UNKNOWN_SECONDS = 1e10
 """What an objective is shown of a task that has no valid program yet."""
 
 _DERIVATIVE_STEP = 1e-3
+"""Of the task's time: small beside any gain of a round, large beside the rounding of a sum of times."""
 _HOPELESS = 1.5
 """A task so many times slower than the fastest of its layer, in earlier runs, gets no round."""
 _HEAD_START = 5
