@@ -1,4 +1,4 @@
-"""Any schedule computes what the definition says: chosen ones, the untuned ones, and a long sweep of random ones."""
+"""Any schedule computes what the definition says: chosen ones, the default ones, and a long sweep of random ones."""
 
 import contextlib
 
@@ -11,6 +11,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeAt, ComputeInline, Fuse, Split, Step, dump_steps, load_steps
+from retune.compiler.target import HardwareParams
 from tests.support.property.checks import check
 from tests.support.property.computations import random_computation
 from tests.support.property.programs import random_program
@@ -18,10 +19,22 @@ from tests.support.property.wild import wild_steps
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_untuned_schedule_computes_the_definition(seed: int) -> None:
+def test_the_default_schedule_computes_the_definition(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     dag = random_program(rng)
     check(dag, default_steps(dag), rng, threads=2)
+
+
+@pytest.mark.parametrize(("width", "registers"), [(16, 32), (32, 16), (64, 32)])
+def test_the_default_schedule_of_a_product_of_any_size_computes_it(width: int, registers: int) -> None:
+    rng = np.random.default_rng(width)
+    hardware = HardwareParams(num_cores=2, vector_unit_bytes=width, vector_registers=registers)
+    for _ in range(12):
+        rows, columns, sums = (int(size) for size in rng.integers((1, 16, 1), (60, 180, 12)))
+        a, b = te.placeholder((rows, sums), name="a"), te.placeholder((sums, columns), name="b")
+        k = te.reduce_axis(sums, "k")
+        dag = ComputeDAG([a, b, te.compute((rows, columns), lambda i, j, a=a, b=b, k=k: te.sum(a[i, k] * b[k, j], k))])
+        check(dag, default_steps(dag, hardware), rng, threads=2)
 
 
 @pytest.mark.slow
