@@ -175,7 +175,10 @@ class _FleetRun:
                 with shared_storage(self._storage) if self._storage else nullcontext():
                     answer = self._future.result(timeout=POLL_SECONDS)
                 return from_bytes(base64.b85decode(answer) if isinstance(answer, str) else answer)
-            except TimeoutError:
+            except (TimeoutError, RuntimeError) as error:
+                # Prefect reads a task run and its state one after the other, so a state that changes may be missing.
+                if not isinstance(error, TimeoutError) and "has no state" not in str(error):
+                    raise
                 patience.check(is_served=self._is_served())
                 if self._kind != DASK and self._is_late(time.monotonic()):
                     self._give_up_worker()

@@ -35,8 +35,9 @@ from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.tasks import engines
 from tests.support.flows.fleet_workers import strike_at_work, wait_until, worker
-from tests.support.flows.fleets import DEVICE, FLEETS, Fleet, end_tree, free_port, prefect_fleet, ray_node
+from tests.support.flows.fleets import DEVICE, FLEETS, Fleet, end_tree, prefect_fleet, ray_node
 from tests.support.flows.networks import write_mlp
+from tests.support.flows.servers import free_port
 from tests.support.flows.simulated_runs import Outcome, outcome
 from tests.support.workloads import matmul
 

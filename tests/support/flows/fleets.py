@@ -14,13 +14,14 @@ from typing import Protocol
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from benchmarks.fleet import scheduling
 from retune.compiler import config
 from retune.compiler.measure.fleet import BUILD, device_queue
 from retune.tasks.plan import DASK, PREFECT, RAY
 from tests.support.flows.fleet_workers import STRIKE_SECONDS, strike_at_work, wait_until, worker
+from tests.support.flows.servers import free_port, server
 
 TTL_SECONDS = 8
 START_SECONDS = 120.0
@@ -110,10 +111,13 @@ def dask_fleet(folder: Path) -> Iterator[Fleet]:
 
 @contextmanager
 def prefect_fleet(folder: Path) -> Iterator[WorkerFleet]:
-    """Background tasks of the Prefect server that the tests use."""
-    storage, settings = str(folder / "fleet"), {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    """Background tasks of a Prefect server. The one inside a test's process never frees what a lost worker held."""
+    port, storage = free_port(), str(folder / "fleet")
+    settings = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RETUNE_FLEET_STORAGE", storage)
+        stack.enter_context(server(folder / "prefect", port))
+        stack.enter_context(temporary_settings({PREFECT_API_URL: settings["PREFECT_API_URL"]}))
         yield served(WorkerFleet(PREFECT, PREFECT, folder, stack, ("--storage", storage), settings))
 
 
@@ -159,13 +163,6 @@ def is_open(port: int) -> bool:
     """Whether a process listens on a port."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def end_tree(node: "subprocess.Popen[bytes]") -> None:

@@ -45,6 +45,7 @@ def answers(port: int) -> bool:
 
 
 def free_port() -> int:
+    """A port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]

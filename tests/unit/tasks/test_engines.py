@@ -2,11 +2,15 @@
 
 import errno
 from asyncio import CancelledError
+from typing import Any, cast
 
 import pytest
+from prefect.futures import PrefectFuture
 
 from retune.compiler.errors import MeasureError, OptionError
-from retune.tasks.engines import engine_errors
+from retune.compiler.measure.wire import to_bytes
+from retune.tasks.engines import _FleetRun, engine_errors
+from retune.tasks.plan import DASK
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,30 @@ def test_errors_that_are_not_of_the_engine_stay_what_they_are(error: Exception) 
     with pytest.raises(type(error)) as caught, engine_errors("dask"):
         raise error
     assert caught.value is error
+
+
+class Answers:
+    """A future whose results are given; those that are errors are raised."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers = list(answers)
+
+    def result(self, timeout: float | None = None) -> bytes:  # noqa: ARG002 - as Prefect's
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def result_of(*answers: bytes | Exception) -> object:
+    return _FleetRun(DASK, "build", lambda: cast("PrefectFuture[Any]", Answers(*answers)), 60.0, "").result()
+
+
+def test_a_state_that_the_server_is_just_changing_is_waited_for() -> None:
+    missing = RuntimeError("Task run 1 has no state which means it hasn't started yet.")
+    assert result_of(missing, TimeoutError(), to_bytes("built")) == "built"
+
+
+def test_other_errors_of_a_worker_are_the_run_s() -> None:
+    with pytest.raises(RuntimeError, match="a fault"):
+        result_of(RuntimeError("a fault"))
