@@ -6,6 +6,7 @@ never loads the compiler.
 
 import importlib
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
         remove_global_func,
     )
 
+__version__ = metadata.version("retune")
+
 _HOMES = {
     "PassContext": "driver.pass_context",
     "build": "driver.modules",
@@ -42,6 +45,7 @@ _PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "te", "vm"
 
 __all__ = [
     "PassContext",
+    "__version__",
     "build",
     "build_network",
     "cpu",

@@ -4,6 +4,7 @@ The package only re-exports; the layers below do the work. What is not supported
 `retune.compiler.errors.NotYetError`.
 """
 
+from retune.compiler.auto_scheduler import measure
 from retune.compiler.auto_scheduler.build import build
 from retune.compiler.auto_scheduler.compute_dag import ComputeDAG
 from retune.compiler.auto_scheduler.cost_model import PythonBasedModel, RandomModel, XGBModel
@@ -142,3 +143,5 @@ __all__ = [
     "workload_key_to_tensors",
     "workload_registry",
 ]
+
+measure.recover_measure_input = recover_measure_input

@@ -17,7 +17,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -75,6 +75,10 @@ class MeasureInput:
     def deserialize(data: "tuple[SearchTask | LoggedTask, tuple[Step, ...]]") -> "MeasureInput":
         """What `serialize` made, light."""
         return MeasureInput(data[0], RecordedState(data[1]))
+
+
+recover_measure_input: Callable[..., MeasureInput]
+"""The function of `measure_record`, which the package puts here for TVM's scripts."""
 
 
 class Cost(float):

@@ -34,6 +34,7 @@ Arithmetic of the element types:
 """
 
 from retune.compiler.ir.expr import const, select
+from retune.compiler.te.checks import tag_scope
 from retune.compiler.te.compute import (
     abs,
     acos,
@@ -222,6 +223,7 @@ __all__ = [
     "sqrt",
     "subtract",
     "sum",
+    "tag_scope",
     "tan",
     "tanh",
     "trunc",

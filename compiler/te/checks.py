@@ -7,6 +7,8 @@ do it unchecked.
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -63,10 +65,33 @@ def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
     return dict(attributes or {})
 
 
+_SCOPE: ContextVar[str] = ContextVar("tag", default="")
+
+
+@contextmanager
+def tag_scope(tag: str) -> Iterator[None]:
+    """The tag of every operation that is defined in the block, or in the function that this decorates.
+
+    Raises: DefinitionError for a tag that is no string or empty, and inside another scope.
+    """
+    if not isinstance(tag, str) or not tag:
+        raise DefinitionError(f"a tag is a string of at least one character, not {tag!r:.80}")
+    if _SCOPE.get():
+        raise DefinitionError(f"an operation has one tag: the scope {tag!r} is inside the scope {_SCOPE.get()!r}")
+    before = _SCOPE.set(tag)
+    try:
+        yield
+    finally:
+        _SCOPE.reset(before)
+
+
 def with_tag(attributes: Any, tag: str) -> Any:
-    """Attributes with the tag of an operation among them, where it has one. Raises: DefinitionError for another tag."""
+    """Attributes with the tag of an operation, its own or the scope's. Raises: DefinitionError for another tag."""
     if not isinstance(tag, str):
         raise DefinitionError(f"a tag is a string, not {tag!r:.80}")
+    if tag and _SCOPE.get():
+        raise DefinitionError(f"an operation has one tag: {tag!r} is given inside the scope {_SCOPE.get()!r}")
+    tag = tag or _SCOPE.get()
     return (
         {**attributes, "tag": tag} if tag and isinstance(attributes, Mapping) else {"tag": tag} if tag else attributes
     )

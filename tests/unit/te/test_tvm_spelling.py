@@ -219,3 +219,26 @@ def test_functions_of_integers_refuse_floats_and_bools() -> None:
                 function(a[0])
     with pytest.raises(DefinitionError, match=r"nextafter of .*cast it to a float first"):
         te.nextafter(te.placeholder((4,), "int32", "a")[0], 1)
+
+
+def test_a_scope_tags_the_operations_defined_in_it() -> None:
+    @te.tag_scope(tag="injective")
+    def doubled(a: Tensor) -> Tensor:
+        return te.compute(a.shape, lambda i: a[i] * 2.0, name="doubled")
+
+    a = te.placeholder((8,), name="a")
+    with te.tag_scope("elemwise"):
+        b = te.compute((8,), lambda i: a[i] + 1.0, name="b")
+    assert (b.op.tag, doubled(b).op.tag, doubled(b).op.tag) == ("elemwise", "injective", "injective")
+    assert te.compute((8,), lambda i: a[i], name="c").op.tag == ""
+
+
+def test_an_operation_has_one_tag() -> None:
+    a, number = te.placeholder((8,), name="a"), 3
+    with te.tag_scope("outer"):
+        with pytest.raises(DefinitionError, match="'inner' is given inside the scope 'outer'"):
+            te.compute((8,), lambda i: a[i], tag="inner")
+        with pytest.raises(DefinitionError, match="'inner' is inside the scope 'outer'"), te.tag_scope("inner"):
+            pass
+    with pytest.raises(DefinitionError, match="at least one character, not 3"), te.tag_scope(number):  # type: ignore[arg-type]
+        pass
