@@ -6,8 +6,9 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ def store_onnx(model: onnx.ModelProto, name: str, folder: Path) -> str:
     label = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]
     path = folder / f"{label}-{hashlib.sha256(content).hexdigest()[:12]}.onnx"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return str(path)
@@ -84,8 +84,7 @@ class TorchSignature:
 
         leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
         if structure != self.arguments:
-            raise OptionError("the network is called with arguments of another structure than those of the example "
-                              f"it was compiled with: {structure} instead of {self.arguments}")  # fmt: skip
+            raise OptionError(f"the network was compiled for {_described(self.arguments)}, not {_described(structure)}")
         for leaf, known in zip(leaves, self.constants, strict=True):
             if known is not None and leaf != known:
                 raise OptionError(f"the network was compiled for the argument {known!r}, not {leaf!r}")
@@ -98,6 +97,15 @@ class TorchSignature:
         if self.returns is None or self.returns.num_leaves != len(outputs):
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         return pytree.tree_unflatten(outputs, self.returns)
+
+
+def _described(structure: Any) -> str:
+    """Arguments as they stand in a call: `(..., mask=...)`. Each tensor or number is an ellipsis."""
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = pytree.tree_unflatten([...] * structure.num_leaves, structure)
+    items = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+    return f"the arguments ({', '.join(items)})".replace("Ellipsis", "...")[:300]
 
 
 def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path, *, dynamic: bool) -> Model:
@@ -139,7 +147,8 @@ def export_onnx(
     import torch
 
     try:
-        import onnxscript  # noqa: F401 - torch.onnx imports it
+        from onnx_ir.passes import common
+        from onnxscript import optimizer  # torch.onnx imports it too
     except ImportError as error:
         raise ModelError(
             f"PyTorch exports models with onnxscript, which is missing: {install_hint('torch')}"
@@ -150,7 +159,13 @@ def export_onnx(
         with torch.no_grad(), _silence():
             program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
             program._guards_code = []  # checks of the inputs, which fail in PyTorch's own retracing of some graphs
-            exported = torch.onnx.export(program, dynamo=True, optimize=True, verbose=False)
+            exported = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
+            if exported is not None:
+                # `optimize=True` without its rewrites: these take quadratic time, and the graph passes do the same.
+                optimizer.inline(exported.model)
+                optimizer.fold_constants(exported.model, onnx_shape_inference=True)
+                optimizer.remove_unused_nodes(exported.model)
+                common.OutputFixPass()(exported.model)  # an output that is an input, too
     except Exception as error:  # of PyTorch, which may raise anything
         raise UnsupportedOperatorError(
             f"PyTorch cannot export {type(module).__name__} to ONNX: {_reason(error)}"
@@ -192,7 +207,7 @@ def _dynamic_shapes(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def _silence() -> Iterator[None]:
     """Keep what PyTorch's exporter prints and warns from the terminal; its errors say what is wrong."""
     before = logging.root.manager.disable
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:
