@@ -99,6 +99,8 @@ def tune(
     """
     place = None if store is None else str(store)
     known = model_of(model, args, kwargs, models_folder(store), dynamic=False)
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"options map names of options to their values, unlike {options!r:.80}")
     chosen = dict(options or {})
     unknown = set(chosen) - {one.name for one in fields(TuneOptions)}
     if unknown:
@@ -109,7 +111,8 @@ def tune(
         raise OptionError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
     if effort is not None and (minutes is not None or trials is not None):
         raise OptionError("give the effort, or a limit in minutes or trials, not both")
-    job = TuneJob.of(known.source, shapes=texts, home=place, **{**chosen, "minutes": minutes, "trials": trials or 1})
+    limits = {"minutes": minutes, "trials": 1 if trials is None else trials}
+    job = TuneJob.of(known.source, shapes=texts, home=place, **{**chosen, **limits})
     extracted = extract_network(known.source, job.target, job.threads, texts, job.options.winograd)
     if minutes is None and trials is None:
         trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))
@@ -190,6 +193,8 @@ def explain(network: Network, kernel: str) -> Explanation:
     explainer = network.explainer
     if explainer is None:
         raise OptionError("this network comes from a file or has dynamic shapes: compile the model to explain a kernel")
+    if not isinstance(kernel, str):
+        raise OptionError(f"a kernel is named by a string, not {kernel!r:.80}")
     names = explainer.find(kernel)
     if len(names) > 1:
         raise OptionError(f"{len(names)} kernels begin with {kernel!r}: {', '.join(names)}")

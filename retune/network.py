@@ -399,6 +399,8 @@ def _as_numpy(value: Any) -> Any:
 
     if value.device.type != "cpu":
         raise OptionError(f"a tensor on {value.device} was given; the network runs on the CPU: pass tensor.cpu()")
+    if value.layout is not torch.strided:
+        raise OptionError(f"a tensor with the layout {value.layout} was given: pass tensor.to_dense()")
     tensor = value.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()

@@ -203,6 +203,10 @@ WRONG: list[tuple[Callable[[retune.Network], object], type[Exception], str]] = [
     (lambda _: retune.tune(_dense(), effort="quick", trials=3), OptionError, "not both"),
     (lambda _: retune.tune(_dense(), options={"speed": 1}), OptionError, "no option speed"),
     (lambda _: retune.tune(_dense(), minutes=-1), OptionError, "minutes must be more than 0"),
+    (lambda _: retune.tune(_dense(), trials=0), OptionError, "trials must be at least 1"),
+    (lambda _: retune.tune(_dense(), options=3), OptionError, "options map names"),  # type: ignore[arg-type]
+    (lambda _: retune.compile(_dense(), store=__file__), ArtifactError, "cannot write .*Not a directory"),
+    (lambda net: retune.explain(net, 3), OptionError, "named by a string, not 3"),  # type: ignore[arg-type]
     (lambda _: retune.profile(3), OptionError, "a compiled network is needed"),  # type: ignore[arg-type]
 ]
 

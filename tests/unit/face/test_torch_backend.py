@@ -65,6 +65,29 @@ def test_a_dynamic_module_takes_other_sizes() -> None:
         _close(fast(x), model(x))
 
 
+def test_wrong_calls_of_a_compiled_module_are_refused_in_one_sentence() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    fast = retune.compile(Small().eval(), x, scale=2.0)
+    with pytest.raises(OptionError) as raised:
+        fast(x, x)
+    words = "the network was compiled for the arguments (..., scale=...), not the arguments (..., ...)"
+    assert str(raised.value) == words
+    with pytest.raises(OptionError, match=r"pass tensor\.to_dense\(\)"):
+        fast(x.to_sparse(), scale=2.0)
+
+
+def test_a_model_that_cannot_be_exported_is_refused_without_a_dump_of_its_graph(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Branch(nn.Module):  # type: ignore[name-defined,misc]
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match="PyTorch cannot export Branch"):
+        retune.compile(Branch().eval(), torch.randn(2, 4))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_module_in_training_mode_is_refused() -> None:
     with pytest.raises(ModelError, match=r"call Small\.eval\(\) first"):
         retune.compile(Small(), torch.randn(2, 3, 16, 16))
