@@ -53,3 +53,10 @@ def test_the_table_says_what_came_of_each_version(
     ]
     assert nightly.main(["nothing"]) == 2
     assert "no tests are known for nothing" in capsys.readouterr().err
+
+
+def test_a_failure_names_the_tests_else_the_last_line(nightly: ModuleType) -> None:
+    summary = "...\nFAILED tests/a.py::b - assert 1\nERROR tests/c.py\n1 failed, 1 error in 3.00s\n"
+    assert nightly.reason(summary) == "tests/a.py::b - assert 1; tests/c.py"
+    assert nightly.reason("ERROR: No matching distribution\n\n") == "ERROR: No matching distribution"
+    assert nightly.reason("a\nb\n") == "b"
