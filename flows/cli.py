@@ -23,7 +23,7 @@ COMMANDS = {
     "compile": ("compile:compile_network", "Compile a network with the best records there are, measuring nothing."),
     "export": (
         "export:export",
-        "Export a network to another runtime: an ONNX file, and a library of custom operators for it.",
+        "Export a network to ONNX Runtime: a model with custom operators, or an execution provider.",
     ),
     "networks": ("networks:networks", "List the networks of the zoo."),
     "run": ("networks:run", "Time a compiled network on inputs of zeros."),

@@ -13,7 +13,9 @@ FUNCTIONS = {
     "CustomOpDomain_Add": (27, "ptr", "ptr, ptr"),
     "AddCustomOpDomain": (28, "ptr", "ptr, ptr"),
     "GetTensorMutableData": (51, "ptr", "ptr, ptr"),
-    "GetTensorShapeElementCount": (64, "ptr", "ptr, ptr"),
+    "GetTensorElementType": (60, "ptr", "ptr, ptr"),
+    "GetDimensionsCount": (61, "ptr", "ptr, ptr"),
+    "GetDimensions": (62, "ptr", "ptr, ptr, i64"),
     "GetTensorTypeAndShape": (65, "ptr", "ptr, ptr"),
     "CreateCpuMemoryInfo": (69, "ptr", "i32, i32, ptr"),
     "AllocatorAlloc": (75, "ptr", "ptr, i64, ptr"),
@@ -66,6 +68,7 @@ _TEXT = """
 @retune.constants = external hidden constant [0 x i8], align 64
 
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i32 @memcmp(ptr, ptr, i64)
 
 define internal ptr @retune.provider(ptr %op) {
   ret ptr null
@@ -145,11 +148,13 @@ done:
   ret void
 }
 
-; Where an input lies, which must have so many elements.
-define internal ptr @retune.input(ptr %context, i64 %place, i64 %elements, ptr %message, ptr %data) {
+; Where an input lies, which must have this type and shape.
+define internal ptr @retune.input(ptr %context, i64 %place, i32 %type, ptr %dims, i64 %rank, ptr %message, ptr %data) {
   %value.at = alloca ptr, align 8
   %info.at = alloca ptr, align 8
-  %count.at = alloca i64, align 8
+  %type.at = alloca i32, align 8
+  %rank.at = alloca i64, align 8
+  %dims.at = alloca i64, i64 %rank, align 8
   %got = call ptr @ort.KernelContext_GetInput(ptr %context, i64 %place, ptr %value.at)
   %got.bad = icmp ne ptr %got, null
   br i1 %got.bad, label %failed, label %describe
@@ -157,25 +162,45 @@ describe:
   %value = load ptr, ptr %value.at
   %described = call ptr @ort.GetTensorTypeAndShape(ptr %value, ptr %info.at)
   %described.bad = icmp ne ptr %described, null
-  br i1 %described.bad, label %failed, label %count
-count:
+  br i1 %described.bad, label %failed, label %ask_type
+ask_type:
   %info = load ptr, ptr %info.at
-  %counted = call ptr @ort.GetTensorShapeElementCount(ptr %info, ptr %count.at)
-  call void @ort.ReleaseTensorTypeAndShapeInfo(ptr %info)
-  %counted.bad = icmp ne ptr %counted, null
-  br i1 %counted.bad, label %failed, label %compare
+  %typed = call ptr @ort.GetTensorElementType(ptr %info, ptr %type.at)
+  %typed.bad = icmp ne ptr %typed, null
+  br i1 %typed.bad, label %release, label %ask_rank
+ask_rank:
+  %ranked = call ptr @ort.GetDimensionsCount(ptr %info, ptr %rank.at)
+  %ranked.bad = icmp ne ptr %ranked, null
+  br i1 %ranked.bad, label %release, label %compare
 compare:
-  %found = load i64, ptr %count.at
-  %fits = icmp eq i64 %found, %elements
+  %found.type = load i32, ptr %type.at
+  %same.type = icmp eq i32 %found.type, %type
+  %found.rank = load i64, ptr %rank.at
+  %same.rank = icmp eq i64 %found.rank, %rank
+  %same = and i1 %same.type, %same.rank
+  br i1 %same, label %ask_dims, label %refuse
+ask_dims:
+  %sized = call ptr @ort.GetDimensions(ptr %info, ptr %dims.at, i64 %rank)
+  %sized.bad = icmp ne ptr %sized, null
+  br i1 %sized.bad, label %release, label %compare_dims
+compare_dims:
+  %bytes = mul i64 %rank, 8
+  %order = call i32 @memcmp(ptr %dims.at, ptr %dims, i64 %bytes)
+  %fits = icmp eq i32 %order, 0
   br i1 %fits, label %take, label %refuse
 refuse:
   %refused = call ptr @ort.CreateStatus(i32 2, ptr %message)
-  br label %failed
+  br label %release
 take:
+  call void @ort.ReleaseTensorTypeAndShapeInfo(ptr %info)
   %taken = call ptr @ort.GetTensorMutableData(ptr %value, ptr %data)
   ret ptr %taken
+release:
+  %why = phi ptr [ %typed, %ask_type ], [ %ranked, %ask_rank ], [ %sized, %ask_dims ], [ %refused, %refuse ]
+  call void @ort.ReleaseTensorTypeAndShapeInfo(ptr %info)
+  br label %failed
 failed:
-  %status = phi ptr [ %got, %0 ], [ %described, %describe ], [ %counted, %count ], [ %refused, %refuse ]
+  %status = phi ptr [ %got, %0 ], [ %described, %describe ], [ %why, %release ]
   ret ptr %status
 }
 
@@ -241,16 +266,15 @@ define internal i32 @retune.{name}(ptr %op, i64 %place) {{
 }}"""
 
 
-def _call_through(name: str) -> str:
-    """A function that calls one of ONNX Runtime's, which the table in `retune.api` has at a known place."""
-    place, result, kinds = FUNCTIONS[name]
-    given = ", ".join(f"{kind} %a{number}" for number, kind in enumerate(kinds.split(", ")))
+def call_through(name: str, place: int, result: str, kinds: str, table: str = "api") -> str:
+    """The function `ort.NAME`, which calls the one that a table of ONNX Runtime has at a known place."""
+    given = ", ".join(f"{kind} %a{number}" for number, kind in enumerate(kinds.split(", ")) if kind)
     call = f"call {result} %function({given})"
     ending = ["  ret void"] if result == "void" else [f"  ret {result} %result"]
     return "\n".join(
         [
             f"define internal {result} @ort.{name}({given}) {{",
-            "  %api = load ptr, ptr @retune.api",
+            f"  %api = load ptr, ptr @retune.{table}",
             f"  %at = getelementptr ptr, ptr %api, i64 {place}",
             "  %function = load ptr, ptr %at",
             f"  {call}" if result == "void" else f"  %result = {call}",
@@ -269,4 +293,4 @@ def support_text() -> str:
         _field_reader("output_count", "i64", 232),
         _type_reader("output_type", 240),
     )
-    return "\n".join([_TEXT, *fields, *map(_call_through, FUNCTIONS)])
+    return "\n".join([_TEXT, *fields, *(call_through(name, *each) for name, each in FUNCTIONS.items())])

@@ -11,9 +11,8 @@ threads competes for the cores.
 """
 
 import hashlib
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,8 +100,12 @@ class ConstantTable:
             file.truncate(max(self.nbytes, ALIGNMENT))
 
 
-def custom_op_objects(ops: Sequence[CustomOp], folder: Path) -> list[bytes]:
-    """The object code of a library with these operators. Files that are needed meanwhile are written into `folder`.
+LibraryText = Callable[[Sequence[CustomOp], ConstantTable], str]
+
+
+def library_objects(ops: Sequence[CustomOp], folder: Path, text: LibraryText) -> list[bytes]:
+    """The object code of a library of operators, whose own code is `text`: `library_text`, or that of a provider. Files
+    that are needed meanwhile are written into `folder`.
 
     Raises: ArtifactError when the constants are too large for a library.
     """
@@ -111,7 +114,7 @@ def custom_op_objects(ops: Sequence[CustomOp], folder: Path) -> list[bytes]:
     table.write(ops, file)
     target = Target(str(ops[0].network.metadata.get("target", "llvm")))
     kernels = [kernel.object_code for op in ops for kernel in op.network.kernels]
-    return [compile_module(library_text(ops, table), target), compile_module(_constants_text(file), target), *kernels]
+    return [compile_module(text(ops, table), target), compile_module(_constants_text(file), target), *kernels]
 
 
 def _constants_text(file: Path) -> str:
@@ -124,21 +127,31 @@ def _constants_text(file: Path) -> str:
         "retune.constants:",
         f'.incbin "{file}"',
     )
-    return "\n".join(f'module asm "{_escaped(line.encode())}"' for line in lines)
+    return "\n".join(f'module asm "{escaped(line.encode())}"' for line in lines)
 
 
 def library_text(ops: Sequence[CustomOp], table: ConstantTable) -> str:
     """The LLVM text of the library, apart from kernels and constants."""
-    texts = _Texts()
+    texts = Texts()
     parts = [_operator(place, op, table, texts) for place, op in enumerate(ops)]
+    register = _register(len(ops), cpu_message(ops), texts)
+    return "\n".join([support_text(), guard_text(ops), *parts, register, *texts.lines])
+
+
+def guard_text(ops: Sequence[CustomOp]) -> str:
+    """The function `i1 retune.has_features()`: whether this CPU can run the operators."""
     metadata = ops[0].network.metadata
-    guard = cpu_guard("retune.has_features", str(metadata.get("triple", "")), list(metadata.get("needs", ())))
-    register = _register(len(ops), str(metadata.get("cpu", "another CPU")), texts)
-    return "\n".join([support_text(), guard, *parts, register, *texts.lines])
+    return cpu_guard("retune.has_features", str(metadata.get("triple", "")), list(metadata.get("needs", ())))
+
+
+def cpu_message(ops: Sequence[CustomOp]) -> str:
+    """What a library says on a CPU that cannot run its operators."""
+    cpu = ops[0].network.metadata.get("cpu", "another CPU")
+    return f"the library was compiled for {cpu}; this machine lacks instructions that it uses: export the network here"
 
 
 @dataclass(slots=True)
-class _Texts:
+class Texts:
     """Strings of the module that end with a zero, each kept once."""
 
     lines: list[str] = field(default_factory=list)
@@ -149,11 +162,11 @@ class _Texts:
             data = text.encode() + b"\0"
             self._names[text] = f"@retune.text{len(self._names)}"
             kind = f"[{len(data)} x i8]"
-            self.lines.append(f'{self._names[text]} = private unnamed_addr constant {kind} c"{_escaped(data)}"')
+            self.lines.append(f'{self._names[text]} = private unnamed_addr constant {kind} c"{escaped(data)}"')
         return self._names[text]
 
 
-def _escaped(data: bytes) -> str:
+def escaped(data: bytes) -> str:
     return "".join(f"\\{byte:02X}" for byte in data)
 
 
@@ -161,10 +174,9 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _register(count: int, cpu: str, texts: _Texts) -> str:
+def _register(count: int, why: str, texts: Texts) -> str:
     """The exported function. All sessions share one domain, which the first of them makes."""
     old = texts.name(f"a library by Retune needs ONNX Runtime 1.{VERSION} or newer")
-    why = f"the library was compiled for {cpu}; this machine lacks instructions that it uses: export the network here"
     foreign = texts.name(why)
     lines = [
         f"define ptr @{ENTRY}(ptr %options, ptr %base) {{",
@@ -229,10 +241,10 @@ def _unless(status: str, following: str) -> list[str]:
     ]
 
 
-def _operator(place: int, op: CustomOp, table: ConstantTable, texts: _Texts) -> str:
+def _operator(place: int, op: CustomOp, table: ConstantTable, texts: Texts) -> str:
     """The description of one operator, and the function that computes it."""
     plan = op.network.plan
-    functions = {**SHARED, "KernelComputeV2": f"@retune.compute{place}"}
+    functions = {**SHARED, "KernelComputeV2": f"@retune.custom{place}"}
     listed = ", ".join(f"ptr {functions.get(name, 'null')}" for name in FIELDS)
     inputs = _numbers([TYPES[plan.buffers[number].dtype] for number in plan.inputs], "i32")
     outputs = _numbers([TYPES[plan.buffers[number].dtype] for number in plan.outputs], "i32")
@@ -251,8 +263,25 @@ def _operator(place: int, op: CustomOp, table: ConstantTable, texts: _Texts) -> 
         f"@retune.outputs{place} = internal constant {outputs}",
         f"@retune.op{place} = internal constant {{ i32, [{len(FIELDS)} x ptr], {kinds} }} {{ {', '.join(fields)} }}",
     ]
-    for number, output in enumerate(plan.outputs):
-        lines.append(f"@retune.dims{place}.{number} = internal constant {_numbers(plan.buffers[output].shape, 'i64')}")
+    order = [*range(len(plan.inputs)), *range(len(plan.outputs))]
+    lines += [
+        f"@retune.order{place} = internal constant {_numbers(order, 'i64')}",
+        f"define internal ptr @retune.custom{place}(ptr %kernel, ptr %context) {{",
+        f"  %status = call ptr @retune.compute{place}(ptr @retune.order{place}, ptr %context)",
+        "  ret ptr %status",
+        "}",
+    ]
+    return "\n".join([*lines, compute_text(place, op, table, texts)])
+
+
+def compute_text(place: int, op: CustomOp, table: ConstantTable, texts: Texts) -> str:
+    """The function that computes one operator, `retune.computeN`, with what it reads."""
+    plan = op.network.plan
+    lines = [
+        f"@retune.{kind}{place}.{number} = internal constant {_numbers(plan.buffers[buffer].shape, 'i64')}"
+        for kind, buffers in (("given", plan.inputs), ("dims", plan.outputs))
+        for number, buffer in enumerate(buffers)
+    ]
     lines += [f"declare hidden i32 @{kernel.name}(ptr, i32)" for kernel in op.network.kernels]
     constants = {number: table.offsets[place, number] for number in op.network.constants}
     return "\n".join([*lines, *_Compute(place, op, constants, texts).lines()])
@@ -266,12 +295,15 @@ def _numbers(numbers: Sequence[int], kind: str) -> str:
 
 @dataclass(slots=True)
 class _Compute:
-    """Writes the function that runs a plan once: `ptr retune.computeN(ptr kernel, ptr context)`."""
+    """Writes the function that runs a plan once: `ptr retune.computeN(ptr order, ptr context)`.
+
+    `order` has the places of the plan's inputs, then those of its outputs, among the tensors of the context.
+    """
 
     place: int
     op: CustomOp
     constants: Mapping[int, int]
-    texts: _Texts
+    texts: Texts
     _owners: dict[int, int] = field(init=False)
     """The output in whose tensor the kernels write a buffer that owns memory."""
     _extra: dict[int, int] = field(init=False)
@@ -304,7 +336,7 @@ class _Compute:
         """The lines of the function."""
         plan = self._plan
         width = max((len(call.buffers) for call in plan.calls), default=0) + 1
-        yield f"define internal ptr @retune.compute{self.place}(ptr %kernel, ptr %context) {{"
+        yield f"define internal ptr @retune.compute{self.place}(ptr %order, ptr %context) {{"
         yield f"  %args = alloca [{width} x ptr], align 8"
         yield from ("  %allocator.at = alloca ptr, align 8", "  %memory.at = alloca ptr, align 8")
         for number in range(len(plan.inputs)):
@@ -322,17 +354,18 @@ class _Compute:
         plan = self._plan
         for number, source in enumerate(plan.inputs):
             spec = plan.buffers[source]
-            elements = math.prod(spec.shape)
             message = self.texts.name(f"the input {spec.name} must be {spec.dtype}{list(spec.shape)}")
+            yield from _place(f"i{number}", number)
             yield (
-                f"  %s.i{number} = call ptr @retune.input(ptr %context, i64 {number}, i64 {elements}, ptr {message}, "
-                f"ptr %i{number}.at)"
+                f"  %s.i{number} = call ptr @retune.input(ptr %context, i64 %i{number}.place, i32 {TYPES[spec.dtype]}, "
+                f"ptr @retune.given{self.place}.{number}, i64 {len(spec.shape)}, ptr {message}, ptr %i{number}.at)"
             )
             yield from _unless(f"s.i{number}", f"input{number}")
             yield from _misaligned(f"i{number}")
         for number, output in enumerate(plan.outputs):
+            yield from _place(f"o{number}", len(plan.inputs) + number)
             yield (
-                f"  %s.o{number} = call ptr @retune.output(ptr %context, i64 {number}, "
+                f"  %s.o{number} = call ptr @retune.output(ptr %context, i64 %o{number}.place, "
                 f"ptr @retune.dims{self.place}.{number}, i64 {len(plan.buffers[output].shape)}, ptr %o{number}.at)"
             )
             yield from _unless(f"s.o{number}", f"output{number}")
@@ -433,6 +466,12 @@ class _Compute:
         yield "  store ptr null, ptr @retune.failure"
         yield "  ret ptr %failure"
         yield "}"
+
+
+def _place(name: str, number: int) -> Iterator[str]:
+    """The lines that read the place of a tensor from `%order`."""
+    yield f"  %{name}.entry = getelementptr i64, ptr %order, i64 {number}"
+    yield f"  %{name}.place = load i64, ptr %{name}.entry"
 
 
 def _misaligned(name: str) -> Iterator[str]:

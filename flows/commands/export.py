@@ -1,4 +1,4 @@
-"""The command `retune export`: writes a network for another runtime, ONNX Runtime.
+"""The command `retune export`: writes a network for ONNX Runtime, as a model or as an execution provider.
 
 Nothing is measured: kernels use the best records there are, as with `retune compile`.
 """
@@ -14,12 +14,24 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import extract_part, parse_shape
-from retune.compiler.driver.onnx_export import ExportedModel, check_runtime, export_network, export_parts, library_path
+from retune.compiler.driver.onnx_export import (
+    PROVIDER,
+    RUNTIMES,
+    ExportedModel,
+    ExportedProvider,
+    check_provider_path,
+    check_runtime,
+    export_network,
+    export_parts,
+    export_provider,
+    library_path,
+)
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import KIND, CompiledNetwork
 from retune.compiler.executor.shared_library import is_shared_library
-from retune.compiler.frontend.network import offload_network
+from retune.compiler.frontend.network import network_regions, offload_network
+from retune.compiler.frontend.onnx.offload import OffloadedModel
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.archive import kind_of
@@ -37,36 +49,52 @@ def export(
     network: Annotated[
         str, typer.Argument(help="A name of the zoo, the path of an ONNX file, or a compiled network (.retune).")
     ],
-    to: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file; its library is NAME.so beside it.")],
-    runtime: Annotated[str, typer.Option(help="The runtime to export for: onnxruntime.")] = "onnxruntime",
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The ONNX file (its library is NAME.so beside it), or the provider NAME.so."
+        ),
+    ],
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="onnxruntime: a model with custom operators; onnxruntime-ep: a provider for the model as it is."
+        ),
+    ] = "onnxruntime",
     shape: Shapes = None,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Export a network to another runtime: an ONNX file, and a library of custom operators for it."""
+    """Export a network to ONNX Runtime: a model with custom operators, or an execution provider."""
     output = Output(as_json, quiet)
-    check_runtime(runtime)
-    for path in (to, library_path(to)):
+    check_runtime(runtime, (*RUNTIMES, PROVIDER))
+    is_provider = runtime == PROVIDER
+    for path in (check_provider_path(to),) if is_provider else (to, library_path(to)):
         require_writable(path)
     options = TuneOptions.of(config.load(), **given)
+    exported: ExportedModel | ExportedProvider
     if _is_compiled(network):
         if shape or options.threads or options.target:
             raise OptionError(f"{network} is compiled: --shape, --threads and --target are for networks that are not")
+        if is_provider:
+            raise OptionError(f"{network} is compiled: export a provider from the ONNX file that programs will load")
         compiled = Library.load(network).network
         exported, networks = export_network(compiled, to), [compiled]
     else:
         shapes = dict(map(parse_shape, shape or ()))
-        exported, networks = export_model(network, to, options, shapes, home_of(store))
+        write = _export_provider if is_provider else export_model
+        exported, networks = write(network, to, options, shapes, home_of(store))
     for one in networks:
         coverage = CoverageReport.of(one.coverage)
         output.say(f"{one.plan.name}: {coverage}", part=one.plan.name, **coverage_fields(coverage))
     if exported.remaining:
         nodes = ", ".join(exported.remaining)
         output.say(f"ONNX Runtime computes {nodes}", remaining=list(exported.remaining))
-    text = f"{exported.model}\n{exported.library}"
-    output.say(text, model=exported.model, library=exported.library, threads=networks[0].metadata.get("threads"))
+    files = {"model": exported.model} if isinstance(exported, ExportedModel) else {}
+    files["library"] = exported.library
+    output.say("\n".join(map(str, files.values())), **files, threads=networks[0].metadata.get("threads"))
 
 
 add_options(export, tune_options("threads", "target", "winograd"), option_of)
@@ -81,6 +109,22 @@ def export_model(
     `export_parts`.
     """
     library_path(to)
+    offloaded, networks = _compile_parts(network, options, shapes, home)
+    return export_parts(offloaded, networks, to), networks
+
+
+def _export_provider(
+    network: str, to: Path, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
+) -> tuple[ExportedProvider, list[CompiledNetwork]]:
+    """Write the same parts as an execution provider for the network."""
+    offloaded, networks = _compile_parts(network, options, shapes, home)
+    regions = network_regions(network, offloaded.parts)
+    return export_provider(regions, networks, to, offloaded.remaining), networks
+
+
+def _compile_parts(
+    network: str, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
+) -> tuple[OffloadedModel, list[CompiledNetwork]]:
     count = options.threads or config.thread_count(config.usable_cores())
     require_thread_count(count)
     offloaded = offload_network(network, shapes=shapes)
@@ -91,7 +135,7 @@ def export_model(
         with telling_nothing():
             best = BestProgram.of_each(known_records(part, home, None))
             networks.append(compile_graph(part.graph, part.target, best, threads=count, cut=part.partition))
-    return export_parts(offloaded, networks, to), networks
+    return offloaded, networks
 
 
 def _is_compiled(network: str) -> bool:

@@ -1,4 +1,4 @@
-"""`retune export`: two files for ONNX Runtime, with what is known of the network, and clear errors."""
+"""`retune export`: files for ONNX Runtime, with what is known of the network, and clear errors."""
 
 import json
 from dataclasses import replace
@@ -52,6 +52,17 @@ def test_a_compiled_network_is_exported_as_it_is(
     found, wanted = _scores(str(folder / "out.onnx"), str(folder / "out.so")), _scores(network_bytes("mlp"))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     assert "net.retune is compiled" in refused("export", "net.retune", "-o", "out.onnx", "--threads", "2")
+    assert "net.retune is compiled" in refused("export", "net.retune", "-o", "out.so", "--runtime", "onnxruntime-ep")
+
+
+def test_a_provider_is_one_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "export", "mlp", "--runtime", "onnxruntime-ep", "-o", "out.so", "--json") == 0
+    _, files = map(json.loads, capsys.readouterr().out.splitlines())
+    assert files["library"] == str(folder / "out.so")
+    assert "model" not in files
+    assert not (folder / "out.onnx").exists()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +70,7 @@ def test_a_compiled_network_is_exported_as_it_is(
     [
         (("-o", "out.onnx", "--runtime", "tflite"), "no export for the runtime 'tflite'"),
         (("-o", "out.so"), "is exported to .onnx"),
+        (("-o", "out.onnx", "--runtime", "onnxruntime-ep"), "is exported to .so"),
         (("-o", "missing/out.onnx"), "cannot write missing/out.onnx"),
         (("-o", "out.onnx", "--target", "cuda -arch=sm_90"), "is code for cuda"),
     ],

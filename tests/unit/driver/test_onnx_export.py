@@ -5,7 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import retune
 from benchmarks.network_peers import seeded_inputs
@@ -28,11 +28,19 @@ from retune.compiler.errors import ArtifactError, DynamicShapeError, OptionError
 from retune.compiler.frontend import zoo
 from retune.compiler.runtime.loader import host_features, native_address
 from retune.compiler.target import Target
+from tests.support.onnx_networks import (
+    Arrays,
+    draw_weights,
+    make_model,
+    make_tensor,
+    mlp_model,
+    residual_model,
+    unsupported_model,
+)
 from tests.support.tiers import long_except
 from tests.support.zoo_sizes import SMALL
 
 TOLERANCE = 1e-4
-Arrays = Mapping[str, NDArray[Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -57,70 +65,6 @@ def _assert_equal(found: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]])
         assert np.abs(ours - theirs).max(initial=0) <= TOLERANCE * np.abs(theirs).max(initial=0)
 
 
-def _model(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    weights: Arrays | None = None,
-    known: Sequence[onnx.ValueInfoProto] = (),
-) -> onnx.ModelProto:
-    held = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
-    graph = helper.make_graph(nodes, "net", inputs, outputs, held, value_info=known)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-def _tensor(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def _weights(*shape: int) -> NDArray[Any]:
-    return np.random.default_rng(len(shape)).standard_normal(shape).astype("float32") / np.float32(8)
-
-
-def _mlp() -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-        helper.make_node("Relu", ["y"], ["z"]),
-        helper.make_node("MatMul", ["z", "v"], ["out"]),
-    ]
-    return _model(
-        nodes, [_tensor("x", (3, 64))], [_tensor("out", (3, 10))], {"w": _weights(64, 48), "v": _weights(48, 10)}
-    )
-
-
-def _residual() -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["y"], ["z"]),
-        helper.make_node("Conv", ["z", "v"], ["u"], pads=[1, 1, 1, 1]),
-        helper.make_node("Add", ["u", "x"], ["t"]),
-        helper.make_node("GlobalAveragePool", ["t"], ["g"]),
-        helper.make_node("Flatten", ["g"], ["flat"]),
-    ]
-    weights = {"w": _weights(16, 8, 3, 3), "v": _weights(8, 16, 3, 3)}
-    outputs = [_tensor("flat", (1, 8)), _tensor("t", (1, 8, 12, 12))]
-    return _model(nodes, [_tensor("x", (1, 8, 12, 12))], outputs, weights)
-
-
-def _unsupported() -> onnx.ModelProto:
-    """Two products with operators of ONNX Runtime's own between them, around which a part of the first is read."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-        helper.make_node("Shape", ["y"], ["dims"]),
-        helper.make_node("Gelu", ["y"], ["g"], domain="com.microsoft"),
-        helper.make_node("BiasGelu", ["g", "bias"], ["b"], domain="com.microsoft"),
-        helper.make_node("Reshape", ["b", "dims"], ["r"]),
-        helper.make_node("Add", ["r", "y"], ["a"]),
-        helper.make_node("MatMul", ["a", "v"], ["out"]),
-        helper.make_node("Gelu", ["out"], ["last"], domain="com.microsoft"),
-    ]
-    weights = {"w": _weights(64, 48), "v": _weights(48, 10), "bias": _weights(48)}
-    known = [_tensor("g", (3, 48)), _tensor("b", (3, 48)), _tensor("last", (3, 10))]
-    outputs = [_tensor("out", (3, 10)), _tensor("last", (3, 10))]
-    return _model(nodes, [_tensor("x", (3, 64))], outputs, weights, known)
-
-
 def _compared(model: onnx.ModelProto, path: Path, *, threads: int = 2, inputs: Arrays | None = None) -> Any:
     """Export a model, and compare its outputs with those of the original."""
     exported = retune.export(model, path, threads=threads)
@@ -137,7 +81,7 @@ def _ops(path: Path) -> list[str]:
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
-@pytest.mark.parametrize("build", [_mlp, _residual])
+@pytest.mark.parametrize("build", [mlp_model, residual_model])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_exported_network_computes_the_same(build: Any, threads: int, tmp_path: Path) -> None:
     exported = _compared(build(), tmp_path / "net.onnx", threads=threads)
@@ -155,7 +99,7 @@ def test_networks_of_the_zoo_compute_the_same(name: str, tmp_path: Path) -> None
 
 
 def test_unsupported_operators_stay_between_compiled_parts(tmp_path: Path) -> None:
-    exported = _compared(_unsupported(), tmp_path / "net.onnx")
+    exported = _compared(unsupported_model(), tmp_path / "net.onnx")
     first, *middle, second, last = _ops(exported.model)
     assert middle == ["Gelu", "BiasGelu"]
     assert last == "Gelu"
@@ -172,8 +116,8 @@ def test_nodes_whose_shapes_follow_from_data_stay(tmp_path: Path) -> None:
         helper.make_node("NonZero", ["z"], ["places"]),
         helper.make_node("Cast", ["places"], ["out"], to=TensorProto.FLOAT),
     ]
-    outputs = [_tensor("out", (2, "n")), _tensor("y", (3, 48))]
-    model = _model(nodes, [_tensor("x", (3, 64))], outputs, {"w": _weights(64, 48)})
+    outputs = [make_tensor("out", (2, "n")), make_tensor("y", (3, 48))]
+    model = make_model(nodes, [make_tensor("x", (3, 64))], outputs, {"w": draw_weights(64, 48)})
     exported = _compared(model, tmp_path / "net.onnx")
     assert _ops(exported.model)[1:] == ["NonZero", "Cast"]
 
@@ -182,8 +126,12 @@ def test_a_loop_on_data_stays_with_what_its_body_reads(tmp_path: Path) -> None:
     body = helper.make_graph(
         [helper.make_node("Add", ["v", "c"], ["next"]), helper.make_node("Identity", ["on"], ["goes_on"])],
         "body",
-        [_tensor("number", (), TensorProto.INT64), _tensor("on", (), TensorProto.BOOL), _tensor("v", (144,))],
-        [_tensor("goes_on", (), TensorProto.BOOL), _tensor("next", (144,))],
+        [
+            make_tensor("number", (), TensorProto.INT64),
+            make_tensor("on", (), TensorProto.BOOL),
+            make_tensor("v", (144,)),
+        ],
+        [make_tensor("goes_on", (), TensorProto.BOOL), make_tensor("next", (144,))],
     )
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),
@@ -193,9 +141,9 @@ def test_a_loop_on_data_stays_with_what_its_body_reads(tmp_path: Path) -> None:
         helper.make_node("Loop", ["count", "", "line"], ["raised"], body=body),
         helper.make_node("Softmax", ["raised"], ["out"]),
     ]
-    weights = {"w": _weights(64, 48), "bias": _weights(144), "flat": np.array([144], "int64")}
-    known = [_tensor("raised", (144,))]
-    model = _model(nodes, [_tensor("x", (3, 64))], [_tensor("out", (144,))], weights, known)
+    weights = {"w": draw_weights(64, 48), "bias": draw_weights(144), "flat": np.array([144], "int64")}
+    known = [make_tensor("raised", (144,))]
+    model = make_model(nodes, [make_tensor("x", (3, 64))], [make_tensor("out", (144,))], weights, known)
     exported = _compared(model, tmp_path / "net.onnx")
     first, loop, second = _ops(exported.model)
     assert (loop, "_0_" in first, "_1_" in second) == ("Loop", True, True)
@@ -210,15 +158,15 @@ def test_outputs_that_are_inputs_constants_or_views_are_copied(tmp_path: Path) -
         helper.make_node("Reshape", ["y", "turned"], ["z"]),
         helper.make_node("Slice", ["y", "zeros", "ends"], ["rows"]),
     ]
-    outputs = [_tensor("view", (8, 4)), _tensor("fixed", (5,)), _tensor("y", (4, 8)), _tensor("z", (8, 4)),
-               _tensor("rows", (2, 8))]  # fmt: skip
+    shapes = {"view": (8, 4), "fixed": (5,), "y": (4, 8), "z": (8, 4), "rows": (2, 8)}
+    outputs = [make_tensor(name, shape) for name, shape in shapes.items()]
     integers = {"turned": [8, 4], "zeros": [0, 0], "ends": [2, 8]}
-    weights = {"w": _weights(5), **{name: np.array(value, "int64") for name, value in integers.items()}}
-    _compared(_model(nodes, [_tensor("x", (4, 8))], outputs, weights), tmp_path / "net.onnx")
+    weights = {"w": draw_weights(5), **{name: np.array(value, "int64") for name, value in integers.items()}}
+    _compared(make_model(nodes, [make_tensor("x", (4, 8))], outputs, weights), tmp_path / "net.onnx")
 
 
 def test_arrays_of_any_alignment_are_read_and_written(tmp_path: Path) -> None:
-    model = _residual()
+    model = residual_model()
     exported = retune.export(model, tmp_path / "net.onnx", threads=2)
     (x,) = seeded_inputs(model).values()
     wanted = _session(model.SerializeToString()).run(None, {"x": x})
@@ -238,7 +186,7 @@ def test_arrays_of_any_alignment_are_read_and_written(tmp_path: Path) -> None:
 
 
 def test_two_sessions_run_at_once_from_several_threads(tmp_path: Path) -> None:
-    models = {"one": _residual(), "two": _unsupported()}
+    models = {"one": residual_model(), "two": unsupported_model()}
     sessions, inputs, wanted = {}, {}, {}
     for name, model in models.items():
         exported = retune.export(model, tmp_path / f"{name}.onnx", threads=2)
@@ -257,7 +205,7 @@ def test_two_sessions_run_at_once_from_several_threads(tmp_path: Path) -> None:
 
 
 def test_the_library_needs_nothing_of_retune(tmp_path: Path) -> None:
-    model = _residual()
+    model = residual_model()
     exported = retune.export(model, tmp_path / "net.onnx", threads=2)
     (x,) = seeded_inputs(model).values()
     np.save(tmp_path / "x.npy", x)
@@ -279,7 +227,7 @@ def test_the_library_needs_nothing_of_retune(tmp_path: Path) -> None:
 
 def test_parallel_loops_run_on_the_threads_of_the_session(tmp_path: Path) -> None:
     """A process whose session has one thread makes no other one."""
-    exported = retune.export(_residual(), tmp_path / "net.onnx", threads=3)
+    exported = retune.export(residual_model(), tmp_path / "net.onnx", threads=3)
     code = (
         "import os, numpy, onnxruntime\n"
         "before = len(os.listdir('/proc/self/task'))\n"
@@ -296,7 +244,7 @@ def test_parallel_loops_run_on_the_threads_of_the_session(tmp_path: Path) -> Non
 
 def test_an_input_of_another_size_is_an_error(tmp_path: Path) -> None:
     """ONNX Runtime checks the inputs of the model, but trusts what the model says of its other tensors."""
-    exported = retune.export(_mlp(), tmp_path / "net.onnx")
+    exported = retune.export(mlp_model(), tmp_path / "net.onnx")
     model = onnx.load(exported.model)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
     session = _session(model.SerializeToString(), exported.library)
@@ -306,7 +254,7 @@ def test_an_input_of_another_size_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUID is an instruction of x86")
 def test_a_cpu_without_the_features_is_refused(tmp_path: Path) -> None:
-    network = retune.compile(_mlp())._program.network  # type: ignore[union-attr]
+    network = retune.compile(mlp_model())._program.network  # type: ignore[union-attr]
     lacking = sorted(set(AT) - host_features())
     if not lacking:
         pytest.skip("this CPU has all of them")
@@ -330,14 +278,14 @@ def test_features_of_this_cpu_are_found() -> None:
 
 
 def test_a_model_refuses_the_library_of_another(tmp_path: Path) -> None:
-    one = retune.export(_mlp(), tmp_path / "one.onnx")
-    two = retune.export(_residual(), tmp_path / "two.onnx")
+    one = retune.export(mlp_model(), tmp_path / "one.onnx")
+    two = retune.export(residual_model(), tmp_path / "two.onnx")
     with pytest.raises(Exception, match=r"net_\w+"):
         _session(one.model, two.library)
 
 
 def test_a_compiled_network_exports_itself(tmp_path: Path) -> None:
-    model = _mlp()
+    model = mlp_model()
     (x,) = seeded_inputs(model).values()
     network = retune.compile(model, threads=2)
     network.save(tmp_path / "net.retune")
@@ -350,7 +298,7 @@ def test_a_compiled_network_exports_itself(tmp_path: Path) -> None:
 def test_tensors_of_every_type_cross_the_border(kind: str, tmp_path: Path) -> None:
     number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     nodes = [helper.make_node("Concat", ["x", "x"], ["y"], axis=0)]
-    model = _model(nodes, [_tensor("x", (3, 5), number)], [_tensor("y", (6, 5), number)])
+    model = make_model(nodes, [make_tensor("x", (3, 5), number)], [make_tensor("y", (6, 5), number)])
     exported = retune.export(model, tmp_path / "net.onnx")
     session = _session(exported.model, exported.library)
     assert session.get_outputs()[0].type == session.get_inputs()[0].type
@@ -360,7 +308,7 @@ def test_tensors_of_every_type_cross_the_border(kind: str, tmp_path: Path) -> No
 
 
 def test_wrong_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _mlp()
+    model = mlp_model()
     with pytest.raises(OptionError, match=r"no export for the runtime 'tflite'; there is one for onnxruntime"):
         retune.export(model, tmp_path / "net.onnx", runtime="tflite")
     with pytest.raises(ArtifactError, match=r"is exported to \.onnx"):
@@ -376,18 +324,18 @@ def test_wrong_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         network.export(tmp_path / "net.onnx")
     with pytest.raises(OptionError, match="dynamic shapes"):
         retune.export(retune.compile(model, dynamic=True), tmp_path / "net.onnx")
-    dynamic = _mlp()
+    dynamic = mlp_model()
     dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
     with pytest.raises(DynamicShapeError, match=r"dimension 0 \(rows\) of input 'x'"):
         retune.export(dynamic, tmp_path / "net.onnx")
     alien = [helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")]
     with pytest.raises(UnsupportedOperatorError, match=r"com\.microsoft\.Gelu"):
-        retune.export(_model(alien, [_tensor("x", (2,))], [_tensor("y", (2,))]), tmp_path / "net.onnx")
+        retune.export(make_model(alien, [make_tensor("x", (2,))], [make_tensor("y", (2,))]), tmp_path / "net.onnx")
     assert [path.name for path in tmp_path.iterdir() if path.name != "state"] == []
 
 
 def test_a_given_shape_fixes_a_dynamic_input(tmp_path: Path) -> None:
-    model = _mlp()
+    model = mlp_model()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"
     exported = retune.export(model, tmp_path / "net.onnx", shapes={"x": (5, 64)})
@@ -398,7 +346,7 @@ def test_a_given_shape_fixes_a_dynamic_input(tmp_path: Path) -> None:
 
 
 def test_files_are_written_both_or_neither(tmp_path: Path) -> None:
-    network = retune.compile(_mlp())._program.network  # type: ignore[union-attr]
+    network = retune.compile(mlp_model())._program.network  # type: ignore[union-attr]
     with pytest.raises(ArtifactError, match="no linker is installed"):
         export_network(network, tmp_path / "net.onnx", ("no-such-linker",))
     (tmp_path / "net.so").mkdir()
@@ -411,7 +359,7 @@ def test_files_are_written_both_or_neither(tmp_path: Path) -> None:
 def test_a_linker_alone_or_a_compiler_links_the_library(linker: str, tmp_path: Path) -> None:
     if shutil.which(linker) is None:
         pytest.skip(f"{linker} is not installed")
-    model = _residual()
+    model = residual_model()
     network = retune.compile(model, threads=2)._program.network  # type: ignore[union-attr]
     exported = export_network(network, tmp_path / "net.onnx", (linker,))
     inputs = seeded_inputs(model)
@@ -420,7 +368,7 @@ def test_a_linker_alone_or_a_compiler_links_the_library(linker: str, tmp_path: P
 
 
 def test_the_same_network_is_exported_as_the_same_bytes(tmp_path: Path) -> None:
-    network = retune.compile(_mlp())
+    network = retune.compile(mlp_model())
     one, two = (network.export(tmp_path / folder / "net.onnx") for folder in ("a", "b"))
     assert one.model.read_bytes() == two.model.read_bytes()
     assert one.library.read_bytes() == two.library.read_bytes()
