@@ -142,7 +142,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What an example registers is forgotten."""
-    monkeypatch.setattr(workload_registry, "_REGISTRY", dict(workload_registry._REGISTRY))
+    monkeypatch.setattr(workload_registry, "WORKLOAD_FUNC_REGISTRY", dict(workload_registry.WORKLOAD_FUNC_REGISTRY))
     before = set(compiler.list_global_func_names())
     yield
     for name in set(compiler.list_global_func_names()) - before:

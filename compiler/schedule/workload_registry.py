@@ -20,7 +20,8 @@ Entry = Workload | tuple[Tensor, ...]
 F = TypeVar("F", bound=Workload)
 
 _TENSOR = "TENSOR"
-_REGISTRY: dict[str, Entry] = {}
+WORKLOAD_FUNC_REGISTRY: dict[str, Entry] = {}
+"""Functions by name, and tensors by workload key."""
 
 
 @overload
@@ -43,9 +44,9 @@ def register_workload(func_name: Any, f: Any = None, override: bool = False) -> 
 
 
 def _registered(name: str, function: F, override: bool) -> F:
-    if name in _REGISTRY and not override:
+    if name in WORKLOAD_FUNC_REGISTRY and not override:
         raise DuplicateWorkloadError(f"the workload {name} is registered already; use another name, or override it")
-    _REGISTRY[name] = function
+    WORKLOAD_FUNC_REGISTRY[name] = function
     return function
 
 
@@ -54,11 +55,11 @@ def register_workload_tensors(workload_key: str, tensors: Sequence[Tensor], over
 
     Raises: DuplicateWorkloadError when the key is taken and `override` is False.
     """
-    if workload_key in _REGISTRY and not override:
+    if workload_key in WORKLOAD_FUNC_REGISTRY and not override:
         raise DuplicateWorkloadError(
             f"the workload {workload_key} is registered already; use another key, or override it"
         )
-    _REGISTRY[workload_key] = tuple(tensors)
+    WORKLOAD_FUNC_REGISTRY[workload_key] = tuple(tensors)
     return workload_key
 
 
@@ -69,11 +70,11 @@ def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     Raises: UnregisteredWorkloadError for an unknown function, or an argument of another type.
     """
     if callable(func):
-        names = [name for name, entry in _REGISTRY.items() if entry is func]
+        names = [name for name, entry in WORKLOAD_FUNC_REGISTRY.items() if entry is func]
         name = names[0] if names else getattr(func, "__name__", repr(func))
     else:
         name = func
-    if not callable(_REGISTRY.get(name)) or (callable(func) and _REGISTRY[name] is not func):
+    if not callable(WORKLOAD_FUNC_REGISTRY.get(name)) or (callable(func) and WORKLOAD_FUNC_REGISTRY[name] is not func):
         raise UnregisteredWorkloadError(f"the workload {name} is not registered; decorate it with @register_workload")
     return json.dumps([name, *(_encoded(argument) for argument in args)])
 
@@ -103,10 +104,10 @@ def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
 
     Raises: UnknownWorkloadError when neither the key nor the function it names is registered.
     """
-    entry = _REGISTRY.get(workload_key)
+    entry = WORKLOAD_FUNC_REGISTRY.get(workload_key)
     if entry is None:
         name, args = _parsed(workload_key)
-        entry = _REGISTRY.get(name) if name is not None else None
+        entry = WORKLOAD_FUNC_REGISTRY.get(name) if name is not None else None
         if not callable(entry):
             raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
         return list(entry(*args))
@@ -125,7 +126,7 @@ def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:
 
 def is_registered(key: str) -> bool:
     """Whether `workload_key_to_tensors` knows the key, or the function it names."""
-    return key in _REGISTRY or _parsed(key)[0] in _REGISTRY
+    return key in WORKLOAD_FUNC_REGISTRY or _parsed(key)[0] in WORKLOAD_FUNC_REGISTRY
 
 
 def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload | bytes]:
@@ -133,23 +134,25 @@ def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload 
 
     Raises: UnknownWorkloadError when the key is not registered.
     """
-    name = workload_key if workload_key in _REGISTRY else _parsed(workload_key)[0]
-    if name is None or name not in _REGISTRY:
+    name = workload_key if workload_key in WORKLOAD_FUNC_REGISTRY else _parsed(workload_key)[0]
+    if name is None or name not in WORKLOAD_FUNC_REGISTRY:
         raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
-    entry = _REGISTRY[name]
+    entry = WORKLOAD_FUNC_REGISTRY[name]
     return name, entry if callable(entry) else pickle.dumps(entry)
 
 
 def deserialize_workload_registry_entry(data: tuple[str, Workload | bytes]) -> None:
     """Register what `serialize_workload_registry_entry` made; an entry that is there already is kept."""
     name, entry = data
-    if name not in _REGISTRY:
-        _REGISTRY[name] = pickle.loads(entry) if isinstance(entry, bytes) else entry
+    if name not in WORKLOAD_FUNC_REGISTRY:
+        WORKLOAD_FUNC_REGISTRY[name] = pickle.loads(entry) if isinstance(entry, bytes) else entry
 
 
 def save_workload_func_registry(filename: str | Path) -> None:
     """Write the whole registry to a file. Functions are saved by name, so they must be importable."""
-    Path(filename).write_bytes(pickle.dumps([serialize_workload_registry_entry(name) for name in _REGISTRY]))
+    Path(filename).write_bytes(
+        pickle.dumps([serialize_workload_registry_entry(name) for name in WORKLOAD_FUNC_REGISTRY])
+    )
 
 
 def load_workload_func_registry(filename: str | Path) -> None:

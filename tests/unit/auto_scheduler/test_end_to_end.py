@@ -93,7 +93,7 @@ def test_the_default_schedule_runs_for_a_function_and_a_graph(flush: bool) -> No
     of_function = SearchTask(func="matmul", args=(512, 512, 512), target="llvm")
     of_graph = SearchTask(compute_dag=ComputeDAG(matmul(512, 512, 512)), target="llvm")
     entry = serialize_workload_registry_entry(of_graph.workload_key)
-    del workload_registry._REGISTRY[of_graph.workload_key]
+    del workload_registry.WORKLOAD_FUNC_REGISTRY[of_graph.workload_key]
     deserialize_workload_registry_entry(pickle.loads(pickle.dumps(entry)))
     by_key = SearchTask(workload_key=of_graph.workload_key, target="llvm")
     assert str(by_key.compute_dag) == str(of_graph.compute_dag)

@@ -181,7 +181,7 @@ def test_all_names_are_there() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload_registry, "_REGISTRY", {})
+    monkeypatch.setattr(workload_registry, "WORKLOAD_FUNC_REGISTRY", {})
 
 
 def test_a_task_is_made_of_a_function_a_key_or_a_graph() -> None:
@@ -236,10 +236,10 @@ def test_the_registry_by_its_public_names(tmp_path: Path) -> None:
     key = auto_scheduler.make_workload_key("product", (4, 4, 4))
     entry = auto_scheduler.serialize_workload_registry_entry(key)
     auto_scheduler.save_workload_func_registry(str(tmp_path / "registry"))
-    workload_registry._REGISTRY.clear()
+    workload_registry.WORKLOAD_FUNC_REGISTRY.clear()
     auto_scheduler.deserialize_workload_registry_entry(entry)
     assert auto_scheduler.workload_key_to_tensors(key)[2].shape == (4, 4)
-    workload_registry._REGISTRY.clear()
+    workload_registry.WORKLOAD_FUNC_REGISTRY.clear()
     auto_scheduler.load_workload_func_registry(str(tmp_path / "registry"))
     assert len(auto_scheduler.ComputeDAG(key).tensors) == 3
 
@@ -250,3 +250,9 @@ def test_a_notebook_shows_a_task_as_a_table() -> None:
     shown = task._repr_html_()
     assert "<b>a&lt;b</b>" in shown
     assert all(f"<td>{tensor.dtype}{list(tensor.shape)}</td>" in shown for tensor in task.compute_dag.tensors)
+
+
+def test_the_registry_of_workloads_has_the_name_of_tvms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload_registry, "WORKLOAD_FUNC_REGISTRY", {})
+    auto_scheduler.register_workload("product", matmul)
+    assert {"product": matmul} == auto_scheduler.workload_registry.WORKLOAD_FUNC_REGISTRY
