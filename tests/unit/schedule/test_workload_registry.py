@@ -17,7 +17,7 @@ from retune.compiler.te.tensor import Tensor
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTRY", {})
+    monkeypatch.setattr(registry, "WORKLOAD_FUNC_REGISTRY", {})
 
 
 def doubled(n: int, m: int = 3) -> list[Tensor]:
@@ -92,7 +92,7 @@ def test_an_entry_travels_to_another_process(monkeypatch: pytest.MonkeyPatch) ->
     registry.register_workload(doubled)
     registry.register_workload_tensors("hash", doubled(4))
     sent = [pickle.dumps(registry.serialize_workload_registry_entry(key)) for key in ('["doubled", 5]', "hash")]
-    monkeypatch.setattr(registry, "_REGISTRY", {})
+    monkeypatch.setattr(registry, "WORKLOAD_FUNC_REGISTRY", {})
     for entry in sent:
         registry.deserialize_workload_registry_entry(pickle.loads(entry))
     assert registry.workload_key_to_tensors('["doubled", 5]')[0].shape == (5, 3)
@@ -111,7 +111,7 @@ def test_the_registry_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Mo
     registry.register_workload(doubled)
     registry.register_workload_tensors("hash", doubled(4))
     registry.save_workload_func_registry(tmp_path / "registry")
-    monkeypatch.setattr(registry, "_REGISTRY", {})
+    monkeypatch.setattr(registry, "WORKLOAD_FUNC_REGISTRY", {})
     registry.load_workload_func_registry(tmp_path / "registry")
     assert registry.is_registered("hash")
     assert registry.is_registered('["doubled", 1]')
