@@ -7,7 +7,7 @@ few rows of a strip of the last axis, with the reduction around them. Other stag
 naive loops, which tuning improves.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -39,6 +39,8 @@ _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
 _CACHE_BYTES = 1 << 22
 """A matrix of so many bytes does not stay in the caches of a CPU's core."""
+_NEAR_BYTES = 1 << 18
+"""Half of the smallest second-level cache of today's x86 cores: so much of one factor stays there beside the other."""
 _DEPTHS = (256, 128)
 """How much of a long sum is done at once."""
 _MANY_ROWS = 256
@@ -278,20 +280,79 @@ def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwarePar
     last = len(op.axes) - 1
     rows = op.axes[row_axis].extent if row_axis >= 0 else 1
     height, strip = register_tile(rows, op.axes[last].extent, hardware, op.dtype)
-    inner: list[int] = []
+    inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
-        extent = op.axes[axis].extent if axis >= 0 else 1
+        if axis < 0:
+            continue
+        name, extent = op.axes[axis].name, op.axes[axis].extent
         if size == extent and (axis == last or extent > 1):
-            inner.insert(0, axis)
+            inner.insert(0, name)
         elif 1 < size < extent:
-            state = state.apply(Split(stage_id, axis, extent, (size,)))
-            inner = [axis + 1, *(place + (place > axis) for place in inner)]
-    count = len(state.stages[stage_id].iters)
-    order = (*(place for place in range(count) if place not in inner), *inner)
-    state = state.apply(Reorder(stage_id, order))
+            state = state.apply(Split(stage_id, _place(state, stage_id, name), extent, (size,)))
+            inner.insert(0, f"{name}.1")
+    state, outer = _outer_order(state, stage_id, inner)
+    order = [_place(state, stage_id, name) for name in (*outer, *inner)]
+    state = state.apply(Reorder(stage_id, tuple(order)))
     if len(inner) > 1:
-        state = state.apply(Annotate(stage_id, count - 2, Annotation.UNROLL))
-    return state.apply(Annotate(stage_id, count - 1, Annotation.VECTORIZE))
+        state = state.apply(Annotate(stage_id, len(order) - 2, Annotation.UNROLL))
+    return state.apply(Annotate(stage_id, len(order) - 1, Annotation.VECTORIZE))
+
+
+def _place(state: State, stage_id: int, name: str) -> int:
+    return next(place for place, one in enumerate(state.stages[stage_id].iters) if one.name == name)
+
+
+def _outer_order(state: State, stage_id: int, inner: Sequence[str]) -> tuple[State, list[str]]:
+    """The order of the loops outside the register tile `inner`, with one of them split where that saves traffic.
+
+    As they are, every few rows read the whole factor that is read along the last axis. Where that one stays in no near
+    cache, a block of rows that does stays there while one strip of the factor after the other meets it:
+
+    before: for i.0: for j.0: for k: …
+    after:  for i.0.0: for j.0: for i.0.1: for k: …
+    """
+    op = state.stages[stage_id].op
+    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
+    outer = [one.name for one in state.stages[stage_id].iters if one.name not in inner]
+    columns = op.axes[-1]
+    reads = state.dag.reads[stage_id]
+    (right, indices) = next(read for read in reads if read[1] and read[1][-1] == columns)
+    used = {axis.name for index in indices for axis in walk(index) if isinstance(axis, Axis)}
+    shared = [axis.name for axis in op.axes[:-1] if axis.name in used]
+    # Loops of a product that both factors have stay outside: each of their iterations is a product of its own.
+    copies = prod(axis.extent for axis in op.axes[:-1] if axis.name in used)
+    if _bytes_of(state, right) <= copies * _NEAR_BYTES:
+        return state, outer
+    spatial = [one.name for one in state.stages[stage_id].iters if one.kind is IterKind.SPATIAL and one.name in outer]
+    strips = [name for name in spatial if name.split(".")[0] == columns.name]
+    rows = [name for name in spatial if name not in strips and name.split(".")[0] not in shared]
+    if not strips or not rows:
+        return state, outer
+    share = max(_bytes_of(state, source) for source, _ in reads if source != right) / copies
+    blocks: list[str] = []
+    while share > _NEAR_BYTES and rows:
+        name = rows.pop(0)
+        place = _place(state, stage_id, name)
+        extent = state.stages[stage_id].iters[place].extent
+        assert isinstance(extent, int), "the loops of a default schedule have extents"
+        fitting = [size for size in range(1, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
+        if fitting and fitting[-1] > 1:
+            state = state.apply(Split(stage_id, place, extent, (fitting[-1],)))
+            name, rows = f"{name}.0", [f"{name}.1", *rows]
+            share = 0.0
+        blocks.append(name)
+        share /= extent
+    around = [name for name in spatial if name.split(".")[0] in shared]
+    placed = [*around, *blocks, *strips, *rows]
+    return state, [
+        *placed,
+        *(name for name in outer if name.split(".")[0] not in {one.split(".")[0] for one in placed}),
+    ]
+
+
+def _bytes_of(state: State, place: int) -> int:
+    source = state.dag.ops[place]
+    return prod(source.shape) * item_bytes(source.dtypes[0])
 
 
 def _blocked(state: State, stage_id: int, turned: _Turned) -> State:

@@ -204,3 +204,66 @@ def test_a_batched_product_builds_where_no_strip_divides_its_rows(width: int) ->
     (result,) = kernel.outputs()
     kernel(*kernel.prepared(left, right), result)
     np.testing.assert_allclose(result, left @ right, rtol=1e-5)
+
+
+def test_a_block_of_rows_meets_the_strips_of_a_factor_that_no_near_cache_holds() -> None:
+    assert lines(GpuCase("matmul", (1024, 512, 1024)).graph("fp32")) == [
+        "parallel i.0.0@j.0@ (0,256)",
+        "for i.0.1 (0,16)",
+        "for k (0,1024)",
+        "unroll i.1 (0,4)",
+        "vectorize j.1 (0,32)",
+        "c = ...",
+    ]
+
+
+def conv(height: int, width: int, channels: int, outputs: int) -> ComputeDAG:
+    x = te.placeholder((2, height + 2, width + 2, channels), name="x")
+    w = te.placeholder((3, 3, channels, outputs), name="w")
+    r, s, c = te.reduce_axis(3, "r"), te.reduce_axis(3, "s"), te.reduce_axis(channels, "c")
+    return ComputeDAG(
+        [
+            x,
+            w,
+            te.compute(
+                (2, height, width, outputs),
+                lambda n, i, j, o: te.sum(x[n, i + r, j + s, c] * w[r, s, c, o], (r, s, c)),
+                "y",
+            ),
+        ]
+    )
+
+
+def batched(batch: int, rows: int, inner: int, columns: int) -> ComputeDAG:
+    a, b = te.placeholder((batch, rows, inner), name="a"), te.placeholder((batch, inner, columns), name="b")
+    q = te.reduce_axis(inner, "q")
+    return ComputeDAG(
+        [a, b, te.compute((batch, rows, columns), lambda n, i, j: te.sum(a[n, i, q] * b[n, q, j], q), "c")]
+    )
+
+
+@pytest.mark.parametrize("near", [64, 512, 4096])
+@pytest.mark.parametrize(
+    "dag",
+    [
+        conv(7, 7, 8, 64),
+        conv(6, 14, 4, 33),
+        conv(1, 12, 8, 32),
+        batched(3, 24, 16, 64),
+        batched(1, 15, 7, 48),
+        batched(2, 1, 40, 96),
+        GpuCase("matmul", (60, 64, 24)).graph("fp32"),
+    ],
+    ids=["conv7", "conv14", "conv1", "batch3", "batch1", "row", "product"],
+)
+def test_blocks_of_rows_compute_the_same_bits(dag: ComputeDAG, near: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
+    found = []
+    for size in (1 << 30, near):
+        monkeypatch.setattr(default, "_NEAR_BYTES", size)
+        function = build(dag, default_steps(dag))
+        (result,) = function.outputs()
+        function(*function.prepared(*given), result, threads=2)
+        found.append(np.array(result))
+    np.testing.assert_array_equal(found[0], found[1])
