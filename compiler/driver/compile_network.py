@@ -38,6 +38,9 @@ _ORIGINS = {
 }
 """ProgramSource and note of programs by their `mutation`; all others are tuned."""
 
+_CLEARLY_FASTER = 1.25
+"""A predicted speedup from which on another way to compute a layer is used unmeasured; predictions err by a fifth."""
+
 _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
 
@@ -137,7 +140,8 @@ def compile_graph(
 
 def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tuple[Alternative, ...]:
     """Those alternatives that are known to be faster than the direct task and all others: by the programs in `best`, or
-    else by what the dispatch context knows. A program that does not fit its task makes no alternative fast.
+    else by what the dispatch context knows. A program that does not fit its task makes no alternative fast. Where no
+    way to compute a layer is known, the one that is predicted to be much the fastest.
     """
 
     def seconds(task: SearchTask) -> float:
@@ -151,9 +155,16 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
     found = []
     for task in cut.tasks:
         others = cut.alternatives_of(task)
-        first = min(others, key=lambda other: seconds(other.task), default=None)
-        # Strictly faster: without records both are infinite, and the direct way stays.
-        if first is not None and seconds(first.task) < seconds(task):
+        if not others:
+            continue
+        first = min(others, key=lambda other: seconds(other.task))
+        if math.inf == seconds(first.task) == seconds(task):
+            first = max(others, key=lambda other: other.speedup)
+            # A program that failed has a record of infinite time: what is known goes before what is predicted.
+            faster = first.speedup >= _CLEARLY_FASTER and not {first.of, first.task.workload_key} & best.keys()
+        else:
+            faster = seconds(first.task) < seconds(task)
+        if faster:
             found.append(first)
     return tuple(found)
 

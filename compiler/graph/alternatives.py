@@ -4,7 +4,8 @@ An alternative replaces the nodes of a group and computes constants of its own f
 group and its inputs from other groups stay the same.
 
 A kind of alternative is a `Rewrite`. Measurement decides which one is the fastest: `retune.compiler.graph.partition`
-makes a task of each, and the network is compiled with the one whose record is the fastest.
+makes a task of each, and the network is compiled with the one whose record is the fastest. Where none was measured, one
+that is predicted to be much faster is used.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import numpy as np
 
 from retune.compiler.graph.fuse import FusedOp
 from retune.compiler.graph.ir import Array, Graph, Node, Value
+from retune.compiler.target import HardwareParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,8 @@ class Rewrite(Protocol):
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
         """Whether the variant's rounding errors are small with the constants that the group has."""
+
+    def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
+        """How many times as fast as the group the variant is expected to be, both in their default schedules. Only for
+        groups that have a variant.
+        """

@@ -48,12 +48,13 @@ class FusedCall:
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """Another way to compute a task: `task` computes what the task with workload key `of` does, by the rewrite
-    `rewrite`.
+    `rewrite`, and is expected to be `speedup` times as fast, both in their default schedules.
     """
 
     task: SearchTask
     of: str
     rewrite: Rewrite
+    speedup: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,8 @@ def _alternatives(
         if variant is not None:
             _, dag = express(variant.described(graph), variant.group)
             name = _unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
-            found.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite))
+            speedup = rewrite.speedup(graph, group, task.hardware)
+            found.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite, speedup))
     return found
 
 

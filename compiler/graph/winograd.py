@@ -7,15 +7,18 @@ or none.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 
+from retune.compiler.dtype import item_bytes
+from retune.compiler.features.estimate import PER_CYCLE
 from retune.compiler.graph.alternatives import MadeConstant, Variant
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.fuse import FusedOp
 from retune.compiler.graph.ir import Array, Graph, Node, Value
 from retune.compiler.ops.winograd import KERNEL, transformed_weight
-from retune.compiler.target import Target
+from retune.compiler.target import HardwareParams, Target
 
 LEAST_CHANNELS = 16
 """With fewer channels, in or out, the transforms cost more than the products they save."""
@@ -26,6 +29,13 @@ MANY_TILES = 64
 TOLERANCE = 1e-5
 """The largest error of a transformed convolution, relative to its largest result, on random inputs with the layer's own
 weights; a direct one has about 1e-6.
+"""
+_DIRECT, _PRODUCTS = 0.85, 0.7
+"""Shares of the peak that direct convolutions and the products of transformed ones reach in default schedules."""
+_PER_ELEMENT, _BYTES_PER_CYCLE = 3.0, 10.0
+"""Cycles that a core spends on an element in the transformed space, which is computed, stored and loaded again; bytes
+of weights that arrive in a cycle, since they exceed the near caches. All four are fitted to convolutions of 32 to 512
+channels on a Zen 3 core, so that predicted speedups are below those measured.
 """
 _PROBE, _PROBED_CHANNELS = 8, 32
 """Height and width of the image on which the error is measured, and for how many channels of the result."""
@@ -67,6 +77,18 @@ class Winograd:
         operands = [image.astype(weight.dtype), transformed_weight(weight, self.tile)]
         found: Array = evaluate_node(self._node(node, ""), operands)
         return float(np.max(np.abs(found - exact))) <= TOLERANCE * float(np.max(np.abs(exact)))
+
+    def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
+        """The ratio of estimated cycles: fewer products against transforms of the image and larger weights."""
+        weight, result = graph.values[group.core.inputs[1]].shape, graph.values[group.core.output]
+        channels, alpha = weight[2] * weight[3], self.tile + KERNEL - 1
+        peak = hardware.multiply_adds_per_cycle(PER_CYCLE)
+        direct = prod(result.shape[:3]) * KERNEL**2 * channels / (_DIRECT * peak)
+        products = _tiles(result, self.tile) * alpha**2 * channels / (_PRODUCTS * peak)
+        elements = _tiles(result, self.tile) * alpha**2 * sum(weight[2:])
+        weights = alpha**2 * channels * item_bytes("float32")
+        around = (_PER_ELEMENT * elements + weights / _BYTES_PER_CYCLE) / max(1, hardware.num_cores)
+        return direct / (products + around)
 
     def _node(self, node: Node, weight: str) -> Node:
         attrs = {"pads": node.attrs["pads"], "tile": self.tile}

@@ -100,6 +100,19 @@ def test_a_program_that_does_not_fit_makes_no_way_the_fastest() -> None:
     assert fastest_alternatives(PARTS, broken) == ()
 
 
+def test_a_way_that_is_predicted_to_be_much_faster_serves_unmeasured() -> None:
+    large = partition(network(28, 128), TARGET, HardwareParams(num_cores=1, vector_unit_bytes=32), WINOGRAD)
+    (chosen,) = {one.rewrite for one in fastest_alternatives(large, {})}
+    assert chosen == WINOGRAD[0]
+    assert all(one.speedup < 1.25 for one in PARTS.alternatives)  # few channels: the transforms are most of the work
+
+
+def test_a_measured_program_goes_before_a_prediction() -> None:
+    large = partition(network(28, 128), TARGET, HardwareParams(num_cores=1, vector_unit_bytes=32), WINOGRAD)
+    for kind in ("conv2d", "winograd4"):
+        assert fastest_alternatives(large, known(large, {kind: math.inf})) == ()
+
+
 def test_records_of_a_dispatch_context_decide_too() -> None:
     trials = [
         LoggedTrial(LoggedTask(key, str(TARGET)), load_steps(one.steps), (one.seconds,), MeasureStatus.OK, 1.0, 1)
