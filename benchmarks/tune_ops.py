@@ -29,10 +29,10 @@ from retune.compiler import config
 from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.measuring import network_options
-from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, RunInfo, begin
+from retune.compiler.driver.tuning import RunInfo, begin
 from retune.compiler.driver.winners import choose_best
 from retune.compiler.measure.peak import measured_peak
-from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.steps import dump_steps, load_steps

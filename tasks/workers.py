@@ -6,11 +6,11 @@ They are opened once a run; processes that were started for it are gone when the
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from retune.compiler.driver.tuning import DEFAULT_SCHEDULE
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.measure.built_programs import BuiltPrograms, ReusingBuilder
 from retune.compiler.measure.fleet import CHUNK, Engine, FleetBuilder, FleetRunner, device_queue
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import DEFAULT_SCHEDULE
 from retune.compiler.measure.results import Measurement
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate

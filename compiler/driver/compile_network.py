@@ -22,7 +22,7 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.to_plan import to_plan
 from retune.compiler.graph.winograd import winograd_for
-from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
@@ -37,9 +37,6 @@ _ORIGINS = {
     FITTED_CANDIDATE: (ProgramSource.TRANSFER, "fitted from a record of a similar kernel"),
 }
 """ProgramSource and note of programs by their `mutation`; all others are tuned."""
-
-_CLEARLY_FASTER = 1.25
-"""A predicted speedup from which on another way to compute a layer is used unmeasured; predictions err by a fifth."""
 
 _BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
 
@@ -158,14 +155,11 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
         if not others:
             continue
         first = min(others, key=lambda other: seconds(other.task))
-        if math.inf == seconds(first.task) == seconds(task):
-            first = max(others, key=lambda other: other.speedup)
-            # A program that failed has a record of infinite time: what is known goes before what is predicted.
-            faster = first.speedup >= _CLEARLY_FASTER and not {first.of, first.task.workload_key} & best.keys()
-        else:
-            faster = seconds(first.task) < seconds(task)
-        if faster:
+        if seconds(first.task) < seconds(task):
             found.append(first)
+        elif math.isinf(seconds(task)) and (likely := cut.predicted(task)) is not None:
+            # A program that failed has a record of infinite time: what is known goes before what is predicted.
+            found += [likely] if not {task.workload_key, likely.task.workload_key} & best.keys() else []
     return tuple(found)
 
 
@@ -186,6 +180,8 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
         if state is None:
             return _default(task)
         return ChosenProgram(task, steps_of(state), None, ProgramSource.CONTEXT, "the program of the dispatch context")
+    if best.mutation == DEFAULT_SCHEDULE and not best.record_id:
+        return _default(task)
     try:
         steps = load_steps(best.steps)
     except _BAD_PROGRAM as error:

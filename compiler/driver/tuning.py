@@ -21,7 +21,7 @@ from retune.compiler.cost_model.metrics import ModelMetrics
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.driver.shares import are_small, moved_bytes
 from retune.compiler.driver.tuning_loop import TaskProgress, TuningLoop, first_state
-from retune.compiler.measure.record import BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.steps import dump_steps
@@ -33,9 +33,6 @@ from retune.compiler.search.transfer import fastest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 """What may differ between the messages of one and the same failure."""
-
-DEFAULT_SCHEDULE = "default"
-"""The `mutation` of the candidate that is the default schedule."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.driver.tuning import RunInfo
 from retune.compiler.measure.measurer import Builder, Runner
-from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import (
+    DEFAULT_SCHEDULE,
+    FITTED_CANDIDATE,
+    TOP_CANDIDATE,
+    BestProgram,
+    MeasureRecord,
+    MeasureStatus,
+)
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps, load_steps
@@ -54,7 +61,7 @@ class Confirmation:
 
     `rejected` says of every program that failed why it does not serve. `serves` is false where another task computes
     the same result faster. `measured` is how the program was built and timed, `kernels` are the kernels of what serves
-    and of the default schedule, by steps text.
+    and of the default schedule, by steps text, `default_steps` is the latter's.
     """
 
     task_key: str
@@ -66,11 +73,13 @@ class Confirmation:
     serves: bool = True
     measured: Measurement | None = None
     kernels: Mapping[str, KernelArtifact] = field(default_factory=dict)
+    default_steps: str = ""
 
     @property
     def serving(self) -> BestProgram | None:
-        """The program with its latest time; None where the default schedule serves, or another task."""
-        return replace(self.program, seconds=self.seconds) if self.program is not None and self.serves else None
+        """The program with its latest time, which may be the default schedule; None where another task serves."""
+        default = BestProgram(self.task_key, self.default_steps, mutation=DEFAULT_SCHEDULE)
+        return replace(self.program or default, seconds=self.seconds) if self.serves else None
 
 
 def shortlist(
@@ -168,7 +177,15 @@ def _confirmation(
     kept = ((texts[each], builds[each].artifact) for each in (place, len(programs)))
     kernels = {text: kernel for text, kernel in kept if kernel is not None}
     about = task.workload_key, task.name, chosen
-    return Confirmation(*about, seconds[-1], seconds[place], rejected, measured=results[place], kernels=kernels)
+    return Confirmation(
+        *about,
+        seconds[-1],
+        seconds[place],
+        rejected,
+        measured=results[place],
+        kernels=kernels,
+        default_steps=texts[-1],
+    )
 
 
 def _failure(result: Measurement) -> str:

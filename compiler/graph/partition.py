@@ -45,6 +45,10 @@ class FusedCall:
     nodes: tuple[str, ...]
 
 
+CLEARLY_FASTER = 1.25
+"""A predicted speedup from which on another way to compute a layer is used unmeasured; predictions err by a fifth."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """Another way to compute a task: `task` computes what the task with workload key `of` does, by the rewrite
@@ -81,11 +85,19 @@ class Partition:
 
     def layers(self) -> tuple["Layer", ...]:
         """The tunable tasks, each with all ways to compute it."""
-        tasks, weights = self.worth_tuning()
-        return tuple(
-            Layer((task, *(other.task for other in self.alternatives_of(task))), weight)
-            for task, weight in zip(tasks, weights, strict=True)
-        )
+        layers = []
+        for task, weight in zip(*self.worth_tuning(), strict=True):
+            ways = (task, *(other.task for other in self.alternatives_of(task)))
+            first = self.predicted(task)
+            layers.append(
+                Layer(ways if first is None else (first.task, *(w for w in ways if w is not first.task)), weight)
+            )
+        return tuple(layers)
+
+    def predicted(self, task: SearchTask) -> Alternative | None:
+        """The alternative to one of `tasks` that is expected to be clearly the fastest, if there is one."""
+        best = max(self.alternatives_of(task), key=lambda other: other.speedup, default=None)
+        return best if best is not None and best.speedup >= CLEARLY_FASTER else None
 
     def alternatives_of(self, task: SearchTask) -> tuple[Alternative, ...]:
         """The other ways to compute what one of `tasks` computes."""
@@ -101,8 +113,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A tunable computation of a network: `tasks` are the equivalent ways to compute it, the direct one first,
-    and `weight` is how often the network calls it.
+    """A tunable computation of a network: `tasks` are the equivalent ways to compute it, first the one that serves
+    while none is measured, and `weight` is how often the network calls it.
     """
 
     tasks: tuple[SearchTask, ...]

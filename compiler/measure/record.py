@@ -14,6 +14,9 @@ SCHEMA_VERSION = 2
 GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
 """The `mutation` of the record of a top candidate, and of one that was fitted from a similar task."""
 
+DEFAULT_SCHEDULE = "default"
+"""The `mutation` of the program that is the default schedule."""
+
 MOMENTS = range(-62_135_596_800, 253_402_300_800)
 """The seconds since 1970 of the years 1 to 9999, which is what dates of Python can show."""
 

@@ -83,10 +83,10 @@ def choose_task(
 ) -> int | None:
     """The index of the task that gets the next round; None when every task is exhausted.
 
-    "round-robin" takes the tasks in their order. Otherwise every live task gets one warm-up round first, in descending
-    order of weight x operations, those last whose layer is measured in another way. Ties go to the task with fewer
-    rounds, then to the earlier one. `rng` is only drawn from when `options.explore` is positive. Without an `objective`
-    it is the one that the options name.
+    "round-robin" takes the tasks in their order. Otherwise every live task gets one warm-up round first, layers in
+    descending order of weight x operations, the ways to compute one in their order, those last whose layer is measured
+    in another way. Ties go to the task with fewer rounds, then to the earlier one. `rng` is only drawn from when
+    `options.explore` is positive. Without an `objective` it is the one that the options name.
     """
     live = [index for index, state in enumerate(states) if not state.exhausted]
     if not live:
@@ -96,16 +96,18 @@ def choose_task(
     fresh = [index for index in live if states[index].rounds == 0]
     if fresh:
         # Where another way to compute the same is known, the network can do without this one: it comes last.
-        return min(fresh, key=lambda index: (isfinite(best_rival(states, index)), -_work(states[index]), index))
+        return min(fresh, key=lambda index: (isfinite(best_rival(states, index)), -_work(states, index), index))
     if options.explore > 0.0 and rng is not None and rng.random() < options.explore:
         return live[int(rng.integers(len(live)))]
     slopes = gradients(states, options, objective)
     return min(live, key=lambda index: (slopes[index], states[index].rounds, index))
 
 
-def _work(state: TaskState) -> float:
-    """Operations of all uses of a task."""
-    return state.weight * state.flops
+def _work(states: Sequence[TaskState], index: int) -> float:
+    """Operations of all uses of a task, or of the way to compute its layer that takes the most."""
+    layer = states[index].layer
+    rivals = (state for state in states if layer and state.layer == layer)
+    return max(state.weight * state.flops for state in (states[index], *rivals))
 
 
 def gradients(

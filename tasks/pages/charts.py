@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.tuning import DEFAULT_SCHEDULE
+from retune.compiler.measure.record import DEFAULT_SCHEDULE
 from retune.compiler.runtime.readable import milliseconds
 from retune.tasks.pages.facts import Kernel, Programs, RunFacts, Trial
 from retune.tasks.pages.svg import (

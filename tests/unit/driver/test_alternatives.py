@@ -9,10 +9,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model import RandomModel
 from retune.compiler.driver.compile_network import compile_graph, fastest_alternatives
 from retune.compiler.driver.dispatch import ApplyHistoryBest
+from retune.compiler.driver.winners import Confirmation
 from retune.compiler.executor import CompiledNetwork, GraphExecutor
+from retune.compiler.executor.network import ProgramSource
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.zoo import build
 from retune.compiler.graph.evaluate import evaluate
@@ -22,7 +25,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import WINOGRAD
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
-from retune.compiler.schedule.steps import load_steps
+from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
@@ -111,6 +114,24 @@ def test_a_measured_program_goes_before_a_prediction() -> None:
     large = partition(network(28, 128), TARGET, HardwareParams(num_cores=1, vector_unit_bytes=32), WINOGRAD)
     for kind in ("conv2d", "winograd4"):
         assert fastest_alternatives(large, known(large, {kind: math.inf})) == ()
+
+
+def test_the_way_that_would_serve_unmeasured_is_tried_first_and_its_default_schedule_may_win() -> None:
+    large = partition(network(28, 128), TARGET, HardwareParams(num_cores=1, vector_unit_bytes=32), WINOGRAD)
+    for layer in large.layers():
+        first, *others = (task.name.partition("_")[0] for task in layer.tasks)
+        assert (first, "conv2d" in others) == ("winograd4", True)
+    found = []
+    for place in range(2):
+        best = {}
+        for layer in large.layers():
+            task = layer.tasks[place]
+            about, steps = (task.workload_key, task.name, None), dump_steps(default_steps_of(task))
+            best[task.workload_key] = Confirmation(*about, 1.0, 1.0, (), default_steps=steps).serving
+        compiled = compile_graph(network(28, 128), TARGET, {key: one for key, one in best.items() if one}, cut=large)
+        assert {entry.origin for entry in compiled.coverage} == {ProgramSource.DEFAULT}
+        found.append({call.kernel.partition("_")[0] for call in compiled.plan.calls})
+    assert found == [{"winograd4"}, {large.layers()[0].tasks[1].name.partition("_")[0]}]
 
 
 def test_records_of_a_dispatch_context_decide_too() -> None:

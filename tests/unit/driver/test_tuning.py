@@ -11,8 +11,8 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.cost_model import RandomModel, TrainingBatch
-from retune.compiler.driver.tuning import DEFAULT_SCHEDULE, RunInfo, TunedTask, Tuning, begin, common_failure
-from retune.compiler.measure.record import TOP_CANDIDATE, MeasureRecord, MeasureStatus
+from retune.compiler.driver.tuning import RunInfo, TunedTask, Tuning, begin, common_failure
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, TOP_CANDIDATE, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
 from retune.compiler.schedule.dag import ComputeDAG

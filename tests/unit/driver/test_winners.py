@@ -18,7 +18,14 @@ from retune.compiler.driver.winners import (
     top_candidates,
 )
 from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import (
+    DEFAULT_SCHEDULE,
+    FITTED_CANDIDATE,
+    TOP_CANDIDATE,
+    BestProgram,
+    MeasureRecord,
+    MeasureStatus,
+)
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
@@ -261,6 +268,6 @@ def test_the_fastest_of_all_ways_serves() -> None:
         assert serving["one"] is None
         assert serving["two"] is not None
         assert (serving["two"].record_id, serving["two"].seconds) == ("b", 1e-3)
-    (alone,) = resolve([replace(slow, program=None)])
+    (alone,) = resolve([replace(slow, program=None, default_steps="steps")])
     assert alone.serves
-    assert alone.serving is None
+    assert alone.serving == BestProgram("one", "steps", 2e-3, mutation=DEFAULT_SCHEDULE)
