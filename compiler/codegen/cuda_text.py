@@ -128,6 +128,7 @@ def _name(name: str) -> str:
 
 def _body(kernel: Kernel) -> list[str]:
     """The statements of a kernel, with indices that fit."""
+    # Optimistic first pass: `int` everywhere; one index that may not fit sends the whole kernel to `long long`.
     narrow = _Writer("int", dict(kernel.ranges))
     lines = list(narrow.lines(kernel.body.body, 1))
     return list(_Writer("long long", {}).lines(kernel.body.body, 1)) if narrow.overflows else lines
@@ -270,6 +271,7 @@ class _Writer:
                 return f"{_FLOAT[expr.op]}({lhs}, {rhs})"
             if is_unsigned(expr.lhs.dtype):
                 return f"({kind}){_UNSIGNED[expr.op]}({lhs}, {rhs})"
+            # C truncates: equal to the floor only where no operand is negative.
             if not _is_natural(expr.lhs) or not _is_natural(expr.rhs):
                 return f"{expr.op}({lhs}, {rhs})"
         return f"({lhs} {_SYMBOLS[expr.op]} {rhs})"

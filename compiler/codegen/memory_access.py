@@ -89,6 +89,7 @@ class MemoryEmitter(ABC):
                     by_depth.setdefault(base.depth, []).append((base.text, coefficient))
             else:
                 value, depth = self.atom(atom)
+                # A vector of indices, as in a gather: lanes are at no constant distance.
                 if value.lanes > 1:
                     return Place("", 0, None)
                 by_depth.setdefault(depth, []).append((value.text, coefficient))
@@ -98,6 +99,7 @@ class MemoryEmitter(ABC):
         # From the outermost loop inwards: each part is computed where its variable is known (loop-invariant code
         # motion).
         for depth in sorted(by_depth):
+            # Sorted, so that accesses with the same outer terms share the hoisted prefix of their address.
             for text, coefficient in sorted(by_depth[depth]):
                 if coefficient != 1:
                     text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
@@ -197,6 +199,7 @@ class MemoryEmitter(ABC):
         kind = llvm_type(value.dtype, lanes)
         key = ("splat", value.text, lanes)
         if key not in self.writer.in_block:
+            # LLVM's idiom of a splat, which selection turns into one broadcast.
             first = self.writer.value(f"insertelement {kind} poison, {value.typed}, i64 0")
             zeros = f"<{lanes} x i32> zeroinitializer"
             self.writer.in_block[key] = self.writer.value(f"shufflevector {kind} {first}, {kind} poison, {zeros}")

@@ -25,6 +25,7 @@ _ROUNDER = 1.5 * 2.0**52
 _MOST = 200.0
 """2 to this power overflows float32, and to its negative is zero."""
 
+# The exponent, up to 150 here, multiplies the logarithm's error, so this needs 7 bits more than `_EXP2`.
 _LOG2 = (2.885390081790084, 0.9617966733369807, 0.5770835862279824, 0.4116726313837382, 0.3407318892480985)
 """log2((1 + s) / (1 - s)) / s in powers of s**2 for sqrt(1/2) <= (1 + s) / (1 - s) <= sqrt(2), to 2**-37."""
 _EXP2 = (

@@ -50,6 +50,7 @@ class FunctionWriter:
         """Begin a basic block; what the last one computed is forgotten."""
         self.out.append(f"{label}:")
         self.label = label
+        # A value of another block need not dominate this one, and memory may have changed on the way here.
         self.in_block.clear()
         self.loaded.clear()
 
@@ -65,6 +66,7 @@ class FunctionWriter:
 
     def hoisted(self, depth: int, key: object, instruction: str) -> str:
         """The result of `instruction`, written once at the start of scope `depth`."""
+        # The start of a scope dominates its body, so the value may be used anywhere inside.
         scope = self.scopes[depth]
         if key not in scope.known:
             name = self.fresh("h")
