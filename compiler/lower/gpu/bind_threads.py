@@ -72,6 +72,7 @@ class _Binder:
     def alone(self, written: Stmt, buffer: Buffer, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
         """A statement that writes what threads share, by the first along every dimension that is not bound."""
         shared = buffer.scope == "shared"
+        # A block has the buffer once: only loops inside its allocation share out its elements.
         bound = path[homes[buffer] :] if shared else path
         for kind in reversed(THREAD_KINDS if shared else _BOUND):
             if self.sizes[kind] > 1 and kind not in bound:

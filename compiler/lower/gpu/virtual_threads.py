@@ -61,6 +61,7 @@ def _dependent_buffers(body: Stmt, var: Var) -> frozenset[Buffer]:
     """The buffers allocated in `body` whose contents depend on the virtual thread."""
     local = {stmt.buffer for stmt in find_stmts(Allocate, body)}
     found: frozenset[Buffer] = frozenset()
+    # Least fixed point: dependence spreads from what is read to what is written, and the set only grows.
     while True:
         more = frozenset(_written(body, var, found) & local)
         if more == found:

@@ -63,6 +63,7 @@ class DotProducts:
             for place, loop in enumerate(of_type(For, loops[:first]))
             if loop.extent % factors.width == 0
             and loop.kind in SERIAL
+            # A guard on the steps would hold for a part of a group.
             and not any(uses(guard, loop.var) for guard in guards)
         ]
         if not possible:
