@@ -80,6 +80,7 @@ class Affine(Generic[Atom, N]):
         rest: dict[Atom, N] = {}
         for atom, coefficient in self.terms.items():
             divides = coefficient % divisor == 0
+            # Program by program: where the divisor does not divide a coefficient, all of it stays in the rest.
             if isinstance(divides, np.ndarray):
                 multiple[atom] = np.where(divides, coefficient // divisor, 0)
                 rest[atom] = np.where(divides, 0, coefficient)
@@ -95,6 +96,7 @@ class Affine(Generic[Atom, N]):
         """Smallest and largest value where every atom runs over 0 .. extent-1."""
         low: N = self.const
         high: N = self.const + self.spread
+        # Interval arithmetic is exact here, since every atom occurs once.
         for atom, coefficient in self.terms.items():
             reach = coefficient * (extents[atom] - 1)
             low, high = low + lesser(reach, 0), high + greater(reach, 0)
@@ -156,6 +158,7 @@ def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
 def stride_of(buffer: Buffer, indices: Sequence[Expr], var: Var) -> int | None:
     """How many elements one iteration of the loop over `var` moves an access on; None where that differs."""
     form = flat_index(buffer.shape, indices)
+    # Inside another atom, such as a quotient, the distance differs from iteration to iteration.
     if any(atom != var and uses(atom, var) for atom in form.terms):
         return None
     return form.terms.get(var, 0)

@@ -129,6 +129,7 @@ class Binary(Expr):
     op: BinaryOp
     lhs: Expr
     rhs: Expr
+    # Derived from the operands: comparing it too would cost time and decide nothing.
     dtype: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -308,6 +309,7 @@ def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
         boolean = op in COMPARISONS or op in LOGICAL or left.dtype == BOOL
         value = FOLD[op](left.value, right.value)
         return const(bool(value), BOOL) if boolean else const(wrapped(value, left.dtype), left.dtype)
+    # Of integers only: in floats x + 0 loses the sign of -0.0, and x * 0 may be a NaN.
     if not is_float(left.dtype):
         neutral = _without_neutral(op, left, right)
         if neutral is not None:

@@ -72,5 +72,6 @@ def _limits(atom: Expr, ranges: Ranges) -> Limits:
             low, high = limits(affine(atom.lhs), ranges)
             if atom.op is BinaryOp.FLOORDIV:
                 return low // divisor, high // divisor
+            # Within one period the remainder is the number itself.
             return (low, high) if low >= 0 and high < divisor else (0, divisor - 1)
     return -math.inf, math.inf

@@ -82,6 +82,7 @@ FOLD: dict[BinaryOp, Callable[[Any, Any], Any]] = {
     BinaryOp.BIT_AND: lambda a, b: a & b,
     BinaryOp.BIT_OR: lambda a, b: a | b,
     BinaryOp.BIT_XOR: lambda a, b: a ^ b,
+    # Python's integers are unbounded: a literal shift by a huge number would exhaust the memory.
     BinaryOp.SHL: lambda a, b: a << b if 0 <= b < 64 else 0,
     BinaryOp.SHR: lambda a, b: a >> (b if 0 <= b < 64 else 64),
 }

@@ -27,6 +27,7 @@ _Rule = Callable[[IndexForm, int, Ranges], Expr | None]
 
 def simplify(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the quotients and remainders that the ranges of the variables decide."""
+    # Most expressions have no quotient: to look for one is cheaper than to rebuild.
     if not any(_divisor_of(node) for node in parts(expr)):
         return expr
 
@@ -223,6 +224,7 @@ def _pairs(digits: _Weighted) -> Iterator[tuple[int, int]]:
         for high, (other, more) in enumerate(digits):
             if one.count is None or other.unit != one.unit * one.count or more != weight * one.count:
                 continue
+            # A multiple of the higher digit's unit changes no lower digit, so the numbers may differ by that.
             apart = other.number.plus(one.number, -1)
             if all(each % other.unit == 0 for each in (apart.const, *apart.terms.values())):
                 yield low, high

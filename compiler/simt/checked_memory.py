@@ -123,6 +123,7 @@ class Memory:
     def start_copy(self, places: Numbers, who: Numbers, epochs: Numbers) -> None:
         """Start an asynchronous copy: until it arrives, what lies there may be overwritten at any time."""
         self._check_arrived(places, who, wrote=True)
+        # As a write, so that another thread's access before the next barrier is a race.
         self._note_write(places, who, epochs)
         if self.under_way is None:
             self.under_way = np.full(self.data.size, _NOBODY, np.int64)

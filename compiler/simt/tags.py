@@ -56,6 +56,7 @@ class Tags:
         self.reader[places] = who
         self.read_epoch[places] = epochs
         self.read_statement[places] = statement
+        # If several threads of this batch read an element, NumPy keeps the last: another one is remembered beside it.
         also = self.reader[places] != who
         if also.any():
             self.other_reader[places[also]] = who[also]
@@ -75,6 +76,7 @@ class Tags:
         self.writer[places] = who
         self.write_epoch[places] = epochs
         self.write_statement[places] = statement
+        # Of several threads that write an element in this batch, NumPy keeps the last: any other one conflicts.
         also = self.writer[places] != who
         if also.any():
             return self._conflict(also, self.writer[places], self.write_statement[places], wrote=True)
@@ -91,6 +93,7 @@ class Tags:
         same = tag_epochs == epochs
         if not self.blocks_meet:
             return np.asarray(same)
+        # Blocks share no barrier within a launch, so their epochs say nothing of each other.
         elsewhere = (tag_epochs > 0) & (tag_who // self.threads != who // self.threads)
         return np.asarray(elsewhere | (same & (tag_epochs > 0)))
 
