@@ -278,6 +278,7 @@ def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, ou
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
     if iterator.kind is not IterKind.MIXED:
         return iterator.kind
+    # Parts keep the name of their axis before the first dot.
     base = name.split(".")[0]
     return IterKind.REDUCTION if base in {axis.name for axis in op.reduce_axes} else IterKind.SPATIAL
 

@@ -142,8 +142,11 @@ def row_padding(dtype: str, *, inner: bool) -> tuple[int, int]:
     """(factor, offset): rows of a shared matrix are `offset` more than a multiple of `factor` elements apart, so that a
     warp reads a fragment of it without two lanes in one bank; `inner`: its rows lie along the sum.
     """
+    # Odd multiples of 16 bytes apart: the eight rows of 16 bytes that one ldmatrix reads fill all 32 banks.
     if dtype in HALVES:
         return 16, 8
+    # A warp reads eight rows of four words (`inner`), or four rows of eight: odd multiples of four or eight words apart
+    # they fill all 32 banks.
     return (8, 4) if inner else (16, 8)
 
 

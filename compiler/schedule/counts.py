@@ -69,6 +69,7 @@ def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
         counts[f"{_prefix(source)}_{_COMBINE[combiner]}"] += 1
     _count(source, counts)
     for kind in ("float", "int"):
+        # A product and a sum count as one multiply-add even if they do not meet: an estimate.
         fused = min(counts[f"{kind}_mul"], counts[f"{kind}_addsub"])
         counts[f"{kind}_mad"] = fused
         counts[f"{kind}_mul"] -= fused

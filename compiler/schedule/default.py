@@ -26,6 +26,7 @@ from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Compu
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Axis, ComputeOp
 
+# Shares of threads differ by one iteration at most, which is little of so many.
 _PARALLEL_ITERATIONS = 64
 _VECTORS = (2, 4, 3, 5, 6, 1)
 """How many vectors of a row a product works on at once: of widths that are as fast, the first."""
@@ -88,6 +89,7 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
 
 def _inlined(dag: ComputeDAG) -> State:
     state = State.initial(dag)
+    # From readers to what they read: chains collapse into the last stage.
     for stage_id in range(len(state.stages) - 1, -1, -1):
         if _always_inlined(state, stage_id):
             state = state.apply(ComputeInline(stage_id))
@@ -254,9 +256,11 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str)
     for vectors in (*_VECTORS, -(-columns // lanes)):
         widest = min(columns, vectors * lanes)
         strip = next(size for size in range(widest, 0, -1) if columns % size == 0)
+        # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
         if strip <= (vectors - 1) * lanes or 2 * strip <= lanes:
             continue
         for height in _ROWS:
+            # Sums, a row of one factor (of which a single row needs one vector at a time), and a value of the other.
             needed = height * vectors + (vectors if height > 1 else 1) + 1
             if rows % height or needed > hardware.registers:
                 continue

@@ -80,6 +80,7 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of the default schedule of `dag` on a GPU."""
     state = _inlined(State.initial(dag))
     number = len(state.stages)
+    # Backwards: where a reduction stands is decided by its reader, which comes later.
     while number:
         number -= 1
         stage = state.stages[number]
@@ -222,6 +223,7 @@ def _spread_of(state: State, number: int) -> _Spread | None:
     most = max(1, _power(terms // LEAST_ITERATIONS + 1) // 2)  # no more than that
     if terms >= _WARP and _lies_along_terms(state, number):
         width = max(_WARP, min(wanted, most, _MOST_THREADS))
+        # One warp a reduction leaves room for four of them in a block.
         return _Spread(_THREADS // _WARP if width == _WARP else 1, Annotation.THREAD_Y, Annotation.THREAD_X, width)
     along = min(results, _WARP)
     width = min(wanted, most, _MOST_JOINED // _power(along))
@@ -251,6 +253,7 @@ def _strides(state: State, number: int) -> Iterator[dict[Axis, int]]:
         if not isinstance(read, TensorRead):
             continue
         found = {}
+        # By difference, from the origin one step along each axis: that needs no affine form of the indices.
         for moved in (None, *axes):
             point: dict[Expr, Expr] = {axis: const(int(axis is moved)) for axis in (*op.axes, *op.reduce_axes)}
             place = flat_index(read.tensor.shape, [substitute(index, point) for index in read.indices])

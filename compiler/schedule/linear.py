@@ -16,6 +16,7 @@ LoopKey = tuple[int, str]
 Linear = Affine[LoopKey, Number]
 """A form over loops, each of which runs over 0 .. extent-1."""
 
+# Far from the limits of int64, in which forms are added and scaled.
 _UNKNOWN: Linear = Affine(0, {}, np.iinfo(np.int32).max, False)
 """The form of an index that depends on data: it reaches further than any tensor does."""
 
@@ -94,6 +95,7 @@ def _divide(op: BinaryOp, form: Linear, divisor: int, hull: Linear, extents: Map
 
 
 def _product_hull(lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
+    # The extremes of a product of two intervals are among its corners.
     corners = [a * b for a in lhs.limits(extents) for b in rhs.limits(extents)]
     return _between_all((corner, corner) for corner in corners)
 

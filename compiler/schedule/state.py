@@ -126,21 +126,22 @@ class Alignment:
 class Family:
     """What differs between the programs of a family in one operation, after a reduction was factored by many lengths.
 
-    The operation itself is that of the largest program. `extents` are the true extents of its axes by name; `memoized`
-    are axes that its body reads but that it has not: `relations` make them of its own, with `sizes` of everything.
+    The operation itself is that of the largest program.
     """
 
     extents: Mapping[str, Number]
+    """The true extents of its axes, by name."""
     memoized: tuple[Axis, ...] = ()
+    """Axes that its body reads but that it has not."""
     relations: tuple[Relation, ...] = ()
+    """What makes those of its own axes."""
     sizes: Mapping[str, Number] = field(default_factory=dict)
+    """Extents of everything in the relations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The loops of one operation, outermost first, how they came from its axes, and where they stand. `pipeline` names
-    a loop and says of how many iterations the copies for it are under way or at hand at once.
-    """
+    """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
 
     op: Operation
     iters: tuple[Iterator, ...]
@@ -150,6 +151,7 @@ class Stage:
     alignment: Alignment | None = None
     family: Family | None = None
     pipeline: tuple[str, Number] | None = None
+    """A loop, and of how many of its iterations the copies are under way or at hand at once."""
 
     def extent_of(self, axis: Axis) -> Number:
         """The extent of an axis of the operation, one a program where they differ."""
@@ -282,6 +284,7 @@ class State:
         if stage.pipeline is not None:
             yield f"{'  ' * depth}{stage.op.name} pipeline: {stage.pipeline[1]} iterations of {stage.pipeline[0]}"
         for index, iterator in enumerate(stage.iters):
+            # As TVM prints states, which compares them by this text: loops of one iteration do not count.
             trivial = isinstance(iterator.extent, int) and iterator.extent == 1
             if not trivial:
                 extent = "(None)" if iterator.extent is None else f"(0,{iterator.extent})"

@@ -40,22 +40,24 @@ class Access:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageNest:
-    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
-    it stands in. `whole` is the shape of the stage's whole result; None: the operation's.
-    `pipeline` is that of the stage.
-    """
+    """A statement with everything around it."""
 
     stage: int
     op: ComputeOp
     loops: tuple[Loop, ...]
+    """All loops around it, outermost first."""
     own: int
+    """How many of these, the last ones, are the stage's; the others are those of the stages that it stands in."""
     write: Access
     reads: tuple[Access, ...]
     ops: OpCounts
     attached: bool
     whole: tuple[Number, ...] | None = None
+    """Shape of the stage's whole result; None: that of the operation."""
     more_writes: tuple[Access, ...] = ()
+    """Those of further results."""
     pipeline: tuple[str, Number] | None = None
+    """That of the stage, see `Stage`."""
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -88,6 +90,7 @@ def _nest(
         _read_access(state, bounds, node.tensor, node.indices, forms, fused_parts)
         for node in reads_of(state.dag, stage_id, inlined)
     ]
+    # The buffer of an attached stage holds its region alone, in coordinates of the region.
     values = found.local if isinstance(stage.location, Attached) else leaves
     place = tuple(cover_fused_parts(values[axis], fused_parts) for axis in op.axes)
     shape = found.region.extents

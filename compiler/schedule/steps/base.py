@@ -52,6 +52,7 @@ class Step:
 
 
 def _plain(value: Any) -> Any:
+    # First, since a bool is an int to Python; TVM's logs have 0 and 1.
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, (int, str)):

@@ -43,6 +43,7 @@ class CacheWrite(Step):
     def apply(self, state: State) -> State:
         """The computation takes the stage's number, the copy the next one; both start from naive loops."""
         stage = state.stage(self.stage)
+        # Both new stages start from naive loops, so earlier steps of this one would be lost.
         if not untouched(stage):
             raise ScheduleError(f"{stage.op.name}: add the write cache before transforming the stage")
         refuse_annotated(stage, "add a write cache")
