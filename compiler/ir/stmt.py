@@ -171,7 +171,7 @@ class LoopFunction:
     packings: tuple[tuple[str, Packing], ...] = ()
     """How inputs are packed, by name."""
     pipelines: tuple[tuple[str, int], ...] = ()
-    """Of how many iterations of a loop, by the name of its variable, copies into shared memory are in flight at once."""
+    """Iterations of a loop whose copies into shared memory are in flight at once, by the name of its variable."""
 
     def __str__(self) -> str:
         params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)

@@ -89,6 +89,7 @@ class DeviceKernel:
             if nest is self.product:
                 local = local + thread_bytes(nest, self.count)
                 continue
+            # A thread has the local buffers of all its virtual threads, see `VirtualThreads`.
             virtual = iterations(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
                 size = _elements(nest, self.count)
