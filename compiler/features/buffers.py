@@ -85,6 +85,7 @@ def _columns(nest: Nest, footprint: Footprint, reuse: Reuse, line_bytes: int) ->
     yield "reuse_dis_iter", reuse.iterations
     yield "reuse_dis_bytes", reuse.bytes
     yield "reuse_ct", reuse.count
+    # As in Ansor, a volume without reuse counts twice.
     again = np.where(reuse.count > 0, reuse.count, 0.5)
     for name, value in volume.items():
         yield f"{name}_d_reuse_ct", value / again
@@ -101,6 +102,7 @@ def _line_transfers(nest: Nest, footprint: Footprint, line_bytes: int) -> tuple[
     repeats = pick(nest.inner, loop)
     strides = np.vstack([np.zeros((1, nest.count)), footprint.strides])
     found = pick(strides, loop)
+    # Iterations less than a line apart share lines.
     share = np.minimum(1.0, found * footprint.element_bytes / line_bytes)
     lines = np.maximum(1.0, nest.inner[0] / repeats * share)
     return lines, np.where(repeats == 1, found, 0.0)

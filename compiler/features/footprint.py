@@ -70,6 +70,7 @@ def _footprint(
     element_bytes = size_of(first.tensor.dtype)
     weights = _weights(nest, first, shape)
     elements, run = _elements_and_runs(nest, regions, shape, weights)
+    # Packed in the order of the loops, all that a level touches is one run.
     if packed:
         run = elements
     strides = _packed_strides(nest, first) if packed else _strides(nest, first, weights)
@@ -95,6 +96,7 @@ def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> 
     reads, indices = len(indices), list({id(linear): linear for linear in indices}.values())  # reads share forms
     exact = all(linear.exact for linear in indices)
     used = sorted({nest.place[key] for linear in indices for key in linear.terms if key in nest.place})
+    # An index that is read from data may move with any loop.
     starts = used if exact else list(range(nest.depth))
     # What lies between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
     apart = _distance(indices, nest.count)

@@ -155,6 +155,7 @@ class Moved:
             wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
             within = np.minimum(asked, launched.blocks * inside * footprint.element_bytes * wasted)
             self.cache_bytes += within
+            # What the shared cache holds comes from memory once.
             moved = np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
             if footprint.is_read:
                 self.read_bytes += moved

@@ -16,6 +16,7 @@ from retune.compiler.ir.dot import BYTES, Pair, is_possible
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Reduce
 
+# Both constants are those of the pass vector-reductions.
 CHAINS = 4
 """Vectors of partial results of a reduction that runs in lanes."""
 
@@ -60,6 +61,7 @@ def innermost(
     vectorized: Flags = np.any(nest.vector, axis=0)
     reduction, window, extent = _reduction(nest)
     in_lanes = ~vectorized & (extent >= _LEAST_IN_LANES) & _neighbors(nest, footprints, window)
+    # As the pass: the largest power of two that is no longer than the reduction.
     width = np.minimum(lanes * CHAINS, np.exp2(np.floor(np.log2(np.maximum(extent, 1.0)))))
     length = np.where(in_lanes, width, product_where(nest.vector, nest.extents))
     vectors = np.where(vectorized | in_lanes, vector_count(length, lanes, hardware), 1.0)
@@ -78,6 +80,7 @@ def vector_count(length: Floats, lanes: int, hardware: HardwareParams) -> Floats
     whole, rest = np.divmod(length, lanes)
     if hardware.lane_masks:
         return np.asarray(whole + (rest > 0))
+    # Without masks the rest takes a shorter vector for each power of two in it.
     return np.asarray(whole + np.bitwise_count(rest.astype(np.int64)))
 
 

@@ -83,6 +83,7 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
         extents[index] = loop.extent
     inner = inner_products(extents)
     kinds = [loop.kind is IterKind.REDUCTION for loop in loops]
+    # A reduction of a stage around this one only repeats it.
     reduce = [kind and index >= depth - nest.own for index, kind in enumerate(kinds)]
     real = extents > 1
     vector, vector_loop = _vector_flags(nest, choices, real)

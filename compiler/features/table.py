@@ -45,6 +45,7 @@ from retune.compiler.schedule.counts import COUNTED
 FEATURE_VERSION = 5
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
+# Five buffers, and ten points of the curve below, as in Ansor.
 BUFFERS = 5
 """How many buffers of a statement have columns."""
 

@@ -140,6 +140,8 @@ def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
         written_out = nest.tile[index] | (nest.reduce[index] and nest.source.attached)
         inside.append(written_out & nest.real[index] & (strides[index] == run))
         run = np.where(inside[-1], run * nest.extents[index], run)
+    # A vector divides the run, and whatever else moves the access moves it by whole vectors: else some would be
+    # misaligned.
     lanes = np.gcd(run.astype(np.int64), most)
     for index, within in zip(reversed(range(nest.depth)), inside, strict=True):
         apart = np.where(within | ~nest.real[index], 0, strides[index]).astype(np.int64)
@@ -149,6 +151,7 @@ def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
 
 def _distinct(values: Floats) -> Floats:
     """(N, B) → (B,): how many different ones there are, those below 0 left out."""
+    # Sorted, equal values are neighbors: one pass counts the distinct ones of all programs.
     ordered = np.sort(values, axis=0)
     fresh = np.ones(ordered.shape, dtype=np.bool_)
     fresh[1:] = ordered[1:] != ordered[:-1]
