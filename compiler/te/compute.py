@@ -238,6 +238,7 @@ def truncmod(lhs: Operand, rhs: Operand) -> Expr:
 
 def ceildiv(lhs: Operand, rhs: Operand) -> Expr:
     """The quotient of two integers, rounded towards plus infinity."""
+    # The floor of the negated quotient, negated, is its ceiling.
     return -ir.binary(BinaryOp.FLOORDIV, -ir.as_expr(lhs), rhs)
 
 
@@ -314,13 +315,16 @@ def nextafter(lhs: Operand, rhs: Operand) -> Expr:
     outward = equal(left < right, left > 0)
     step = if_then_else(outward, ir.const(1, kind), ir.const(-1, kind))
     sign = ir.binary(BinaryOp.BIT_AND, bits(kind, right), ir.const(int(np.iinfo(kind).min), kind))
+    # After zero comes the least subnormal number, with the sign of the other operand.
     moved = if_then_else(equal(left, 0.0), sign + ir.const(1, kind), own + step)
     ends = if_then_else(equal(left, right), right, bits(dtype, moved))
+    # The sum with a NaN is one.
     return if_then_else(logical_or(isnan(left), isnan(right)), left + right, ends)
 
 
 def pow(base: Operand, exponent: Operand) -> Expr:
     """`base` to the power `exponent`, of floats; a square is a product, of integers too."""
+    # A product is rounded correctly, and cheaper than a power.
     if isinstance(base, Expr) and not isinstance(exponent, Expr) and exponent == 2:
         return base * base
     left, right = ir.promote(base, exponent)
@@ -339,7 +343,9 @@ def logaddexp(lhs: Operand, rhs: Operand) -> Expr:
     """log(exp(lhs) + exp(rhs)) of floats, without overflow."""
     left, right = ir.promote(lhs, rhs)
     above = maximum(real("logaddexp", left), right)
+    # The exponent is never positive, so nothing overflows, and log1p keeps what is small beside 1.
     apart = log1p(exp(-abs(left - right)))
+    # Of two equal infinities the difference would be a NaN.
     return if_then_else(equal(left, right), above + ir.const(np.log(2.0), left.dtype), above + apart)
 
 
