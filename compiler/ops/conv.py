@@ -232,6 +232,7 @@ def zero_padded(
             value = substitute(source.body, dict(zip(source.axes, moved, strict=True)))
         return te.if_then_else(te.logical_and(*conditions), value, te.const(fill, data.dtype))
 
+    # The parameters name the axes, so each rank needs a function of its own.
     functions: dict[int, Callable[..., Expr]] = {
         3: lambda a, b, c: body((a, b, c)),
         4: lambda a, b, c, d: body((a, b, c, d)),

@@ -43,8 +43,10 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
     """y[s * i + k - pad] += x[i] * w[k], phase by phase."""
     strides, before = call.ints("strides"), call.ints("pads")[:2]
     kernel, inputs = weight.shape[:2], weight.shape[2]
+    # A phase has up to ceil(K / s) taps; those that the last phases lack are zeros.
     taps = tuple(-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
     windows = tuple(-(-extent // stride) for extent, stride in zip(shape[1:3], strides, strict=True))
+    # Element y of a phase reads y - ry: its first taps reach before the input.
     low = tuple(count - 1 for count in taps)
     high = tuple(
         max(0, window - have + -(-cut // stride))
@@ -62,6 +64,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
         ]
         if beyond:
             tap = te.if_then_else(te.logical_and(*beyond), tap, 0.0)
+        # The first element of phase a that is not cut off: ceil((cut - a) / stride).
         shifts = [
             (cut + stride - 1 - place) // stride for place, cut, stride in zip((a, b), before, strides, strict=True)
         ]
@@ -132,6 +135,7 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
         stride, cut = strides[dim], cuts[dim]
         if cut % stride == 0:
             return te.const(low[dim] + cut // stride)
+        # With stride 2 and an odd cut this equals the quotient below, and is affine in the phase.
         begun = phase + cut // stride if stride == 2 else (phase + cut) // stride
         return begun + low[dim]
 

@@ -77,6 +77,7 @@ def _gelu(x: Expr) -> Expr:
 
 
 def _gelu_tanh(x: Expr) -> Expr:
+    # Hendrycks and Gimpel's approximation; sqrt(2 / pi) is multiplied into the polynomial beforehand.
     return x * 0.5 * (te.tanh(x * (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))) + 1.0)
 
 
@@ -85,6 +86,7 @@ def _gelu_tanh_array(x: Array) -> Array:
 
 
 def _hard_swish(x: Expr) -> Expr:
+    # x * relu6(x + 3) / 6 with the division folded into a multiply-add.
     return x * te.minimum(te.maximum(x * (1 / 6) + 0.5, 0.0), 1.0)
 
 
@@ -98,6 +100,7 @@ def _remainder(a: Expr, b: Expr) -> Expr:
     """What is left of `a` with the sign of `a`."""
     if not is_float(a.dtype):
         return a - a / b * b
+    # Of the magnitudes, since `%` has the sign of the divisor.
     rest = te.abs(a) % te.abs(b)
     return te.select(a < 0, -rest, rest)
 
@@ -196,6 +199,7 @@ OPERATORS = (
     *(_unary(name, getattr(te, name), numpy, f"the inverse of {name[1:]}") for name, numpy in _INVERSE.items()),
     _unary(
         "sign",
+        # The last branch is x itself, so that a NaN stays.
         lambda x: te.if_then_else(x > 0, 1, te.if_then_else(x < 0, -1, x)),
         np.sign,
         "-1, 0 or 1",

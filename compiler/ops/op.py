@@ -228,12 +228,14 @@ class Op:
         dtype = self.check(call).dtype
         with np.errstate(all="ignore"):
             result = np.asarray(self.evaluate(call, arrays))
+            # Reshaped, since `ascontiguousarray` gives rank 0 a dimension.
             return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
 
 
 def _is_a(value: Attribute, kind: type) -> bool:
     if kind is tuple:
         return isinstance(value, tuple) and all(isinstance(item, int | Dim) for item in value)
+    # `type` and not `isinstance`: a bool is no int here.
     return type(value) is kind or (kind is int and isinstance(value, Dim))
 
 

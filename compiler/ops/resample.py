@@ -20,6 +20,7 @@ def _resample(call: OpCall) -> Lowered:
     call.require(is_float(x.dtype), "x must be of floats")
     call.require(len(call.types) == 1 + 2 * len(axes), "each axis takes an operand of places and one of weights")
     shape = list(x.shape)
+    # Halves are summed in float32, as in reductions.
     wide = "float64" if x.dtype == "float64" else "float32"
     for axis, places, weights in zip(axes, call.types[1::2], call.types[2::2], strict=True):
         integers = places.dtype.startswith(("int", "uint"))

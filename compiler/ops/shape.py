@@ -27,6 +27,7 @@ def _reshape(call: OpCall) -> Lowered:
                 flat = flat * extent + axis
             indices = []
             for place, extent in enumerate(source.shape):
+                # What the extents decide of these quotients and remainders is simplified when the tensor is lowered.
                 quotient = flat // math.prod(source.shape[place + 1 :])
                 indices.append(quotient % extent if place else quotient)
             return source[tuple(indices)]
@@ -62,6 +63,7 @@ def _concat(call: OpCall) -> Lowered:
         def body(*axes: Expr) -> Expr:
             end = extent
             value: Expr | None = None
+            # From the last operand on, so that the outermost choice tests the first end.
             for source in reversed(sources):
                 end -= source.shape[axis]
                 piece = source[(*axes[:axis], axes[axis] - end, *axes[axis + 1 :])]
@@ -82,6 +84,7 @@ def _slice(call: OpCall) -> Lowered:
     for extent, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
         inside = 0 <= start <= stop <= extent and step >= 1
         call.require(inside, f"cannot slice {extent} elements from {start} to {stop} by {step}")
+    # Rounded up, as the negated floor of the negative.
     shape = tuple(-((start - stop) // step) for start, stop, step in zip(starts, stops, steps, strict=True))
 
     def build(source: Tensor) -> Tensor:
