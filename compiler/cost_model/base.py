@@ -24,7 +24,9 @@ class TrainingBatch:
 
     task_key: str
     features: NDArray[np.float32]
+    """(N, S, F), as `retune.compiler.features.extract` gives it; S may differ between batches."""
     seconds: NDArray[np.float64]
+    """(N,), inf for a program that failed."""
 
     def __post_init__(self) -> None:
         if self.features.ndim != 3 or self.seconds.shape != (len(self.features),):
