@@ -74,6 +74,7 @@ def extract(
             bound.append(Statement(row, nest, footprints[row], moved))
             values.update(gpu_estimates(nest, moved, launched, cost, hardware.gpu))
         statements.append(values)
+    # Last, since a main loop overlaps the copies and products whose own estimates these replace.
     for estimates_of in (tiled_estimates, tensor_estimates):
         for row, estimates in estimates_of(bound, launches, hardware.gpu):
             statements[row].update(estimates)

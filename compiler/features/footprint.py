@@ -16,26 +16,26 @@ from retune.compiler.te.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """One buffer of a statement.
-
-    `elements` and `lines` count the distinct elements and cache lines touched at each level, (L + 1, B). `strides`
-    (L, B) is the distance in elements between iterations of a loop, 0 when the address does not depend on it;
-    `moving` flags the loops of more than one iteration that it depends on. `packed` buffers are stored in the order
-    of the loops, `local` ones live inside the loops of another statement. An address that is not `exact` is taken to
-    walk through memory.
-    """
+    """One buffer of a statement."""
 
     tensor: Tensor
     element_bytes: int
     is_read: bool
     is_write: bool
     elements: Floats
+    """Distinct elements touched at each level, (L + 1, B)."""
     lines: Floats
+    """Distinct cache lines touched at each level, (L + 1, B)."""
     strides: Floats
+    """Elements between iterations of a loop, 0 where the address does not depend on it, (L, B)."""
     moving: Flags
+    """Loops of more than one iteration that the address depends on, (L, B)."""
     packed: bool
+    """Whether it is stored in the order of the loops."""
     local: bool
+    """Whether it lives inside the loops of another statement."""
     exact: bool
+    """Whether the address is affine; any other is taken to walk through memory."""
 
 
 def footprints_of(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tuple[Footprint, ...]:

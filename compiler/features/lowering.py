@@ -26,25 +26,27 @@ _LEAST_IN_LANES = 8
 
 @dataclass(frozen=True, slots=True)
 class Innermost:
-    """How the innermost loops of B programs run; arrays are (B,).
-
-    `lanes` is how many accumulators a register holds. Lanes are iterations of a spatial loop where it is `vectorized`,
-    those of the innermost reduction where it is `in_lanes`: then `length` partial results are joined in the end.
-    Else `length` is the extent of the vector loop, 1 without one. `vectors` registers hold a row of `length`, and there
-    are `rows` of them for each of the `results`. `iterations` steps of the reduction lie between loading and storing
-    accumulators, in each of which `dot` products of an element are summed; `steps` is how many there are in all.
-    """
+    """How the innermost loops of B programs run; arrays are (B,)."""
 
     lanes: int
+    """Accumulators that a register holds."""
     vectorized: Flags
+    """Whether lanes are iterations of a spatial loop."""
     in_lanes: Flags
+    """Whether they are those of the innermost reduction, whose partial results are joined in the end."""
     length: Floats
+    """Partial results of such a reduction, else the extent of the vector loop, 1 without one."""
     vectors: Floats
+    """Registers that hold a row of `length`."""
     rows: Floats
+    """Such rows for each of the results."""
     results: int
     dot: Floats
+    """Products of an element that one step sums."""
     iterations: Floats
+    """Steps of the reduction between loading and storing accumulators."""
     steps: Floats
+    """Steps in all."""
 
     @property
     def accumulators(self) -> Floats:

@@ -44,29 +44,39 @@ def product_where(flags: Flags, extents: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A statement's loops in arrays.
-
-    `reduce` says which loops are reductions of the statement's own. `groups` numbers, from the innermost outwards,
-    the runs of loops of one kind. `real` loops have more than one iteration. `tile` flags the loops whose iterations
-    are registers: the spatial loops inside every reduction, and the vector loop.
-    """
+    """A statement's loops in arrays."""
 
     source: StageNest
     count: int
+    """B, the number of programs."""
     extents: Floats
+    """(L, B)"""
     inner: Floats
+    """Iterations at each level, (L + 1, B)."""
     outer: Floats
+    """How often each level runs, (L + 1, B)."""
     last: Floats
+    """The last value of each loop's variable, (L, B)."""
     real: Flags
+    """Loops of more than one iteration, (L, B)."""
     place: Mapping[LoopKey, int]
+    """The number of each loop."""
     reduce: tuple[bool, ...]
+    """Which loops are reductions of the statement's own."""
     groups: tuple[int, ...]
+    """Numbers, from the innermost outwards, of the runs of loops of one kind."""
     positions: Mapping[str, list[int]]
+    """Loops by their place among those of their kind, such as `inner_spatial`."""
     vector: Flags
+    """The vector loop, (L, B)."""
     parallel: Flags
+    """Loops that run in parallel, (L, B)."""
     tile: Flags
+    """Loops whose iterations are registers: spatial ones inside every reduction, and the vector loop, (L, B)."""
     vector_loop: int
+    """The loop that is or could be the vector loop, -1 where there is none."""
     unroll_limit: Floats
+    """In vector operations, (B,)."""
 
     @property
     def depth(self) -> int:

@@ -155,6 +155,7 @@ FEATURE_NAMES = (
 )
 """Names of the columns, in order."""
 
+# The flags among the fields above: kind of access, kind of reuse, and where the buffer lies.
 _FLAG_ENDINGS = (*BUFFER_FIELDS[:3], *BUFFER_FIELDS[7:10], *BUFFER_FIELDS[18:])
 
 

@@ -29,15 +29,14 @@ _NOWHERE = -1.0
 
 @dataclass(frozen=True, slots=True)
 class WarpAccess:
-    """One access of a buffer by the threads of a warp; arrays are (B,).
-
-    `width` bytes are moved by each thread at once; `sectors` of memory hold them, and the busiest bank of shared memory
-    has `conflicts` words of them, one a cycle.
-    """
+    """One access of a buffer by the threads of a warp; arrays are (B,)."""
 
     width: Floats
+    """Bytes that each thread moves at once."""
     sectors: Floats
+    """Sectors of memory that hold what the warp accesses."""
     conflicts: Floats
+    """Words in the busiest bank of shared memory, which gives one a cycle."""
 
 
 def thread_loops(nest: Nest) -> list[int]:
@@ -54,6 +53,7 @@ def thread_loops(nest: Nest) -> list[int]:
 def warp_access(nest: Nest, footprint: Footprint) -> WarpAccess:
     """What the first warp of a block asks for at once."""
     offsets, active = _offsets(nest, footprint)
+    # Threads that the block lacks ask for nothing.
     places = np.where(active, offsets * footprint.element_bytes, _NOWHERE)
     lanes = _vector_lanes(nest, footprint)
     width = lanes * footprint.element_bytes
@@ -167,5 +167,6 @@ def _busiest(words: Floats) -> Floats:
     counts = np.zeros((_BANKS, words.shape[1]))
     banks = np.mod(ordered, _BANKS).astype(np.intp)
     programs = np.broadcast_to(np.arange(words.shape[1]), words.shape)
+    # `add.at`, since several words of a program may be in one bank, which `+=` would count once.
     np.add.at(counts, (banks[fresh], programs[fresh]), 1.0)
     return np.asarray(np.maximum(1.0, counts.max(axis=0)))
