@@ -84,6 +84,7 @@ def sample_factorizations(rng: np.random.Generator, count: int, extent: int, lev
     parts[:, -1] = lasts
     for prime, exponent in prime_factors(extent):
         left = exponent - _exponents(lasts, prime, exponent)
+        # Rows with equal exponents are drawn together, in one call of NumPy.
         for size in np.unique(left[left > 0]):
             rows = np.flatnonzero(left == size)
             parts[rows, :-1] *= prime ** _compositions(rng, len(rows), int(size), levels)
