@@ -130,6 +130,7 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
         if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or op.shape != reading.shape:
             return False
         for producer, indices in dag.reads[reader]:
+            # Every axis once and in order: neither a broadcast nor a transpose.
             if producer == current and _matched_axes(reading, indices) != list(range(len(reading.axes))):
                 return False
         current = reader
@@ -140,6 +141,7 @@ def held_types(op: ComputeOp) -> tuple[str, ...]:
     """The types in which a GPU's threads hold the results of a stage until these are complete: sums and products of
     floats of two bytes are float32 until then, as they are on a CPU.
     """
+    # Extremes round nothing, so they stay in their own type.
     wide = isinstance(op.body, Reduce) and op.body.combiner in ("sum", "prod")
     return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes
 

@@ -18,7 +18,7 @@ class LoopChoices:
     vector: Mapping[int, Number] = field(default_factory=dict)
     """1 where the last spatial loop is a vector loop."""
     unroll: Mapping[int, Number] = field(default_factory=dict)
-    """The limit up to which reduction loops are unrolled, in statements."""
+    """The limit up to which reduction loops are unrolled, in operations."""
 
 
 def choices_of(state: State) -> LoopChoices:

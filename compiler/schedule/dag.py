@@ -126,6 +126,7 @@ class ComputeDAG:
 
     @cached_property
     def _hash(self) -> str | int:
+        # Graphs that differ in the order of inputs or outputs alone have kernels with other parameters.
         order = ",".join(map(self._place, (*self.inputs, *self.outputs)))
         text = f"{fingerprint(self.ops, self.id_of, self.layout_free)}\n{order}"
         function = find_function(HASH_FUNCTION)

@@ -121,6 +121,7 @@ def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | No
     along = {place for place, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]}
     right = min(along)
     read = [place for place, _ in state.dag.reads[stage_id]]
+    # An input of free layout is packed beforehand, and an inlined stage lies nowhere that could be copied.
     stands = right not in state.dag.layout_free and not isinstance(state.stages[right].location, Inlined)
     if len(along) != 1 or read.count(right) != 1 or not stands:
         return None
@@ -139,6 +140,7 @@ def _packed(state: State, product: _Large) -> State:
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(op.axes) - 1
     height, strip = product.tile
+    # From the last loop on, so that the numbers of those before it stay right.
     for place, size in ((last + 1, product.depth), (last, strip), (rows, height)):
         extent = state.stages[stage].iters[place].extent
         state = state.apply(Split(stage, place, extent if isinstance(extent, int) else 0, (size,)))
@@ -176,6 +178,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     last = spatial[-1]
     if not tiled and stage.iters[last].extent != 1:
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
+        # The loops inside a block do not run in parallel.
         spatial = spatial[:-1] if turned is None else spatial[:-2]
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
@@ -303,6 +306,7 @@ def _blocked(state: State, stage_id: int, turned: _Turned) -> State:
     after:  for h: for w.0: for c.0: for w.1: for c.1: …
     """
     last = len(state.stages[stage_id].iters) - 1
+    # From the last loop on, so that the number of the other one stays right.
     for place, size in ((last, turned.narrow), (turned.axis, turned.block)):
         extent = state.stages[stage_id].iters[place].extent
         state = state.apply(Split(stage_id, place, extent if isinstance(extent, int) else 0, (size,)))

@@ -75,17 +75,18 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factoring:
-    """How a reduction is factored: `axis` becomes axis number `position` of the first result, which reduces over
-    `rest`.
-
-    `values` are the old reduce axes over `axis` and `rest`; points where a condition in `inside` fails do not exist.
-    """
+    """How a reduction is factored."""
 
     axis: Axis
+    """The part that becomes an axis of the first result."""
     position: int
+    """Its number there."""
     rest: tuple[Axis, ...]
+    """The parts that the first result reduces over."""
     values: Mapping[Expr, Expr]
+    """The old reduce axes over `axis` and `rest`."""
     inside: tuple[Expr, ...]
+    """Points where one of these conditions fails do not exist: splits that run past the end made them."""
 
 
 def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
@@ -107,6 +108,7 @@ def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
         starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.dtypes, strict=True)]
         sources = [select(condition, source, start) for source, start in zip(sources, starts, strict=True)]
     source = as_body(sources)
+    # Where nothing is left to reduce, a term is its own partial result.
     body = Reduce(op.body.combiner, source, how.rest) if how.rest else source
     axes = (*op.axes[: how.position], how.axis, *op.axes[how.position :])
     # TVM's names: `.rf` holds partial results, `.repl` joins them along `_v`.

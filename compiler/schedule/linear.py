@@ -28,6 +28,7 @@ def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopK
     match index:
         case Const():
             return Affine(int(index.value))
+        # An index that goes through a float or a bool is not followed.
         case _ if is_float(index.dtype) or index.dtype == BOOL:
             pass
         case Cast() if index.dtype in ("int64", "int32"):
@@ -67,6 +68,7 @@ def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, N
 
 def _quotient_hull(form: Linear, divisor: int, extents: Mapping[LoopKey, Number]) -> Linear:
     low, high = form.limits(extents)
+    # A quotient of what may be anything may be anything.
     if np.any(high - low >= _UNKNOWN.spread):
         return _UNKNOWN
     return between(low // divisor, high // divisor)

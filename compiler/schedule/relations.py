@@ -104,6 +104,7 @@ def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: M
     """
 
     def parts_of(relation: FuseRelation, fused: Expr) -> Iterator[Expr]:
+        # Digits of the fused loop in mixed radix, the first part highest.
         stride = prod(sizes[part] for part in relation.parts)
         for part in relation.parts:
             stride //= sizes[part]

@@ -59,12 +59,11 @@ ANNOTATION_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Iterator:
-    """One loop of a stage. `extent` is None while it is unknown: a sketch's tile size, or a loop of a stage that was
-    just attached.
-    """
+    """One loop of a stage."""
 
     name: str
     extent: Number | None
+    """None while it is unknown: a sketch's tile size, or a loop of a stage that was just attached."""
     kind: IterKind
     annotation: Annotation = Annotation.NONE
 
@@ -92,13 +91,13 @@ Location = Root | Inlined | Attached
 
 @dataclass(frozen=True, slots=True)
 class SplitRelation:
-    """`parent = parts`, outermost first. `lengths` are the extents of all parts but the first (inner_to_outer) or but
-    the last.
-    """
+    """`parent = parts`: an axis, and what a split made of it."""
 
     parent: str
     parts: tuple[str, ...]
+    """Outermost first."""
     lengths: tuple[Number | None, ...]
+    """Extents of all parts but the first (inner_to_outer) or but the last."""
     inner_to_outer: bool
 
 
@@ -170,6 +169,7 @@ class Stage:
     @property
     def is_tiled(self) -> bool:
         """Whether the number of loops differs from the number of axes."""
+        # TVM's definition: a fusion changes the number of loops too, so a fused stage counts as tiled.
         return isinstance(self.op, ComputeOp) and len(self.iters) != len(self.op.axes) + len(self.op.reduce_axes)
 
     @property

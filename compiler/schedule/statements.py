@@ -27,15 +27,16 @@ from retune.compiler.te.tensor import ComputeOp, Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """A read or write of one element: `shape` is that of the buffer, `index` has one form a dimension, `strides` are in
-    elements (None: row-major without padding).
-    """
+    """A read or write of one element."""
 
     tensor: Tensor
     shape: tuple[Number, ...]
+    """That of the buffer, which may hold a region of the tensor alone."""
     index: tuple[Linear, ...]
+    """One form a dimension."""
     is_write: bool
     strides: tuple[Number, ...] | None = None
+    """In elements; None: row-major without padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +127,7 @@ class _Forms:
         self, index: Expr, producer: int, dim: int, low: Linear | None, fused_parts: Mapping[LoopKey, FusedPart]
     ) -> Linear:
         """`index`, in dimension `dim` of what stage `producer` makes, relative to `low`, as a form over loops alone."""
+        # `low` and `fused_parts` need not be part of it: within a statement, producer and dimension determine them.
         key = index, producer, dim
         if key not in self._known:
             form = linearize(index, self._leaves, self._extents)

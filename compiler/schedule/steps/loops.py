@@ -165,6 +165,7 @@ class FollowSplit(Step):
                 f"{state.stage(self.stage).op.name}: a split into {len(source.lengths) + 1} parts cannot be followed "
                 f"into {self.n_split + 1}"
             )
+        # TVM's rule: the innermost part gets the product of all lengths that are left.
         last = _product(source.lengths[self.n_split - 1 :])
         lengths = (*source.lengths[: self.n_split - 1], last)
         return split_loop(state, self.stage, self.iter, lengths, True)
