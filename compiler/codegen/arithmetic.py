@@ -71,6 +71,7 @@ def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
         # The one order of operands and sides that is its own instruction on x86; others take two.
         chosen = emit(f"fcmp o{name} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
         return emit(f"select {chosen.typed}, {rhs.typed}, {lhs.typed}", lhs.lanes, lhs.dtype)
+    # A bool is an i1, whose true would be -1 in a signed comparison.
     sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
     chosen = emit(f"icmp {sign}{name} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)

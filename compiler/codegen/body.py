@@ -120,6 +120,7 @@ class BodyEmitter(ExpressionEmitter):
         self.vector = loop.var
         whole = loop.extent // lanes
         per_iteration = 1 if any(isinstance(inner, For) for inner in walk_stmt(loop.body)) else CHUNKS_PER_ITERATION
+        # A loop at run time over whole groups of vectors, then straight-line pieces for what is left.
         iterations = whole // per_iteration
         start = 0
         if iterations > 1 and not self.wants_literals(loop):

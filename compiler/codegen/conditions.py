@@ -27,6 +27,7 @@ class ConditionEmitter(MemoryEmitter):
                 return False
             if low >= 0:
                 continue
+            # Of loop counters alone: the test is hoisted to where the innermost of these loops starts.
             if form is not None and all(isinstance(self.bound(atom), (int, Scalar)) for atom in form.terms):
                 scalars.append(self.test(form))
             else:

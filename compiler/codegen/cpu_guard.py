@@ -36,6 +36,7 @@ def cpu_guard(name: str, triple: str, needs: Collection[str]) -> str:
     if any(each.startswith("avx") for each in asked):
         places.append(_SAVES_VECTORS)
         registers = _OF_AVX512 if any(each.startswith("avx512") for each in asked) else _OF_AVX
+    # One CPUID a leaf, all of whose bits are tested together.
     masks: dict[tuple[int, int], list[int]] = {}
     for leaf, sub, register, bit in places:
         masks.setdefault((leaf, sub), [0, 0, 0, 0])[register] |= 1 << bit

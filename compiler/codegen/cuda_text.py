@@ -103,6 +103,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
     places = kernel.shared_places if launched else {}
     if launched:
         yield f"  extern __shared__ __align__({VECTOR_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
+    # Definitions are replaced in the finished text, so that `_Writer` need not know where buffers lie.
     changed = {_definition_of(buffer): _pointer(buffer, start) for buffer, start in places.items()}
     changed = {text: f"__align__(16) {text}" for text in _aligned(kernel)} | changed
     for line in _body(kernel):

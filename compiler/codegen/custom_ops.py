@@ -65,6 +65,7 @@ def custom_op(network: CompiledNetwork) -> CustomOp:
         digest.update(kernel.object_code)
     for _, array in sorted(network.constants.items()):
         digest.update(array.data)
+    # A readable beginning; the hash tells operators apart.
     label = re.sub(r"\W+", "_", plan.name)[:40]
     return CustomOp(f"{label}_{digest.hexdigest()[:16]}", network)
 
@@ -97,6 +98,7 @@ class ConstantTable:
                 for number, array in op.network.constants.items():
                     file.seek(self.offsets[place, number])
                     file.write(array.reshape(-1).view("uint8").data)
+            # At least one unit, so that `retune.constants` has a place in a library without constants too.
             file.truncate(max(self.nbytes, ALIGNMENT))
 
 

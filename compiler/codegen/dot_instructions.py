@@ -83,6 +83,7 @@ def dot_instructions(target: Target) -> Mapping[Pair, DotInstruction]:
 
 
 def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
+    # Without AVX-512 there may be AVX-VNNI, on half the width.
     widest = 16 if "zmm" in probed else 8
     found: dict[Pair, DotInstruction] = {}
     if "vpdpwssd" in probed:

@@ -146,6 +146,7 @@ class DotEmitter(MemoryEmitter):
 
     def same_words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
         """A factor that does not move with the lanes: its few steps are the lanes of a short vector."""
+        # The steps of a word are lanes of their own, to which the outer vector loop and its mask do not apply.
         outside = self.vector, self.mask, self.active
         self.vector, self.mask, self.active = dot.var, None, None
         self.env[dot.var] = Ramp(None, 0, dot.width)

@@ -172,6 +172,7 @@ def _apart(args: Sequence[ArgSpec], name: str, constants: _Constants) -> list[st
     for number, (one, two) in enumerate(pairs):
         names = f"{args[one].name} and {args[two].name}"
         what = f"kernel {name}: the arguments {names} share memory, and one of them is written"
+        # Two ranges overlap exactly if each begins before the other ends.
         lines += [
             f"apart{number}:",
             f"  %end{number} = getelementptr i8, ptr %b{one}, i64 {args[one].nbytes}",
@@ -251,6 +252,7 @@ def _scalar(argument: ExternArgument, constants: _Constants) -> tuple[FfiType, s
         case int():
             return FfiType.INT, f"i64 {argument}"
         case float():
+            # A value of the FFI is eight bytes: a float is stored by its bits.
             return FfiType.FLOAT, f"i64 {struct.unpack('<q', struct.pack('<d', argument))[0]}"
         case _:
             return FfiType.RAW_TEXT, f"ptr {constants.text(str(argument))}"

@@ -106,9 +106,11 @@ class MemoryEmitter(ABC):
                 pointer = self.writer.hoisted(
                     depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
                 )
+        # What memory or this iteration decides comes last, after all that could be hoisted.
         for text, coefficient in current:
             scaled = self.writer.value(f"mul i64 {text}, {coefficient}")
             pointer = self.writer.value(f"getelementptr {kind}, ptr {pointer}, i64 {scaled}")
+        # An accumulator inside a vector loop has a whole vector for each element.
         return Place(pointer, offset * storage.lanes, stride)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:

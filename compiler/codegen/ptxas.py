@@ -34,16 +34,19 @@ _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What a thread of a kernel takes: 32-bit `registers`, bytes of `stack`; `spill_stores` and `spill_loads` are the
-    bytes that it moves there and back because registers do not suffice. And the bytes of `shared` memory of a block.
-    """
+    """What ptxas gave a kernel."""
 
     name: str
     registers: int
+    """Of a thread, of 32 bits each."""
     spill_stores: int
+    """Bytes that a thread moves to its stack because registers do not suffice."""
     spill_loads: int
+    """Bytes that it moves back."""
     stack: int
+    """Bytes of a thread."""
     shared: int
+    """Bytes of the shared memory of a block."""
 
     @property
     def spilled(self) -> int:

@@ -131,6 +131,7 @@ def _load_matrix(emitter: MemoryEmitter, stmt: LoadMatrix) -> None:
     source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 3)
     words = _words(stmt.count)
     loaded = emitter.writer.value(f"call {words} @{_matrix_load(stmt)}(ptr addrspace(3) {source})")
+    # Of each matrix a lane gets one word: two halves.
     for number, place in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, 2)):
         word = loaded if stmt.count == 1 else emitter.writer.value(f"extractvalue {words} {loaded}, {number}")
         emitter.writer.put(f"store i32 {word}, ptr {place}, align 4")

@@ -165,6 +165,7 @@ def tanh(emit: Emit, x: Value) -> Value:
     write = VectorBuilder(emit, x.lanes)
     size = write.at_most(write.magnitude(x), _TANH_ONE)
     shifted, grown = _reduced_expm1(write, write.add(size, size))
+    # n is at most 20 / ln 2, below 30, so that unlike in `exp` one factor is a normal number.
     scale = _power_of_two(write, write.bits(shifted))
     # expm1(2|x|) = 2**n expm1(r) + (2**n - 1): for small x there is no cancellation, which exp(2x) - 1 would suffer.
     whole = write.fma(scale, grown, write.sub(scale, write.number(1.0)))

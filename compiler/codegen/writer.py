@@ -21,6 +21,7 @@ class FunctionWriter:
     """Collects the lines of one function; names of values and labels are made unique here."""
 
     def __init__(self) -> None:
+        # Lists in lists, so that what is hoisted later still comes at the start of its loop.
         self.entry: Lines = []
         self.root: Lines = [self.entry]
         self.out: Lines = self.root
