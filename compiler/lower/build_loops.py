@@ -160,6 +160,7 @@ class LoopBuilder:
         )
         called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
         given = {producer for stage_id in called for producer, _ in dag.reads[stage_id]}
+        # A function expects its inputs in the layout that they come with.
         free = frozenset(self.buffers[i][0].name for i in dag.layout_free - given)
         limits = tuple(
             (buffer.name, fixed(self.state.stages[i].unroll_limit))
@@ -228,6 +229,7 @@ class LoopBuilder:
             if variables(guard) & (spatial_vars | outer_vars)
             == variables(guard) & {v for lp in loops for v in loop_vars(lp)}
         ]
+        # Guards on outer loops alone are tested once, around all initial values.
         init_outer = [guard for guard in init_guards if not variables(guard) & spatial_vars]
         inner = [guard for guard in init_guards if guard not in init_outer]
         init = guarded(init_outer, nested(spatial, stores(buffers, target, self.starts(stage_id, body)), inner))

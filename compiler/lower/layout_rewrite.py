@@ -25,12 +25,16 @@ TRANSFORM = "auto_scheduler_layout_transform"
 
 @dataclass(frozen=True, slots=True)
 class Relayout:
-    """How operation `reader` wants input number `source`: `digits` over `axes`, the names of its dimensions."""
+    """How an operation wants one of its inputs laid out."""
 
     source: int
+    """Number of the input."""
     reader: int
+    """Number of the operation."""
     axes: tuple[str, ...]
+    """The names of its dimensions."""
     digits: Digits
+    """The dimensions of its new layout, over these names."""
 
     @property
     def packing(self) -> Packing:

@@ -162,6 +162,7 @@ class _Planner:
         if any(one.writer for one in found):
             self.check_alone(stmt, threads)
         if self.conflict(before, found):
+            # After a barrier only what follows it can conflict with later accesses.
             return block(Barrier(), stmt), found
         return stmt, before | found
 

@@ -282,6 +282,7 @@ class _WarpShuffle(_Join):
         for offset in _halvings(count):
             found.append(self.shuffle(offset, self.width(count)))
             leaf = self.with_value([Load(buffer, ()) for buffer in self.other], self.partials, self.point)
+            # Of a count that is no power of two some threads have no partner in this step.
             if count & (count - 1):
                 leaf = self.over([*(loop.extent for loop in self.others), left - offset], leaf)
             found.append(leaf)

@@ -41,6 +41,7 @@ class VirtualThreads:
 def _expand(loop: For) -> Stmt | None:
     if loop.kind is not LoopKind.VTHREAD:
         return None
+    # A `let` names one value, but every virtual thread needs its own.
     body = _without_lets(loop.body, loop.var)
     return _Expansion(loop.var, loop.extent, _dependent_buffers(body, loop.var)).visit(body)
 

@@ -171,6 +171,7 @@ def _parts(
 
 def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
     """The values within `limit` for which `slope` times the value, plus `rest`, is at least 0."""
+    # Nothing is known of the rest: the guard holds for every value, or is not known to hold for any.
     if not math.isfinite(rest):
         return limit if rest > 0 else (limit[1] + 1, limit[0])
     if slope > 0:
