@@ -68,6 +68,7 @@ class Affine(Generic[Atom, N]):
                 return self + other
             case BinaryOp.SUB:
                 return self.plus(other, -1)
+            # A constant with a spread is no number: its product with a loop is not affine.
             case BinaryOp.MUL if not other.terms and other.exact:
                 return self * other.const
             case BinaryOp.MUL if not self.terms and self.exact:
@@ -88,6 +89,7 @@ class Affine(Generic[Atom, N]):
                 multiple[atom] = coefficient // divisor if divides else 0
                 rest[atom] = 0 if divides else coefficient
         return (
+            # Floor division: the rest of a negative constant is not negative.
             Affine(self.const // divisor, multiple),
             Affine(self.const % divisor, rest, self.spread, self.exact),
         )

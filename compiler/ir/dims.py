@@ -169,6 +169,7 @@ class Dim(_Integer):
         return not _decide_zero(self)
 
     def __hash__(self) -> int:
+        # By structure, unlike `==`, which the numbers of `Assumptions` decide.
         return self._hash
 
     def __repr__(self) -> str:

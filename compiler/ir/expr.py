@@ -279,6 +279,7 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
 def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
     """Both operands in one type: a Python number adapts to the other side, two expressions follow NumPy's promotion."""
     if isinstance(lhs, Expr) and not isinstance(rhs, Expr):
+        # A Python number is weak, as in NumPy 2 (NEP 50); a float beside an integer makes both float32.
         wants_float = isinstance(rhs, float) and not is_float(lhs.dtype)
         return (Cast("float32", lhs), as_expr(rhs)) if wants_float else (lhs, as_expr(rhs, lhs.dtype))
     if isinstance(rhs, Expr) and not isinstance(lhs, Expr):

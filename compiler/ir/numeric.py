@@ -72,6 +72,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "tanh": np.tanh,
     "erf": _erf,
+    # exp(-x) may overflow to infinity, of which the inverse is the right 0.
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "pow": np.power,
     "floor": np.floor,

@@ -96,4 +96,5 @@ def wrapped(value: int, dtype: str) -> int:
         return value
     width = item_bytes(dtype) * 8
     low = value & ((1 << width) - 1)
+    # Two's complement.
     return low - (1 << width) if not dtype.startswith("uint") and low >> (width - 1) else low

@@ -44,6 +44,7 @@ def _divisor_of(node: Expr) -> int:
     """The literal that an index is divided by, in a quotient or a remainder; 0 for other nodes."""
     match node:
         case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=Const(value=by), dtype=dtype) if dtype == INDEX:
+            # There are no rules for negative divisors.
             return max(int(by), 0)
     return 0
 
@@ -201,6 +202,7 @@ def _digit(atom: Expr) -> _Digit | None:
     """The digit that an atom is, if it is one."""
     match atom:
         case Binary(op=op) if by := _divisor_of(atom):
+            # Of nested quotients one remains: n // u // by is n // (u * by), for floors by positive numbers.
             number, unit = _in_units(affine(atom.lhs))
             quotient = op is BinaryOp.FLOORDIV
             return _Digit(number, unit * by, None) if quotient else _Digit(number, unit, by)

@@ -237,6 +237,7 @@ def inner_stmts(stmt: Stmt) -> tuple[Stmt, ...]:
 
 def range_of(stmt: For | Let) -> tuple[int, int]:
     """The smallest and the largest value of the variable that a loop or let binds."""
+    # A literal has one value, whatever extent the `let` names.
     if isinstance(stmt, Let) and isinstance(stmt.value, Const):
         return int(stmt.value.value), int(stmt.value.value)
     return 0, stmt.extent - 1

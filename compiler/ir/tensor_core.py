@@ -63,6 +63,7 @@ class Instruction:
     @property
     def packed(self) -> int:
         """Neighbors along the depth that share a register."""
+        # Two halves share a register of 32 bits, a float32 fills one.
         return 2 if self.depth == ROWS else 1
 
     def left_place(self, lane: Place, element: int) -> tuple[Place, Place]:

@@ -22,6 +22,7 @@ def _child_fields(kind: Any) -> tuple[str, ...]:
     """The fields of a class of nodes that may hold operands."""
     found = _FIELDS.get(kind)
     if found is None:
+        # Fields that are derived, such as `dtype`, hold no operands.
         found = tuple(field.name for field in fields(kind) if field.init and not _is_plain(field.type))
         _FIELDS[kind] = found
     return found
