@@ -133,6 +133,7 @@ class Memory:
         """What was copied is there, for the thread that copied it."""
         if self.under_way is not None:
             self.under_way[places] = _NOBODY
+        # Written by the thread that waits: others may read it only after a barrier.
         self.write_at(places, values, who, epochs)
 
     def _check_arrived(self, places: Numbers, who: Numbers, *, wrote: bool) -> None:
@@ -196,6 +197,7 @@ class Memory:
 
     def check_aligned(self, places: Numbers, who: Numbers, size: int) -> None:
         """Raises: KernelFaultError when a thread's first element does not start at a multiple of `size` bytes."""
+        # Every copy of a buffer begins aligned, so the position within it decides.
         torn = places[:, 0] % self.buffer.size * self.data.itemsize % size != 0
         if torn.any():
             first = int(np.argmax(torn))

@@ -103,6 +103,7 @@ class _Lanes:
         """Those of the threads for which the mask holds."""
         if mask.all():
             return self
+        # A value without dimensions is the same for all threads.
         values = {var: value[mask] if value.ndim else value for var, value in self.values.items()}
         return _Lanes(self.numbers[mask], values)
 

@@ -51,6 +51,7 @@ class Tags:
             return written
         reader = self.reader[places]
         lasting = self._at_once(self.read_epoch[places], reader, who, epochs)
+        # Readers of an earlier epoch are forgotten: a barrier lies between them and now.
         before = np.where(lasting, self.other_reader[places], _NOBODY)
         self.other_reader[places] = np.where(lasting & (reader != who), reader, before)
         self.reader[places] = who

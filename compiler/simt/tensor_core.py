@@ -109,6 +109,7 @@ class TensorUnit:
         target.memory.check_aligned(places, target.who, size)
         wanted = np.broadcast_to(values([stmt.condition])[0], numbers.shape)
         read = np.zeros((len(numbers), count), target.memory.data.dtype)
+        # Where the condition fails the source's index may be out of bounds, so it is not looked at.
         if wanted.any():
             at = [np.broadcast_to(index, numbers.shape)[wanted] for index in values(stmt.source_indices)]
             who = source.who[wanted]
@@ -158,6 +159,7 @@ class TensorUnit:
         rows = source.memory.neighbors(source.copies[pointing], at, who, MATRIX)
         source.memory.check_aligned(rows, who, ROW_BYTES)
         line, place = np.meshgrid(np.arange(MATRIX), np.arange(MATRIX), indexing="ij")
+        # The fragment layout of ldmatrix (PTX ISA): of each row four lanes hold two neighbors each.
         lane = place * 4 + line // 2 if stmt.transposed else line * 4 + place // 2
         half = line % 2 if stmt.transposed else place % 2
         shape = (len(numbers) // WARP, stmt.count, MATRIX, MATRIX)
@@ -252,4 +254,5 @@ def _rounded(values: Array, kind: str) -> Array:
     bits = exact.view(np.uint32)
     # To the nearest, halves away from zero (cvt.rna): half of the last bit that is kept is added, the rest is cut.
     near = ((bits + np.uint32(_TF32_REST)) & np.uint32(0xFFFFFFFF - 2 * _TF32_REST + 1)).view(np.float32)
+    # NaNs stay: a carry out of their mantissa would run through the ones of the exponent into the sign.
     return np.where(np.isfinite(exact), near, exact)
