@@ -51,6 +51,7 @@ def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[i
     """Extents: integers of at least 1, whose elements of `dtype` can be counted in bytes."""
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
         raise DefinitionError(f"{name}: the shape {shape!r} must be a list of integers")
+    # A bool is an int to Python, but no extent.
     if any(isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1 for extent in shape):
         raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive integers")
     extents = tuple(map(operator.index, shape))
@@ -67,6 +68,7 @@ def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
     return dict(attributes or {})
 
 
+# Of a thread or an asyncio task, so that blocks in others do not matter.
 _SCOPE: ContextVar[str] = ContextVar("tag", default="")
 
 

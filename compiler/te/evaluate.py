@@ -105,6 +105,7 @@ def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:
         argument if not isinstance(argument, Handle) else (results if argument.is_result else inputs)[argument.index]
         for argument in op.call.args
     )
+    # For an unknown name the second function raises an error that says so.
     function = find_function(op.call.function) or get_global_func(op.call.function)
     function(*arguments)
     return [result.numpy() for result in results]
@@ -117,6 +118,7 @@ def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> list[Array]:
         grid = _grid(op.axes, len(op.axes))
         results = [_Evaluator(op.name, values, grid).value(value) for value in op.values]
     return [
+        # A copy: the broadcast is a read-only view.
         np.array(np.broadcast_to(result, op.shape), dtype=dtype)
         for result, dtype in zip(results, op.dtypes, strict=True)
     ]

@@ -78,6 +78,7 @@ class Reducer:
         results = self._typed(joined, dtypes, together)
         start = self.identity(*dtypes) if callable(self.identity) else self.identity
         identities = self._typed(start, dtypes, together)
+        # A kernel starts from the identity before it has read anything, so it must be known.
         if not all(isinstance(identity, Const) for identity in identities):
             raise DefinitionError(f"{self.name}: the identity {as_body(identities)} must be literals")
         starts = tuple(identity for identity in identities if isinstance(identity, Const))
