@@ -91,6 +91,7 @@ def _conv_transpose2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     full = [(n - 1) * stride + size for n, stride, size in zip(x.shape[1:3], strides, kernel, strict=True)]
     longer = [max(0, -pad) for pad in pads[2:]]
     whole = np.zeros((x.shape[0], full[0] + longer[0], full[1] + longer[1], weight.shape[3]), x.dtype)
+    # The definition: every tap adds a product, moved by its place and spread by the stride.
     for row, column in np.ndindex(*kernel):
         rows = slice(row, row + full[0] - kernel[0] + 1, strides[0])
         columns = slice(column, column + full[1] - kernel[1] + 1, strides[1])
@@ -135,7 +136,7 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
         stride, cut = strides[dim], cuts[dim]
         if cut % stride == 0:
             return te.const(low[dim] + cut // stride)
-        # With stride 2 and an odd cut this equals the quotient below, and is affine in the phase.
+        # With stride 2 and an odd cut this equals the quotient, and is affine in the phase.
         begun = phase + cut // stride if stride == 2 else (phase + cut) // stride
         return begun + low[dim]
 

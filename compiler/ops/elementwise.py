@@ -69,6 +69,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _erf(x: Array) -> Array:
+    # NumPy has no error function.
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
 
 
@@ -93,12 +94,14 @@ def _hard_swish(x: Expr) -> Expr:
 def _invert_bits(x: Expr) -> Expr:
     if x.dtype == "bool":
         return te.logical_not(x)
+    # No node inverts bits: an exclusive or with all ones does.
     return x ^ te.const(int(np.iinfo(x.dtype).max) if x.dtype.startswith("u") else -1, x.dtype)
 
 
 def _remainder(a: Expr, b: Expr) -> Expr:
     """What is left of `a` with the sign of `a`."""
     if not is_float(a.dtype):
+        # Integers divide towards zero, so that the rest has the sign of `a`.
         return a - a / b * b
     # Of the magnitudes, since `%` has the sign of the divisor.
     rest = te.abs(a) % te.abs(b)
@@ -108,6 +111,7 @@ def _remainder(a: Expr, b: Expr) -> Expr:
 def _divide(a: Array, b: Array) -> Array:
     if is_float(a.dtype.name):
         return np.asarray(a / b)
+    # The quotient of the magnitudes, since `//` of signed integers rounds down.
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
 

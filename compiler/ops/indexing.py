@@ -44,6 +44,7 @@ def _require_smaller(call: OpCall, shape: Shape, axis: int) -> None:
 
 
 def _from_front(index: Expr, extent: int) -> Expr:
+    # In int64, since a narrow index type may not hold the extent.
     wide = te.cast("int64", index)
     return te.select(wide < 0, wide + extent, wide)
 
@@ -175,6 +176,7 @@ def _cut(left: _Candidates, blocks: int, block: int, name: str) -> tuple[Tensor,
 
     def value(*i: Expr) -> Expr:
         number, (found, _) = candidate(i)
+        # The last block is filled up with zeros, whose place -1 says that they are no elements.
         return te.if_then_else(number < count, found, te.const(0, left.values.dtype))
 
     def place(*i: Expr) -> Expr:
@@ -302,8 +304,10 @@ def _scatter_elements(call: OpCall) -> Lowered:
 
         def hit(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
             point = (*i[:axis], along, *i[axis + 1 :])
+            # Indices may be fewer than elements along the other axes: what lies beyond them gets no update.
             near = [i[d] < indices.shape[d] for d in range(len(i)) if d != axis and indices.shape[d] < source.shape[d]]
             same = te.equal(_from_front(indices[point], source.shape[axis]), i[axis])
+            # Lazily, since beyond them there is no index to read.
             inside = te.if_then_else(te.logical_and(*near), same, te.const(False)) if near else same
             return inside, updates[point]
 

@@ -32,6 +32,7 @@ def _resample(call: OpCall) -> Lowered:
     def build(source: Tensor, *tables: Tensor) -> Tensor:
         along = tuple(zip(axes, tables[::2], tables[1::2], strict=True))
 
+        # Axis within axis: every combination of their taps is a term.
         def weighted(result: tuple[Expr, ...], point: tuple[Expr, ...], level: int) -> Expr:
             if level == len(along):
                 return source[point] if x.dtype == wide else te.cast(wide, source[point])

@@ -67,6 +67,7 @@ def _concat(call: OpCall) -> Lowered:
             for source in reversed(sources):
                 end -= source.shape[axis]
                 piece = source[(*axes[:axis], axes[axis] - end, *axes[axis + 1 :])]
+                # Lazily, since the index into an operand that is not meant lies outside of it.
                 value = piece if value is None else te.if_then_else(axes[axis] < end + source.shape[axis], piece, value)
             assert value is not None
             return value
@@ -119,6 +120,7 @@ def _pad(call: OpCall) -> Lowered:
             inside = source[tuple(axis - low for axis, low in zip(axes, before, strict=True))]
             if not conditions:
                 return inside
+            # Lazily, since beside the source there is nothing to read.
             return te.if_then_else(te.logical_and(*conditions), inside, te.const(call.number("value"), x.dtype))
 
         return te.compute(shape, body, name=call.name)
@@ -156,6 +158,7 @@ def _extents(call: OpCall) -> Lowered:
     values = call.ints("values")
 
     def build() -> Tensor:
+        # By comparisons, so that the kernel has no table to read.
         def body(i: Expr) -> Expr:
             value: Expr = te.const(values[-1], "int64")
             for place, number in reversed(list(enumerate(values[:-1]))):
