@@ -51,6 +51,7 @@ _TYPES = {
     "uint16": "unsigned short",
     "uint8": "unsigned char",
 }
+# `rint` rounds halves to even, as the operator does; C's `round` takes them away from zero.
 _RENAMED = {"abs": "fabs", "round": "rint"}
 _SYMBOLS = {**SYMBOLS, BinaryOp.AND: "&&", BinaryOp.OR: "||", BinaryOp.FLOORDIV: "/", BinaryOp.FLOORMOD: "%"}
 _HELPERS = {

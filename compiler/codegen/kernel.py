@@ -194,6 +194,7 @@ def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[st
             lines.append(f"  %b{number} = load ptr, ptr %s{number}, align 8")
         else:
             lines.append(f"  %b{number} = getelementptr i8, ptr %workspace, i64 {offset}")
+            # The next multiple of `ALIGNMENT`, which the parameters of the parts promise to LLVM.
             offset += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
         lines.append(f"  %c{number} = getelementptr ptr, ptr %context, i64 {number}")
         lines.append(f"  store ptr %b{number}, ptr %c{number}, align 8")

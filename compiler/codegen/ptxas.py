@@ -28,6 +28,7 @@ _BOUNDS = re.compile(
     r"(?P<head>\.entry (?P<name>[\w$]+)\([^{]*?\.maxntid (?P<threads>[\d, ]+)\n[^{]*?\.minnctapersm )(?P<blocks>\d+)"
 )
 """The launch bounds of a kernel in PTX."""
+# Registers that a thread may have (CUDA C++ Programming Guide), and the bytes of one.
 _MOST_REGISTERS, _WORD = 255, 4
 _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
