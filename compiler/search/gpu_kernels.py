@@ -120,6 +120,7 @@ class DeviceKernel:
         }
 
     def _most(self, kind: Annotation) -> Counts:
+        # As `bind_threads` launches: the statement with the longest loop decides.
         return np.asarray(np.max([iterations(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
 
     def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
