@@ -19,6 +19,7 @@ from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+# Not int64: products of many extents lose digits here, where integers would wrap around.
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -130,6 +131,7 @@ def _positions(kinds: Sequence[bool], groups: Sequence[int]) -> dict[str, list[i
     for name, reduce in (("spatial", False), ("reduce", True)):
         members = [index for index, kind in enumerate(kinds) if kind == reduce]
         ranks = [groups[index] for index in members]
+        # All loops of the kind in one run: then each loop is a group of its own.
         if len(set(ranks)) == 1:
             ranks = members[::-1]
         for index, rank in zip(members, ranks, strict=True):
