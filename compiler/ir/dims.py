@@ -334,6 +334,7 @@ class Assumptions:
         return holds
 
     def __enter__(self) -> "Assumptions":
+        # They nest: the outer ones decide again when these are left.
         self._before = getattr(_active, "assumptions", None)
         _active.assumptions = self
         return self
