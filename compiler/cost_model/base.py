@@ -17,8 +17,6 @@ from retune.compiler.errors import OptionError
 class TrainingBatch:
     """Measured programs of one task.
 
-    `features` is (N, S, F) float32 as `retune.compiler.features.extract` gives it; `seconds` is (N,), inf for a program
-    that failed. S may differ between batches.
     Raises: OptionError when the shapes do not fit or a time is not positive.
     """
 
