@@ -26,6 +26,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
         wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"), library)
         return wide if op in COMPARISONS else cast(emit, wide, lhs.dtype)
     kind = f"{llvm_type(lhs.dtype, lhs.lanes)} {lhs.text}, {rhs.text}"
+    # NumPy's `+` and `*` of bools are or and and; LLVM's add on i1 would wrap 1 + 1 to 0.
     if lhs.dtype == "bool" and op in (BinaryOp.ADD, BinaryOp.MUL):
         return emit(f"{'or' if op is BinaryOp.ADD else 'and'} {kind}", lhs.lanes, "bool")
     if op in LOGICAL:
@@ -70,6 +71,7 @@ def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
         # The one order of operands and sides that is its own instruction on x86; others take two.
         chosen = emit(f"fcmp o{name} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
         return emit(f"select {chosen.typed}, {rhs.typed}, {lhs.typed}", lhs.lanes, lhs.dtype)
+    # A bool is an i1, whose true would be -1 in a signed comparison.
     sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
     chosen = emit(f"icmp {sign}{name} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)
@@ -84,6 +86,7 @@ def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
     """`value` shifted by any amount; LLVM's own shifts have no result for one that is negative or too large."""
     dtype, lanes = value.dtype, value.lanes
     width = item_bytes(dtype) * 8
+    # Unsigned: a negative amount counts as a huge one, so one comparison tests both ends.
     inside = emit(f"icmp ult {amount.typed}, {literal(width, dtype, lanes)}", lanes, "bool")
     most = Value(literal(width - 1, dtype, lanes), lanes, dtype)
     # An arithmetic shift by too much leaves the sign in all bits, as one by the width less one does.
@@ -103,6 +106,7 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bo
     dtype, lanes = lhs.dtype, lhs.lanes
     if is_float(dtype):
         return _float_division(emit, op, lhs, rhs, library)
+    # LLVM truncates towards zero as C does; where the signs differ the results are moved to the floor below.
     quotient, rest = _divided(emit, lhs, rhs)
     if is_unsigned(dtype):
         return quotient if op is BinaryOp.FLOORDIV else rest
@@ -127,10 +131,12 @@ def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: b
     write = VectorBuilder(emit, lhs.lanes, lhs.dtype)
     zero, one = write.number(0.0), write.number(1.0)
     rest = write.binary("frem", lhs, rhs) if library else libdevice.call(emit, libdevice.REMAINDER, (lhs, rhs))
+    # frem has the sign of the dividend, as C's fmod; the floor's remainder has that of the divisor.
     nonzero = write.test("une", rest, zero)
     opposite = write.binary("xor", write.test("olt", rest, zero), write.test("olt", rhs, zero))
     below = write.both(nonzero, opposite)
     if op is BinaryOp.FLOORMOD:
+        # A remainder of zero takes the divisor's sign, as in Python and NumPy.
         return write.choose(nonzero, write.choose(below, write.add(rest, rhs), rest), write.with_sign(zero, rhs))
     quotient = write.div(lhs, rhs)
     # As in NumPy's npy_divmod: lhs - rest is a multiple of rhs, so the quotient is near an integer and rounding cannot
@@ -141,6 +147,7 @@ def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: b
     # The division may round just below the integer it should be.
     floor = write.choose(write.test("ogt", write.sub(near, floor), write.number(0.5)), write.add(floor, one), floor)
     whole = write.choose(write.test("une", near, zero), floor, write.with_sign(zero, quotient))
+    # Division by zero keeps IEEE 754's infinity or NaN, as NumPy's floor_divide does.
     return write.choose(write.test("oeq", rhs, zero), quotient, whole)
 
 
@@ -148,6 +155,7 @@ def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     """Quotient, rounded towards zero, and remainder; by zero both are 0, and the least number by -1 wraps around."""
     dtype, lanes = lhs.dtype, lhs.lanes
     sign = "u" if is_unsigned(dtype) else "s"
+    # LLVM turns division by a literal into multiplications and shifts; the tests below would be dead code.
     if _is_harmless(rhs):
         both = f"{llvm_type(dtype, lanes)} {lhs.text}, {rhs.text}"
         return emit(f"{sign}div {both}", lanes, dtype), emit(f"{sign}rem {both}", lanes, dtype)
@@ -162,6 +170,7 @@ def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     safe = emit(f"select {odd.typed}, {one.typed}, {rhs.typed}", lanes, dtype)
     quotient = emit(f"{sign}div {lhs.typed}, {safe.text}", lanes, dtype)
     rest = emit(f"{sign}rem {lhs.typed}, {safe.text}", lanes, dtype)
+    # The replaced divisor 1 leaves the remainder 0, which is right for 0 and for -1: only quotients are replaced.
     if sign == "s":
         negated = emit(f"sub {zero.typed}, {lhs.text}", lanes, dtype)
         quotient = emit(f"select {by_minus_one.typed}, {negated.typed}, {quotient.typed}", lanes, dtype)

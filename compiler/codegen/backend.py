@@ -37,6 +37,7 @@ BASE_VECTOR_BYTES = 16
 """Bytes of a vector register where we know of no wider one: NEON's, and what every GPU loads at once."""
 
 CUDA_HARDWARE = HardwareParams(
+    # TVM's defaults for CUDA: no core count, no limit of local memory, virtual threads up to a quarter of a warp.
     num_cores=-1,
     vector_unit_bytes=BASE_VECTOR_BYTES,
     cache_line_bytes=64,
@@ -107,6 +108,7 @@ class CpuBackend:
         return default_steps(dag, hardware)
 
     def build(self, task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
+        # An unknown CPU is a TargetError at once, before any lowering.
         describe(task.target)
         with refusing_depth(name, LoweringError):
             function = self.lower(task, steps, name)
@@ -134,10 +136,12 @@ class CpuBackend:
         """Bytes of a vector register, and how many of them there are."""
         triple = describe(target)[0]
         if triple.startswith(("aarch64", "arm64")):
+            # NEON: 32 registers of 128 bits.
             return BASE_VECTOR_BYTES, 32
         if not triple.startswith("x86_64"):
             return BASE_VECTOR_BYTES, 16
         width = vector_bytes(target)
+        # AVX-512's encoding (EVEX) names 32 registers, that of SSE and AVX 16.
         return width, 32 if width == 64 else 16
 
     def lower(self, task: SearchTask, steps: Sequence[Step], name: str) -> LoopFunction:

@@ -28,8 +28,10 @@ from retune.compiler.ir.stmt import (
 from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from retune.compiler.ir.visit import parts, walk
 
+# Independent vectors overlap the latency of their instructions, and share one increment and one branch.
 CHUNKS_PER_ITERATION = 4
 """A long vector loop handles this many vectors an iteration."""
+# 31 of AVX-512's 32 registers of 64 bytes: one is left for an operand.
 SMALL_BUFFER_BYTES = 31 * 64
 """Loops over a local buffer up to this size are written out, so that it can live in registers."""
 MASKED_BYTES = 64
@@ -118,6 +120,7 @@ class BodyEmitter(ExpressionEmitter):
         self.vector = loop.var
         whole = loop.extent // lanes
         per_iteration = 1 if any(isinstance(inner, For) for inner in walk_stmt(loop.body)) else CHUNKS_PER_ITERATION
+        # A loop at run time over whole groups of vectors, then straight-line pieces for what is left.
         iterations = whole // per_iteration
         start = 0
         if iterations > 1 and not self.wants_literals(loop):
@@ -168,6 +171,7 @@ class BodyEmitter(ExpressionEmitter):
         for buffer, indices in _accesses(loop.body):
             if buffer.scope == "local" and any(node == loop.var for index in indices for node in walk(index)):
                 return False
+            # Loads from registers are not masked (see `load`): their array must reach to the last lane.
             if buffer.scope == "register" and buffer.shape and (indices[-1] != loop.var or buffer.shape[-1] < end):
                 return False
         return True
@@ -185,6 +189,7 @@ class BodyEmitter(ExpressionEmitter):
         for stmt in walk_stmt(body):
             loads = (node for expr in exprs_of(stmt) for node in parts(expr) if isinstance(node, Load))
             buffers |= {load.buffer for load in loads if load.buffer.scope == "register"}
+        # The widest type decides: each of its vectors is one register, and narrower types fill a part of theirs.
         return max(1, self.vector_bytes // max(item_bytes(buffer.dtype) for buffer in buffers))
 
     def wants_literals(self, loop: For) -> bool:
@@ -239,6 +244,7 @@ class BodyEmitter(ExpressionEmitter):
         lanes = ramp.lanes if isinstance(ramp, Ramp) and buffer.scope == "register" else 1
         known = (buffer, lanes)
         if not buffer.shape and known in self.temporaries:  # one value keeps its place in all unrolled copies
+            # Copies of an unrolled body run one after the other, so their values never live at the same time.
             self.storage[buffer] = Storage(self.temporaries[known], lanes)
             self.statement(stmt.body)
             return
@@ -265,6 +271,7 @@ class BodyEmitter(ExpressionEmitter):
         value = self.splat(value, max(lanes, value.lanes))
         mask = self.mask_of(value.lanes) if storage.lanes == 1 else None
         if mask is not None and stmt.buffer.scope == "register":
+            # A blend and a plain store: through a masked store SROA would not promote the alloca to a register.
             old = self.evaluate(Load(stmt.buffer, stmt.indices))
             value = self.result(f"select {mask.typed}, {value.typed}, {old.typed}", mask.lanes, old.dtype)
             mask = None

@@ -58,6 +58,7 @@ def flush_kernel() -> KernelArtifact | None:
     triple, _, features = describe(target)
     if not triple.startswith("x86_64"):
         return None
+    # clflushopt, unlike clflush, is not ordered with other flushes: many are in flight until the fence at the end.
     several = "+clflushopt" in features.split(",")
     text = _TEXT.replace("INSTRUCTION", "clflushopt" if several else "sse2.clflush")
     table = ArgSpec("table", (RANGES, 2), "int64", False)

@@ -21,11 +21,13 @@ class ConditionEmitter(MemoryEmitter):
         scalars: list[tuple[str, int]] = []
         vectors: list[Value] = []
         for part, form in self.parts(condition):
+            # A part holds where its slack is at least 0: interval arithmetic over the lanes may decide that.
             low, high = (-math.inf, math.inf) if form is None else self.limits(form)
             if high < 0:
                 return False
             if low >= 0:
                 continue
+            # Of loop counters alone: the test is hoisted to where the innermost of these loops starts.
             if form is not None and all(isinstance(self.bound(atom), (int, Scalar)) for atom in form.terms):
                 scalars.append(self.test(form))
             else:
@@ -80,6 +82,7 @@ class ConditionEmitter(MemoryEmitter):
             elif isinstance(bound, Scalar):
                 terms.append((bound.depth, bound.text, coefficient))
         depth, total = 0, ""
+        # From the outermost loop inwards: a partial sum is computed where the deepest of its terms is known.
         for depth, text, coefficient in sorted(terms):
             if coefficient != 1:
                 text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")

@@ -23,6 +23,7 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         return cast(emit, _rounded_to_odd(emit, value), dtype)
     if dtype == "bool":
         zero = literal(0, source, value.lanes)
+        # Unordered: a NaN is true, as in NumPy.
         compare = "fcmp une" if is_float(source) else "icmp ne"
         return emit(f"{compare} {value.typed}, {zero}", value.lanes, "bool")
     # A direct conversion has no result out of range; through int32 the low bits stay, as NumPy's do.
@@ -60,6 +61,7 @@ def _rounded_to_odd(emit: Emit, value: Value) -> Value:
     back = cast(emit, near, "float64")
     bits = emit(f"bitcast {near.typed} to {llvm_type('int32', lanes)}", lanes, "int32")
     last = emit(f"trunc {bits.typed} to {llvm_type('bool', lanes)}", lanes, "bool")
+    # Ordered: a NaN is not moved.
     inexact = emit(f"fcmp one {value.typed}, {back.text}", lanes, "bool")
     even = emit(f"xor {last.typed}, {literal(True, 'bool', lanes)}", lanes, "bool")
     moves = emit(f"and {even.typed}, {inexact.text}", lanes, "bool")

@@ -61,6 +61,8 @@ def check_names(target: Target, described: tuple[str, str, str]) -> None:
         found = llvm.Target.from_triple(triple)
     except RuntimeError as error:
         raise TargetError(f"target {str(target)!r}: {error}") from None
+    # LLVM writes to file descriptor 2 itself, which replacing `sys.stderr` would not catch. The descriptor belongs to
+    # the whole process, hence the lock.
     with _stderr_lock, tempfile.TemporaryFile() as heard:
         saved = os.dup(_STDERR)
         os.dup2(heard.fileno(), _STDERR)
@@ -87,6 +89,7 @@ def make_target_machine(target: Target) -> llvm.TargetMachine:
     """
     triple, cpu, features = describe(target)
     found = llvm.Target.from_triple(triple)
+    # Objects also become shared libraries: position-independent, with offsets of 32 bits (the small code model).
     return found.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
 
 
@@ -114,6 +117,7 @@ def vector_bytes(target: Target) -> int:
 
 def function_attributes(vector_bytes: int) -> str:
     """Attributes that make LLVM use the whole vector register."""
+    # The preference alone is a hint that CPU tuning overrides; the legal width makes LLVM keep wide vectors whole.
     width = vector_bytes * 8
     return f'"prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
 

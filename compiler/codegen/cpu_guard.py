@@ -32,9 +32,11 @@ def cpu_guard(name: str, triple: str, needs: Collection[str]) -> str:
     asked = [each for each in needs if each in AT and triple.startswith("x86_64")]
     places = [AT[each] for each in asked]
     registers = 0
+    # CPUID says what the CPU has, XCR0 whether the system saves the wide registers: without that they fault.
     if any(each.startswith("avx") for each in asked):
         places.append(_SAVES_VECTORS)
         registers = _OF_AVX512 if any(each.startswith("avx512") for each in asked) else _OF_AVX
+    # One CPUID a leaf, all of whose bits are tested together.
     masks: dict[tuple[int, int], list[int]] = {}
     for leaf, sub, register, bit in places:
         masks.setdefault((leaf, sub), [0, 0, 0, 0])[register] |= 1 << bit
@@ -47,6 +49,7 @@ def cpu_guard(name: str, triple: str, needs: Collection[str]) -> str:
                     f"  %r{number}.{register} = extractvalue {{ i32, i32, i32, i32 }} %leaf{number}, {register}"
                 )
                 lines += _require(f"{number}.{register}", mask)
+    # Only here: XGETBV itself faults without OSXSAVE (`_SAVES_VECTORS`), which was tested above.
     if registers:
         lines.append(f"  %xcr0 = call {{ i32, i32 }} {_XGETBV}(i32 0)")
         lines.append("  %rx = extractvalue { i32, i32 } %xcr0, 0")

@@ -73,8 +73,10 @@ def _joined(op: BinaryOp, lhs: Limits, rhs: Limits) -> Limits:
             return min(lhs[0], rhs[0]), min(lhs[1], rhs[1])
         case BinaryOp.MAX:
             return max(lhs[0], rhs[0]), max(lhs[1], rhs[1])
+        # Division by a positive constant is monotone: ends go to ends.
         case BinaryOp.FLOORDIV if divides:
             return lhs[0] // rhs[0], lhs[1] // rhs[0]
+        # Below the divisor the remainder is the number itself.
         case BinaryOp.FLOORMOD if divides:
             return (lhs[0], lhs[1]) if lhs[0] >= 0 and lhs[1] < rhs[0] else (0, rhs[0] - 1)
     return -math.inf, math.inf

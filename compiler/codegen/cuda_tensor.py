@@ -40,8 +40,10 @@ def tensor_text(stmt: TensorStmt, place: PlaceText, text: Callable[[Expr], str])
 def _copy(stmt: AsyncCopy, place: PlaceText, text: Callable[[Expr], str]) -> str:
     size = stmt.count * item_bytes(stmt.target.dtype)
     always = isinstance(stmt.condition, Const) and bool(stmt.condition.value)
+    # The last operand of cp.async: bytes beyond it are filled with zeros, which pads a tile without a branch.
     read = str(size) if always else f"{text(stmt.condition)} ? {size} : 0"
     target, source = place(stmt.target, stmt.indices), place(stmt.source, stmt.source_indices)
+    # PTX lets only copies of 16 bytes bypass the first-level cache.
     cache = "cg" if size == 16 else "ca"
     return (
         f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;" :: "r"(in_shared(&{target})), '

@@ -51,6 +51,7 @@ _TYPES = {
     "uint16": "unsigned short",
     "uint8": "unsigned char",
 }
+# `rint` rounds halves to even, as the operator does; C's `round` takes them away from zero.
 _RENAMED = {"abs": "fabs", "round": "rint"}
 _SYMBOLS = {**SYMBOLS, BinaryOp.AND: "&&", BinaryOp.OR: "||", BinaryOp.FLOORDIV: "/", BinaryOp.FLOORMOD: "%"}
 _HELPERS = {
@@ -103,6 +104,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
     places = kernel.shared_places if launched else {}
     if launched:
         yield f"  extern __shared__ __align__({VECTOR_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
+    # Definitions are replaced in the finished text, so that `_Writer` need not know where buffers lie.
     changed = {_definition_of(buffer): _pointer(buffer, start) for buffer, start in places.items()}
     changed = {text: f"__align__(16) {text}" for text in _aligned(kernel)} | changed
     for line in _body(kernel):
@@ -128,6 +130,7 @@ def _name(name: str) -> str:
 
 def _body(kernel: Kernel) -> list[str]:
     """The statements of a kernel, with indices that fit."""
+    # Optimistic first pass: `int` everywhere; one index that may not fit sends the whole kernel to `long long`.
     narrow = _Writer("int", dict(kernel.ranges))
     lines = list(narrow.lines(kernel.body.body, 1))
     return list(_Writer("long long", {}).lines(kernel.body.body, 1)) if narrow.overflows else lines
@@ -270,6 +273,7 @@ class _Writer:
                 return f"{_FLOAT[expr.op]}({lhs}, {rhs})"
             if is_unsigned(expr.lhs.dtype):
                 return f"({kind}){_UNSIGNED[expr.op]}({lhs}, {rhs})"
+            # C truncates: equal to the floor only where no operand is negative.
             if not _is_natural(expr.lhs) or not _is_natural(expr.rhs):
                 return f"{expr.op}({lhs}, {rhs})"
         return f"({lhs} {_SYMBOLS[expr.op]} {rhs})"

@@ -287,6 +287,7 @@ def call_through(name: str, place: int, result: str, kinds: str, table: str = "a
 def support_text() -> str:
     """The functions that all operators share."""
     fields = (
+        # 208 = 8 bytes of version and padding, then the 25 pointers of `FIELDS`.
         _field_reader("name", "ptr", 208),
         _field_reader("input_count", "i64", 216),
         _type_reader("input_type", 224),

@@ -65,6 +65,7 @@ def custom_op(network: CompiledNetwork) -> CustomOp:
         digest.update(kernel.object_code)
     for _, array in sorted(network.constants.items()):
         digest.update(array.data)
+    # A readable beginning; the hash tells operators apart.
     label = re.sub(r"\W+", "_", plan.name)[:40]
     return CustomOp(f"{label}_{digest.hexdigest()[:16]}", network)
 
@@ -97,6 +98,7 @@ class ConstantTable:
                 for number, array in op.network.constants.items():
                     file.seek(self.offsets[place, number])
                     file.write(array.reshape(-1).view("uint8").data)
+            # At least one unit, so that `retune.constants` has a place in a library without constants too.
             file.truncate(max(self.nbytes, ALIGNMENT))
 
 
@@ -119,6 +121,7 @@ def library_objects(ops: Sequence[CustomOp], folder: Path, text: LibraryText) ->
 
 def _constants_text(file: Path) -> str:
     """The module with the content of a file as `retune.constants`; the assembler reads it."""
+    # The assembler copies the file as it is; as LLVM text each byte would take three characters to write and parse.
     lines = (
         ".section .rodata",
         f".balign {ALIGNMENT}",
@@ -185,6 +188,7 @@ def _register(count: int, why: str, texts: Texts) -> str:
         f"  %api = call ptr %get(i32 {VERSION})",
         "  %known = icmp ne ptr %api, null",
         "  br i1 %known, label %begin, label %old",
+        # Every ONNX Runtime knows version 1 of the table, whose CreateStatus is enough to say what is wrong.
         "old:",
         "  %first = call ptr %get(i32 1)",
         "  store ptr %first, ptr @retune.api",
@@ -214,6 +218,8 @@ def _register(count: int, why: str, texts: Texts) -> str:
     return "\n".join(
         [
             *lines,
+            # Two sessions may register at once: the first exchange wins, and the other domain is released (compare and
+            # swap).
             "  %exchange = cmpxchg ptr @retune.domain, ptr null, ptr %made.domain acq_rel acquire",
             "  %winner = extractvalue { ptr, i1 } %exchange, 0",
             "  %ours = extractvalue { ptr, i1 } %exchange, 1",
@@ -316,6 +322,7 @@ class _Compute:
         self._owners, self._extra = {}, {}
         size = _aligned(plan.arena_bytes)
         for number, output in enumerate(plan.outputs):
+            # An output that is a view of a part cannot be the memory of the whole buffer.
             root = plan.buffers[output].storage
             is_whole = plan.buffers[output].nbytes == plan.buffers[root].nbytes
             if plan.buffers[root].kind is BufferKind.OUTPUT and is_whole:
@@ -382,6 +389,7 @@ class _Compute:
             yield f"  %{name}.room = select i1 %{name}.apart, i64 {_aligned(spec.nbytes)}, i64 0"
             yield f"  %{name}.end = add i64 %{name}.begin, %{name}.room"
             total = f"%{name}.end"
+        # The allocator need not align to 64 bytes: one unit more, and the address is rounded up below.
         yield f"  %bytes = add i64 {total}, {ALIGNMENT}"
         yield ("  %s.memory = call ptr @retune.allocate(ptr %context, i64 %bytes, ptr %allocator.at, ptr %memory.at)")
         yield from _unless("s.memory", "allocated")
@@ -404,6 +412,7 @@ class _Compute:
         plan = self._plan
         threads = int(self.op.network.metadata.get("threads", 1))
         workspaces = {kernel.name: kernel.workspace_bytes for kernel in self.op.network.kernels}
+        # Thread-local, and restored at the end: the run may be nested in another operator's on this thread.
         yield "  %outer = load ptr, ptr @retune.context"
         yield "  store ptr %context, ptr @retune.context"
         used = {plan.buffers[number].storage for call in plan.calls for number in call.buffers}
@@ -418,6 +427,7 @@ class _Compute:
                 yield f"  %c{step}.{slot} = getelementptr ptr, ptr %args, i64 {slot}"
                 yield f"  store ptr {name}, ptr %c{step}.{slot}"
             yield f"  %c{step} = call i32 @{call.kernel}(ptr %args, i32 {threads})"
+            # Codes are joined and tested once at the end, so that a failing kernel does not skip freeing the memory.
             yield f"  %code.{step + 1} = or i32 %code.{step}, %c{step}"
 
     def _address(self, number: int) -> str:

@@ -17,6 +17,7 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
+# The alignment that cudaMalloc guarantees, so that buffers in one workspace are placed as separate ones would be.
 _APART = 256
 """Bytes of whose multiples every temporary buffer begins."""
 

@@ -83,6 +83,7 @@ def dot_instructions(target: Target) -> Mapping[Pair, DotInstruction]:
 
 
 def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
+    # Without AVX-512 there may be AVX-VNNI, on half the width.
     widest = 16 if "zmm" in probed else 8
     found: dict[Pair, DotInstruction] = {}
     if "vpdpwssd" in probed:
@@ -97,6 +98,7 @@ def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
 def _of_arm(probed: str) -> dict[Pair, DotInstruction]:
     found: dict[Pair, DotInstruction] = {}
     if "udot" in probed:
+        # sdot and udot are one extension (dotprod); factors of different sign need another (i8mm), which is not probed.
         for kind, name in (("int8", "sdot"), ("uint8", "udot")):
             found[kind, kind] = DotInstruction({4: f"llvm.aarch64.neon.{name}.v4i32.v16i8"}, "i8")
     if "bfcvtn" in probed:

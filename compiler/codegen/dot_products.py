@@ -146,6 +146,7 @@ class DotEmitter(MemoryEmitter):
 
     def same_words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
         """A factor that does not move with the lanes: its few steps are the lanes of a short vector."""
+        # The steps of a word are lanes of their own, to which the outer vector loop and its mask do not apply.
         outside = self.vector, self.mask, self.active
         self.vector, self.mask, self.active = dot.var, None, None
         self.env[dot.var] = Ramp(None, 0, dot.width)
@@ -159,9 +160,11 @@ class DotEmitter(MemoryEmitter):
         """Words that lie in memory as they are needed: one load for all lanes or, where lanes are apart, one each."""
         form = self.form(load.buffer, load.indices)
         moving = {dot.var, self.vector}
+        # Steps and lanes must be affine in the address: inside a quotient or remainder words are not contiguous.
         entangled = any(not isinstance(atom, Var) and moving & set(walk(atom)) for atom in form.terms)
         if form.terms.get(dot.var) != 1 or entangled or self.storage[load.buffer].lanes > 1:
             return None
+        # At step 0 the word of a lane begins.
         self.env[dot.var] = 0
         place = self.place(load.buffer, load.indices)
         loaded = self.writer.loaded.setdefault(load.buffer.name, {})

@@ -116,6 +116,7 @@ def _run(artifact: KernelArtifact, name: str, constants: _Constants) -> list[str
     if not artifact.workspace_bytes:
         lines = [last, "  store ptr null, ptr %last, align 8", f"  %code = call {declared}"]
     else:
+        # C11's aligned_alloc asks for a size that is a multiple of the alignment.
         room = -(-artifact.workspace_bytes // ALIGNMENT) * ALIGNMENT
         message = f"kernel {name}: no memory for its workspace of {room} bytes"
         lines = [
@@ -139,6 +140,7 @@ def _takes(args: Sequence[ArgSpec], name: str) -> str:
     """What is said when another number of arguments is given; the number given comes at the end."""
     names = ", ".join(f"{spec.name}{' (written)' if spec.is_output else ''}" for spec in args)
     escaped = f"kernel {name} takes {len(args)} tensors ({names}) and then, if wanted, a number of threads"
+    # The text is a format of snprintf.
     return escaped.replace("%", "%%") + "; %d arguments are given"
 
 
@@ -159,6 +161,7 @@ def _spec(kernel: str, spec: ArgSpec, constants: _Constants) -> str:
 
 def _apart(args: Sequence[ArgSpec], name: str, constants: _Constants) -> list[str]:
     """The lines that ensure that nothing that is written is another argument too."""
+    # Inputs may share memory: `noalias` is broken only if one of the two is written.
     pairs = [
         (one, two)
         for one in range(len(args))
@@ -169,6 +172,7 @@ def _apart(args: Sequence[ArgSpec], name: str, constants: _Constants) -> list[st
     for number, (one, two) in enumerate(pairs):
         names = f"{args[one].name} and {args[two].name}"
         what = f"kernel {name}: the arguments {names} share memory, and one of them is written"
+        # Two ranges overlap exactly if each begins before the other ends.
         lines += [
             f"apart{number}:",
             f"  %end{number} = getelementptr i8, ptr %b{one}, i64 {args[one].nbytes}",
@@ -248,6 +252,7 @@ def _scalar(argument: ExternArgument, constants: _Constants) -> tuple[FfiType, s
         case int():
             return FfiType.INT, f"i64 {argument}"
         case float():
+            # A value of the FFI is eight bytes: a float is stored by its bits.
             return FfiType.FLOAT, f"i64 {struct.unpack('<q', struct.pack('<d', argument))[0]}"
         case _:
             return FfiType.RAW_TEXT, f"ptr {constants.text(str(argument))}"

@@ -24,6 +24,7 @@ _INTRINSICS = {
     "pow": "pow",
     "floor": "floor",
     "ceil": "ceil",
+    # Halves go to even, as in NumPy; LLVM's `round` moves them away from zero.
     "round": "roundeven",
     "trunc": "trunc",
     "abs": "fabs",
@@ -59,6 +60,7 @@ def call_instruction(
     if not is_float(first.dtype):
         return _of_integer(emit, name, first, dtype)
     if name == "isnan":
+        # bfloat16 is an i16 to LLVM, which has no float comparison.
         first = cast(emit, first, "float32") if first.dtype == BFLOAT16 else first
         return emit(f"fcmp uno {first.typed}, {first.text}", lanes, "bool")
     if dtype == BFLOAT16 or (dtype == "float16" and name not in _EXACT):
@@ -98,12 +100,14 @@ def _of_integer(emit: Emit, name: str, value: Value, dtype: str) -> Value:
     if name == "popcount":
         return emit(f"call {kind} @llvm.ctpop.{suffix}({value.typed})", value.lanes, value.dtype)
     if name == "clz":
+        # false: zero has a result, the width of the type.
         zeros = emit(f"call {kind} @llvm.ctlz.{suffix}({value.typed}, i1 false)", value.lanes, value.dtype)
         return cast(emit, zeros, dtype)
     if name != "abs":
         raise LoweringError(f"no code for the function {name} on {value.dtype}; cast to a float first")
     if value.dtype.startswith("uint"):
         return value
+    # false: the least number wraps around to itself and is no poison.
     return emit(f"call {kind} @llvm.abs.{suffix}({value.typed}, i1 false)", value.lanes, value.dtype)
 
 

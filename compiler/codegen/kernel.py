@@ -18,6 +18,7 @@ from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.stmt import Block, For, Invoke, LoopFunction, LoopKind, Stmt
 from retune.compiler.runtime.artifact import ExternBuffer, ExternCall
 
+# A cache line, and AVX-512's register: whole vectors of an aligned buffer never straddle two lines.
 ALIGNMENT = 64
 
 
@@ -126,6 +127,7 @@ def _part(
     outlined = _outlined(name, index, statement.extent, len(buffers))
     call = "\n".join(
         (
+            # One thread runs the body at once: no team is started, and no pointers go through memory.
             f"  br i1 %single, label %serial{index}, label %fork{index}",
             f"serial{index}:",
             f"  call void @{name}.body{index}({arguments}, i64 0, i64 {statement.extent})",
@@ -155,6 +157,7 @@ def _outlined(name: str, index: int, extent: int, count: int) -> str:
             "  %me = zext i32 %me32 to i64",
             "  %all = zext i32 %all32 to i64",
             "  %next = add i64 %me, 1",
+            # Thread t of T takes [t n / T, (t + 1) n / T): shares differ by at most one iteration and leave no gap.
             f"  %low.all = mul i64 %me, {extent}",
             f"  %high.all = mul i64 %next, {extent}",
             "  %low = udiv i64 %low.all, %all",
@@ -191,6 +194,7 @@ def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[st
             lines.append(f"  %b{number} = load ptr, ptr %s{number}, align 8")
         else:
             lines.append(f"  %b{number} = getelementptr i8, ptr %workspace, i64 {offset}")
+            # The next multiple of `ALIGNMENT`, which the parameters of the parts promise to LLVM.
             offset += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
         lines.append(f"  %c{number} = getelementptr ptr, ptr %context, i64 {number}")
         lines.append(f"  store ptr %b{number}, ptr %c{number}, align 8")

@@ -49,8 +49,10 @@ def link(module: llvm.ModuleRef) -> None:
     """
     for symbol in [function.name for function in module.functions if function.name in _SYMBOLS]:
         part = llvm.parse_assembly(_part(symbol))
+        # The linker compares triple and layout, which are generic in libdevice.
         part.triple, part.data_layout = module.triple, module.data_layout
         module.link_in(part)
+        # Internal, so that nothing is left of it once it is inlined.
         module.get_function(symbol).linkage = "internal"
 
 
@@ -70,6 +72,7 @@ def _library() -> bytes:
 def _kept(bitcode: bytes, symbols: Collection[str]) -> llvm.ModuleRef:
     """A module with only some of its functions and what these need."""
     module = llvm.parse_bitcode(bitcode)
+    # Internal functions that no kept one calls are removed by global dead code elimination.
     for function in module.functions:
         if not function.is_declaration and function.name not in symbols:
             function.linkage = "internal"

@@ -89,6 +89,7 @@ class MemoryEmitter(ABC):
                     by_depth.setdefault(base.depth, []).append((base.text, coefficient))
             else:
                 value, depth = self.atom(atom)
+                # A vector of indices, as in a gather: lanes are at no constant distance.
                 if value.lanes > 1:
                     return Place("", 0, None)
                 by_depth.setdefault(depth, []).append((value.text, coefficient))
@@ -98,15 +99,18 @@ class MemoryEmitter(ABC):
         # From the outermost loop inwards: each part is computed where its variable is known (loop-invariant code
         # motion).
         for depth in sorted(by_depth):
+            # Sorted, so that accesses with the same outer terms share the hoisted prefix of their address.
             for text, coefficient in sorted(by_depth[depth]):
                 if coefficient != 1:
                     text = self.writer.hoisted(depth, ("mul", text, coefficient), f"mul nsw i64 {text}, {coefficient}")
                 pointer = self.writer.hoisted(
                     depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
                 )
+        # What memory or this iteration decides comes last, after all that could be hoisted.
         for text, coefficient in current:
             scaled = self.writer.value(f"mul i64 {text}, {coefficient}")
             pointer = self.writer.value(f"getelementptr {kind}, ptr {pointer}, i64 {scaled}")
+        # An accumulator inside a vector loop has a whole vector for each element.
         return Place(pointer, offset * storage.lanes, stride)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
@@ -197,6 +201,7 @@ class MemoryEmitter(ABC):
         kind = llvm_type(value.dtype, lanes)
         key = ("splat", value.text, lanes)
         if key not in self.writer.in_block:
+            # LLVM's idiom of a splat, which selection turns into one broadcast.
             first = self.writer.value(f"insertelement {kind} poison, {value.typed}, i64 0")
             zeros = f"<{lanes} x i32> zeroinitializer"
             self.writer.in_block[key] = self.writer.value(f"shufflevector {kind} {first}, {kind} poison, {zeros}")

@@ -29,6 +29,7 @@ def hash_data(found: int, data: NDArray[np.uint8]) -> int:
     padded = np.zeros(-(-data.size // 8) * 8, np.uint8)
     padded[: data.size] = data
     words = padded.view(np.uint64)
+    # A sum alone would not see the order of the words, so each is mixed with its index.
     spread = (words ^ np.arange(words.size, dtype=np.uint64) * np.uint64(INDEX_FACTOR)) * np.uint64(WORD_FACTOR)
     spread ^= spread >> np.uint64(32)
     spread *= np.uint64(SPREAD_FACTOR)

@@ -38,8 +38,11 @@ from retune.compiler.target import Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
+# What an instruction can name on sm_35 and later.
 _MOST_REGISTERS = 255
 _INDEX_REGISTERS = 40
+# A block of 256 threads with 64 sums each then asks for 128 registers a thread and not 168: two blocks fit on a
+# multiprocessor, and ptxas still spills nothing.
 _FACTOR_REGISTERS = 48
 _LAUNCHED_SHARED = "launched_shared"
 """The shared memory that a launch gives."""
@@ -204,6 +207,7 @@ class _DeviceEmitter(BodyEmitter):
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
         return [
+            # Shared memory has no initial value on a GPU; LLVM's syntax wants one.
             f"@{name} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] poison, "
             f"align {start_alignment(buffer)}"
             for buffer, name in self.shared.items()
@@ -268,6 +272,7 @@ class _DeviceEmitter(BodyEmitter):
         if isinstance(expr, Binary) and expr.op is BinaryOp.FLOORMOD and isinstance(expr.rhs, Const):
             form, length = affine(expr.lhs), int(expr.rhs.value)
             counter = self.counter_of(form)
+            # LLVM makes an `and` of the remainder by a power of two.
             if counter is not None and length & (length - 1):
                 return self.ring(counter, form.const % length, length), counter.depth
         return super().atom(expr)

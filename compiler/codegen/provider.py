@@ -67,6 +67,7 @@ _FACTORY = (
 )  # fmt: skip
 """`OrtEpFactory` of version 1.23, after its version. Ours has its name behind these, at byte 112."""
 
+# Twelve pointers end at byte 104; the name is at 112 as in a factory, so that one function reads both.
 _PROVIDER = ("provider_name", "capability", "compile", "release_computations", *(None,) * 8)
 """`OrtEp` of version 1.23, after its version. Ours has its name at byte 112, and the session's log at byte 120."""
 
@@ -523,6 +524,7 @@ def _tables(regions: Sequence[Region], texts: Texts) -> str:
         lines.append(f"@retune.names{place} = internal constant [{len(names)} x ptr] [{listed}]")
         counts = f"i64 {len(region.hashes)}, i64 {len(region.inputs)}, i64 {len(region.outputs)}"
         entries.append(f"{_REGION} {{ {counts}, ptr @retune.names{place}, ptr @retune.compute{place} }}")
+        # Owners are counted from 1: in the zeroed array of `_capability`, 0 says that a node is of no region.
         hashes += [f"{{ i64, i32 }} {{ i64 {number}, i32 {place + 1} }}" for number in region.hashes]
     lines.append(f"@retune.regions = internal constant [{len(entries)} x {_REGION}] [{', '.join(entries)}]")
     lines.append(f"@retune.hashes = internal constant [{len(hashes)} x {{ i64, i32 }}] [{', '.join(hashes)}]")

@@ -18,6 +18,7 @@ from retune.compiler.errors import LoweringError
 from retune.compiler.gpu_facts import GpuFacts, facts_of
 
 _SECONDS = 120.0
+# An empty module: whatever else ptxas says of it, only an unknown architecture is looked for.
 _NOTHING = ".version 6.0\n.target sm_50\n.address_size 64\n"
 _UNKNOWN = "is not defined for option 'gpu-name'"
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
@@ -27,22 +28,26 @@ _BOUNDS = re.compile(
     r"(?P<head>\.entry (?P<name>[\w$]+)\([^{]*?\.maxntid (?P<threads>[\d, ]+)\n[^{]*?\.minnctapersm )(?P<blocks>\d+)"
 )
 """The launch bounds of a kernel in PTX."""
+# Registers that a thread may have (CUDA C++ Programming Guide), and the bytes of one.
 _MOST_REGISTERS, _WORD = 255, 4
 _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What a thread of a kernel takes: 32-bit `registers`, bytes of `stack`; `spill_stores` and `spill_loads` are the
-    bytes that it moves there and back because registers do not suffice. And the bytes of `shared` memory of a block.
-    """
+    """What ptxas gave a kernel."""
 
     name: str
     registers: int
+    """Of a thread, of 32 bits each."""
     spill_stores: int
+    """Bytes that a thread moves to its stack because registers do not suffice."""
     spill_loads: int
+    """Bytes that it moves back."""
     stack: int
+    """Bytes of a thread."""
     shared: int
+    """Bytes of the shared memory of a block."""
 
     @property
     def spilled(self) -> int:
@@ -116,6 +121,7 @@ def assemble_roomy(text: str, arch: str) -> Assembled:
     if roomier == text:
         return first
     again = assemble(roomier, arch)
+    # Only if it helps: fewer blocks hide less latency.
     return again if again.spilled < first.spilled else first
 
 
@@ -127,6 +133,7 @@ def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts)
         if kernel is None or not kernel.spilled or blocks == 1 or kernel.registers >= _MOST_REGISTERS:
             return found[0]
         threads = prod(int(extent) for extent in found["threads"].split(","))
+        # A register for each word that a thread had spilled.
         wanted = min(_MOST_REGISTERS, kernel.registers + -(-kernel.spilled // _WORD))
         fewer = max(1, min(blocks - 1, int(facts.resident(threads, wanted, 0))))
         return f"{found['head']}{fewer}"

@@ -91,6 +91,7 @@ def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
             _load_matrix(emitter, stmt)
         case Mma():
             _multiply(emitter, stmt)
+    # Fragments and shared tiles have changed, partly by other threads: no earlier load is valid.
     emitter.writer.loaded.clear()
 
 
@@ -112,6 +113,7 @@ def _copy(emitter: MemoryEmitter, stmt: AsyncCopy) -> None:
         return
     size = stmt.count * item_bytes(stmt.target.dtype)
     holds = emitter.evaluate(stmt.condition)
+    # Reading 0 bytes fills the target with zeros: padding without a branch.
     read = emitter.writer.value(f"select i1 {holds.text}, i32 {size}, i32 0")
     emitter.writer.put(f"call void @{zeros}({pointers}, i32 {read})")
 
@@ -129,6 +131,7 @@ def _load_matrix(emitter: MemoryEmitter, stmt: LoadMatrix) -> None:
     source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 3)
     words = _words(stmt.count)
     loaded = emitter.writer.value(f"call {words} @{_matrix_load(stmt)}(ptr addrspace(3) {source})")
+    # Of each matrix a lane gets one word: two halves.
     for number, place in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, 2)):
         word = loaded if stmt.count == 1 else emitter.writer.value(f"extractvalue {words} {loaded}, {number}")
         emitter.writer.put(f"store i32 {word}, ptr {place}, align 4")
@@ -143,6 +146,8 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
             word = _factor_type(kind)
             if kind.packed == 1:
                 single = writer.value(f"load float, ptr {place}, align {_REGISTER_BYTES}")
+                # mma takes the upper 19 bits of a float32 as tf32; without the conversion (to nearest) it would
+                # truncate.
                 args.append(f"i32 {writer.value(f'call i32 @llvm.nvvm.f2tf32.rna(float {single})')}")
             else:
                 args.append(f"{word} {writer.value(f'load {word}, ptr {place}, align {_REGISTER_BYTES}')}")

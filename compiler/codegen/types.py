@@ -53,8 +53,10 @@ def literal(value: float, dtype: str, lanes: int = 1) -> str:
         text = "true" if value else "false"
     elif dtype in ("float64", "float32"):
         exact = float(np.float32(value)) if dtype == "float32" else float(value)
+        # LLVM writes a float32 as the bits of the float64 with the same value.
         text = f"0x{struct.unpack('>Q', struct.pack('>d', exact))[0]:016X}"
     elif dtype in HALVES:
+        # A literal beyond the range is infinite, as after a cast.
         with np.errstate(over="ignore"):
             bits = int(np.array(value, dtype).view("uint16"))
         text = f"0xH{bits:04X}" if dtype == "float16" else str(bits)

@@ -39,18 +39,22 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class LoopCounter:
-    """A loop at run time that is being written: its counter, which begins at `low`, the blocks before its first
-    iteration and at the end of each, and the scope of its body. What else one iteration hands to the next is a phi
-    among the lines `carried`, whose next value is made in `steps`.
-    """
+    """A loop at run time that is being written."""
 
     counter: str
+    """The register that counts."""
     low: str
+    """What it begins at."""
     before: str
+    """The block before the first iteration."""
     tail: str
+    """The block at the end of each iteration."""
     depth: int
+    """The scope of the body."""
     carried: Lines = field(default_factory=list)
+    """Phis for whatever else one iteration hands to the next."""
     steps: Lines = field(default_factory=list)
+    """The lines that make their next values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class VectorBuilder:
     def scaled_by_floor(self, value: Value, power: Value) -> Value:
         """`value` times two to the floor of a float power, rounded once: 16 lanes, where `permutes_tables` are."""
         kind = llvm_type(value.dtype, self.lanes)
+        # A mask of all sixteen lanes; 4 is the current rounding mode (_MM_FROUND_CUR_DIRECTION).
         call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
         return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
 
@@ -166,6 +167,7 @@ def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value],
     kind = f"<{x.lanes} x float>"
     parts = []
     for first in range(0, x.lanes, PERMUTE_LANES):
+        # Lanes beyond the end repeat the last one, so that every lane is defined.
         places = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(PERMUTE_LANES))
         text = f"shufflevector {kind} {wide.text}, {kind} poison, <{PERMUTE_LANES} x i32> <{places}>"
         parts.append(function(write, emit(text, PERMUTE_LANES, x.dtype)))

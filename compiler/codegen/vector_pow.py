@@ -25,6 +25,7 @@ _ROUNDER = 1.5 * 2.0**52
 _MOST = 200.0
 """2 to this power overflows float32, and to its negative is zero."""
 
+# The exponent, up to 150 here, multiplies the logarithm's error, so this needs 7 bits more than `_EXP2`.
 _LOG2 = (2.885390081790084, 0.9617966733369807, 0.5770835862279824, 0.4116726313837382, 0.3407318892480985)
 """log2((1 + s) / (1 - s)) / s in powers of s**2 for sqrt(1/2) <= (1 + s) / (1 - s) <= sqrt(2), to 2**-37."""
 _EXP2 = (
@@ -82,6 +83,7 @@ def _log2(emit: Emit, size: Value) -> Value:
     # atanh's series in s = (m - 1)/(m + 1) has odd powers only and |s| < 0.172, so five terms reach 2**-37.
     ratio = write.div(write.sub(reduced, one), write.add(reduced, one))
     result = write.fma(ratio, write.polynomial(write.mul(ratio, ratio), _LOG2), count)
+    # Infinity and zero cannot be taken apart into exponent and mantissa.
     result = write.choose(write.test("olt", wide, write.number(math.inf)), result, wide)
     return write.choose(write.test("oeq", wide, write.number(0.0)), write.number(-math.inf), result)
 
@@ -90,6 +92,7 @@ def _two_to(emit: Emit, logarithm: Value, exponent: Value) -> Value:
     """2**(logarithm * exponent), rounded to float32."""
     write = VectorBuilder(emit, logarithm.lanes, "float64")
     total = write.mul(logarithm, _widened(emit, exponent))
+    # Within the range of the exponent arithmetic below; a NaN passes both comparisons.
     total = write.at_least(write.at_most(total, _MOST), -_MOST)
     shifted = write.add(total, write.number(_ROUNDER))
     rest = write.sub(total, write.sub(shifted, write.number(_ROUNDER)))

@@ -27,7 +27,9 @@ def shuffled(emit: Emit, value: Value, distance: int | None, width: int, threads
     """
     if threads > WARP and threads % WARP:
         raise LoweringError(f"a shuffle in a block of {threads} threads, whose last warp is not whole")
+    # The mask names the threads that take part: all that the block has, since one that never comes would be awaited.
     lanes = -1 if threads >= WARP else (1 << threads) - 1
+    # PTX's operand c: bits 8 to 12 divide the warp into groups, bits 0 to 4 are the last lane of a group.
     group = (WARP - width) << 8 | _LAST_LANE
     mode, step = ("idx", 0) if distance is None else ("down", distance)
 

@@ -21,6 +21,7 @@ class FunctionWriter:
     """Collects the lines of one function; names of values and labels are made unique here."""
 
     def __init__(self) -> None:
+        # Lists in lists, so that what is hoisted later still comes at the start of its loop.
         self.entry: Lines = []
         self.root: Lines = [self.entry]
         self.out: Lines = self.root
@@ -50,6 +51,7 @@ class FunctionWriter:
         """Begin a basic block; what the last one computed is forgotten."""
         self.out.append(f"{label}:")
         self.label = label
+        # A value of another block need not dominate this one, and memory may have changed on the way here.
         self.in_block.clear()
         self.loaded.clear()
 
@@ -65,6 +67,7 @@ class FunctionWriter:
 
     def hoisted(self, depth: int, key: object, instruction: str) -> str:
         """The result of `instruction`, written once at the start of scope `depth`."""
+        # The start of a scope dominates its body, so the value may be used anywhere inside.
         scope = self.scopes[depth]
         if key not in scope.known:
             name = self.fresh("h")

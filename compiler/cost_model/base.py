@@ -17,14 +17,14 @@ from retune.compiler.errors import OptionError
 class TrainingBatch:
     """Measured programs of one task.
 
-    `features` is (N, S, F) float32 as `retune.compiler.features.extract` gives it; `seconds` is (N,), inf for a program
-    that failed. S may differ between batches.
     Raises: OptionError when the shapes do not fit or a time is not positive.
     """
 
     task_key: str
     features: NDArray[np.float32]
+    """(N, S, F), as `retune.compiler.features.extract` gives it; S may differ between batches."""
     seconds: NDArray[np.float64]
+    """(N,), inf for a program that failed."""
 
     def __post_init__(self) -> None:
         if self.features.ndim != 3 or self.seconds.shape != (len(self.features),):

@@ -16,12 +16,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """Statement rows (R, F) of N programs; `starts` (N,) is the first row of each, `labels` and `weights` are (N,)."""
+    """Statement rows of N programs."""
 
     rows: NDArray[np.float32]
+    """(R, F) features."""
     starts: Ints
+    """(N,): the first row of each program."""
     labels: NDArray[np.float64]
+    """(N,): throughputs relative to the best known of the task, 0 for a failure."""
     weights: NDArray[np.float64]
+    """(N,): how much each counts."""
 
 
 @dataclass(slots=True)

@@ -14,19 +14,20 @@ _MOST_PROGRAMS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """Quality of a model on programs it had not seen.
-
-    `programs` is how many were judged, `trained_on` how many the model knew. `pair_accuracy` is the share of pairs of
-    different throughput that are ranked rightly, `top_recall` the share of the truly best `top` programs among the
-    `top` of the highest scores, `peak` the best throughput among those over the best of all.
-    """
+    """Quality of a model on programs it had not seen."""
 
     programs: int
+    """How many were judged."""
     trained_on: int
+    """How many the model knew."""
     pair_accuracy: float
+    """Share of the pairs of different throughput that are ranked rightly."""
     top: int
+    """How many of the highest scores the next two look at."""
     top_recall: float
+    """Share of the truly best `top` programs among these."""
     peak: float
+    """The best throughput among these over the best of all: Ansor's a-peak."""
 
 
 def pair_accuracy(scores: NDArray[np.float64], throughputs: NDArray[np.float64]) -> float:

@@ -39,37 +39,47 @@ _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class XGBOptions:
-    """How the trees are grown.
-
-    `warmup` is how many programs must be known before trees are grown. A training from scratch grows `scratch_rounds`
-    trees on the batch and at most `scratch_programs` older programs, an update grows `update_rounds` on the batch and
-    at most `replay_programs` older ones; when that would make more than `most_trees`, training starts from scratch.
-    `worst_weight` is the weight of a failed program, where the best one has 1; `column_share` the share of features a
-    tree may look at. An `adaptive` model trains only when what is new has come to a fifth of what it was trained on.
-    """
+    """How the trees are grown."""
 
     warmup: int = 32
+    """Programs that must be known before trees are grown."""
     scratch_rounds: int = 100
+    """Trees of a training from scratch."""
     update_rounds: int = 10
+    """Trees that an update adds."""
     most_trees: int = 300
+    """When an update would make more, training starts from scratch."""
+    # Both bounds keep the cost of a training independent of the length of a run.
     scratch_programs: int = 16384
+    """Most older programs that a training from scratch sees beside the batch."""
     replay_programs: int = 2048
+    """Most older programs that an update sees beside the batch."""
     worst_weight: float = 0.5
+    """Weight of a failed program, where the best one has 1."""
     max_depth: int = 4
+    # As in Ansor.
     eta: float = 0.2
+    """Learning rate: the share of a tree's correction that is applied."""
     max_bin: int = 128
+    """Bins of a feature's histogram."""
     column_share: float = 0.4
+    """Share of the features that a tree may look at."""
     adaptive: bool = False
+    """Whether the model trains only when what is new has come to a fifth of what it was trained on, as TVM's does."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """One training: after how many batches and updates, of how many fresh programs, and whether from scratch."""
+    """One training."""
 
     batches: int
+    """Batches after which it is due."""
     update: int
+    """Updates that were made by then."""
     fresh: int
+    """Programs that are new to the trees."""
     scratch: bool
+    """Whether it is one from scratch."""
 
 
 class XGBModel:

@@ -17,26 +17,30 @@ Columns = Iterator[tuple[str, Floats | float]]
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A buffer that is read here and written by a statement inside loops that both share.
-
-    `shared` is the number of shared loops; `written` the elements it writes in one iteration of them, `footprints` the
-    bytes of all buffers that it touches there.
-    """
+    """A buffer that is read here and written by a statement inside loops that both share."""
 
     shared: int
+    """How many loops they share."""
     written: Floats
+    """Elements that it writes in one iteration of them, (B,)."""
     footprints: Floats
+    """Bytes of all buffers that it touches there, (B,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How a buffer's elements come to be touched again: flags, distance in iterations and bytes, times; (B,) each."""
+    """How a buffer's elements come to be touched again; arrays are (B,)."""
 
     by_loop: Flags
+    """Whether a loop of the statement comes back to them."""
     serial: Flags
+    """Whether the statement that produced them is what touched them last."""
     iterations: Floats
+    """Distance in iterations."""
     bytes: Floats
+    """Distance in bytes of all buffers touched between."""
     count: Floats
+    """How many times."""
 
 
 def footprint_bytes(nest: Nest, footprints: Sequence[Footprint]) -> Floats:
@@ -85,6 +89,7 @@ def _columns(nest: Nest, footprint: Footprint, reuse: Reuse, line_bytes: int) ->
     yield "reuse_dis_iter", reuse.iterations
     yield "reuse_dis_bytes", reuse.bytes
     yield "reuse_ct", reuse.count
+    # As in Ansor, a volume without reuse counts twice.
     again = np.where(reuse.count > 0, reuse.count, 0.5)
     for name, value in volume.items():
         yield f"{name}_d_reuse_ct", value / again
@@ -97,10 +102,12 @@ def _line_transfers(nest: Nest, footprint: Footprint, line_bytes: int) -> tuple[
     """Cache lines that the accesses ask for one after the other, and the stride of the innermost loop, 0 if none."""
     # Row 0 says "no loop moves the address": all iterations then ask for the same line.
     moving = np.vstack([np.ones((1, nest.count), dtype=bool), footprint.moving])
+    # The innermost loop that moves the address: argmax finds the first in the reversed order.
     loop = nest.depth - np.argmax(moving[::-1], axis=0)
     repeats = pick(nest.inner, loop)
     strides = np.vstack([np.zeros((1, nest.count)), footprint.strides])
     found = pick(strides, loop)
+    # Iterations less than a line apart share lines.
     share = np.minimum(1.0, found * footprint.element_bytes / line_bytes)
     lines = np.maximum(1.0, nest.inner[0] / repeats * share)
     return lines, np.where(repeats == 1, found, 0.0)

@@ -78,6 +78,7 @@ def estimate_columns(
     accumulators = np.maximum(values["tile_accumulators"], 1.0)
     steps = values["tile_vector_operations"] / accumulators
     loads = values["tile_vector_loads"] + values["tile_broadcasts"] + values["tile_gathers"]
+    # One instruction does a whole dot product, whatever operations that stands for.
     each = np.where(np.asarray(values["tile_dot_width"]) > 1, 1.0, cost)
     operations = accumulators * each + values["tile_conversions"]
     # Arithmetic and load units are separate ports: the busier one sets the pace.

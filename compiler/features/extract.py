@@ -30,6 +30,7 @@ from retune.compiler.schedule.statements import StageNest
 from retune.compiler.target import HardwareParams
 
 _WEIGHTS = {
+    # A multiply-add is two operations.
     kind: {name: 2 if name == f"{kind}_mad" else 1 for name in OPERATION_NAMES if name.startswith(f"{kind}_")}
     for kind in ("float", "int")
 }
@@ -73,6 +74,7 @@ def extract(
             bound.append(Statement(row, nest, footprints[row], moved))
             values.update(gpu_estimates(nest, moved, launched, cost, hardware.gpu))
         statements.append(values)
+    # Last, since a main loop overlaps the copies and products whose own estimates these replace.
     for estimates_of in (tiled_estimates, tensor_estimates):
         for row, estimates in estimates_of(bound, launches, hardware.gpu):
             statements[row].update(estimates)
@@ -88,6 +90,7 @@ def extract(
 
 def _scaled(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.float32]:
     """(F, B): the columns in order, those that are missing 0."""
+    # One where a column is missing, whose logarithm is then 0.
     table = np.ones((len(FEATURE_NAMES), programs), dtype=np.float32)
     for name, value in values.items():
         np.add(value, 1.0, out=table[INDEX[name]], casting="unsafe")
@@ -135,6 +138,7 @@ def _producer(
         if other == row or not found or not nest.source.attached:
             continue
         written = found[0]
+        # Two statements share the loops of the common prefix of their nests.
         pairs = zip(loops, nest.source.loops, strict=False)
         shared = next((at for at, (mine, its) in enumerate(pairs) if mine.key != its.key), min(len(loops), nest.depth))
         if shared:

@@ -16,26 +16,26 @@ from retune.compiler.te.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """One buffer of a statement.
-
-    `elements` and `lines` count the distinct elements and cache lines touched at each level, (L + 1, B). `strides`
-    (L, B) is the distance in elements between iterations of a loop, 0 when the address does not depend on it;
-    `moving` flags the loops of more than one iteration that it depends on. `packed` buffers are stored in the order
-    of the loops, `local` ones live inside the loops of another statement. An address that is not `exact` is taken to
-    walk through memory.
-    """
+    """One buffer of a statement."""
 
     tensor: Tensor
     element_bytes: int
     is_read: bool
     is_write: bool
     elements: Floats
+    """Distinct elements touched at each level, (L + 1, B)."""
     lines: Floats
+    """Distinct cache lines touched at each level, (L + 1, B)."""
     strides: Floats
+    """Elements between iterations of a loop, 0 where the address does not depend on it, (L, B)."""
     moving: Flags
+    """Loops of more than one iteration that the address depends on, (L, B)."""
     packed: bool
+    """Whether it is stored in the order of the loops."""
     local: bool
+    """Whether it lives inside the loops of another statement."""
     exact: bool
+    """Whether the address is affine; any other is taken to walk through memory."""
 
 
 def footprints_of(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tuple[Footprint, ...]:
@@ -70,6 +70,7 @@ def _footprint(
     element_bytes = size_of(first.tensor.dtype)
     weights = _weights(nest, first, shape)
     elements, run = _elements_and_runs(nest, regions, shape, weights)
+    # Packed in the order of the loops, all that a level touches is one run.
     if packed:
         run = elements
     strides = _packed_strides(nest, first) if packed else _strides(nest, first, weights)
@@ -95,6 +96,7 @@ def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> 
     reads, indices = len(indices), list({id(linear): linear for linear in indices}.values())  # reads share forms
     exact = all(linear.exact for linear in indices)
     used = sorted({nest.place[key] for linear in indices for key in linear.terms if key in nest.place})
+    # An index that is read from data may move with any loop.
     starts = used if exact else list(range(nest.depth))
     # What lies between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
     apart = _distance(indices, nest.count)

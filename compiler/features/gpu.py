@@ -68,6 +68,7 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
     sources = [other.source for other in kernel]
     product = product_of(sources)
     for name, annotation in _EXTENTS.items():
+        # The lanes of a product on tensor cores are no loop of it: a warp does each instruction together.
         lanes = nest.source is product and annotation is Annotation.THREAD_X
         yield name, np.full(nest.count, float(WARP)) if lanes else _extent(nest, annotation)
     yield "gpu_tensor", float(nest.source is product)

@@ -25,6 +25,7 @@ _MOST_REGISTERS = 255.0
 _SPILL = 8.0
 """How many times longer the arithmetic takes when nothing fits the registers."""
 
+# Little's law: four schedulers that each start an operation a cycle, whose result comes after four (`_ADD_CYCLES`).
 _PIPELINE = 16.0
 """Independent operations that a multiprocessor has to find in its warps to be busy."""
 
@@ -44,17 +45,22 @@ _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """How a kernel runs, arrays (B,): its blocks, their threads and warps, `idle` times as many lanes as threads, how
-    many `resident` blocks fit a multiprocessor, and how many `rounds` of blocks the one with most of them has.
-    """
+    """How a kernel runs: arrays (B,), one entry for each launch."""
 
     blocks: Floats
+    """Of the grid."""
     threads: Floats
+    """Of a block."""
     warps: Floats
+    """Of a block, the last of them partly idle where the threads are no multiple of a warp."""
     idle: Floats
+    """Lanes of those warps for each thread: 1 where no lane is idle."""
     registers: Floats
+    """Of a thread, as estimated: more than it can have where the kernel spills."""
     resident: Floats
+    """Blocks that fit a multiprocessor at a time; 0 where not even one does."""
     rounds: Floats
+    """Blocks of the multiprocessor that has most of them."""
 
     @classmethod
     def of(cls, launch: Mapping[str, Floats | float], facts: GpuFacts) -> "Launched":
@@ -155,6 +161,7 @@ class Moved:
             wasted = np.maximum(1.0, access.sectors * SECTOR / np.maximum(access.width * WARP, SECTOR))
             within = np.minimum(asked, launched.blocks * inside * footprint.element_bytes * wasted)
             self.cache_bytes += within
+            # What the shared cache holds comes from memory once.
             moved = np.where(once <= facts.cache, np.minimum(once * wasted, within), within)
             if footprint.is_read:
                 self.read_bytes += moved

@@ -16,6 +16,7 @@ from retune.compiler.ir.dot import BYTES, Pair, is_possible
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Reduce
 
+# Both constants are those of the pass vector-reductions.
 CHAINS = 4
 """Vectors of partial results of a reduction that runs in lanes."""
 
@@ -25,25 +26,27 @@ _LEAST_IN_LANES = 8
 
 @dataclass(frozen=True, slots=True)
 class Innermost:
-    """How the innermost loops of B programs run; arrays are (B,).
-
-    `lanes` is how many accumulators a register holds. Lanes are iterations of a spatial loop where it is `vectorized`,
-    those of the innermost reduction where it is `in_lanes`: then `length` partial results are joined in the end.
-    Else `length` is the extent of the vector loop, 1 without one. `vectors` registers hold a row of `length`, and there
-    are `rows` of them for each of the `results`. `iterations` steps of the reduction lie between loading and storing
-    accumulators, in each of which `dot` products of an element are summed; `steps` is how many there are in all.
-    """
+    """How the innermost loops of B programs run; arrays are (B,)."""
 
     lanes: int
+    """Accumulators that a register holds."""
     vectorized: Flags
+    """Whether lanes are iterations of a spatial loop."""
     in_lanes: Flags
+    """Whether they are those of the innermost reduction, whose partial results are joined in the end."""
     length: Floats
+    """Partial results of such a reduction, else the extent of the vector loop, 1 without one."""
     vectors: Floats
+    """Registers that hold a row of `length`."""
     rows: Floats
+    """Such rows for each of the results."""
     results: int
     dot: Floats
+    """Products of an element that one step sums."""
     iterations: Floats
+    """Steps of the reduction between loading and storing accumulators."""
     steps: Floats
+    """Steps in all."""
 
     @property
     def accumulators(self) -> Floats:
@@ -60,6 +63,7 @@ def innermost(
     vectorized: Flags = np.any(nest.vector, axis=0)
     reduction, window, extent = _reduction(nest)
     in_lanes = ~vectorized & (extent >= _LEAST_IN_LANES) & _neighbors(nest, footprints, window)
+    # As the pass: the largest power of two that is no longer than the reduction.
     width = np.minimum(lanes * CHAINS, np.exp2(np.floor(np.log2(np.maximum(extent, 1.0)))))
     length = np.where(in_lanes, width, product_where(nest.vector, nest.extents))
     vectors = np.where(vectorized | in_lanes, vector_count(length, lanes, hardware), 1.0)
@@ -78,6 +82,7 @@ def vector_count(length: Floats, lanes: int, hardware: HardwareParams) -> Floats
     whole, rest = np.divmod(length, lanes)
     if hardware.lane_masks:
         return np.asarray(whole + (rest > 0))
+    # Without masks the rest takes a shorter vector for each power of two in it.
     return np.asarray(whole + np.bitwise_count(rest.astype(np.int64)))
 
 

@@ -162,6 +162,7 @@ class MainLoop(ABC):
             tile = each.moved.cache_bytes / self.launched.blocks
             held = each.moved.read_bytes < each.moved.cache_bytes
             total += np.where(held, each.moved.read_bytes, _tiles_of(each.nest, together) * tile * waves)
+        # Never more than the cache is asked for.
         return np.asarray(np.minimum(total, sum(each.moved.cache_bytes for each in self.factors)))
 
 
@@ -199,6 +200,7 @@ def _lanes(factor: Statement) -> tuple[Floats, Floats]:
             lanes = lanes * nest.extents[at].astype(np.int64)
     read = _read(factor)
     row = read.tensor.shape[-1] if read is not None and read.tensor.shape else 1
+    # A piece must not run over the end of a row, so its length divides both.
     return lanes.astype(np.float64), np.gcd(lanes, row).astype(np.float64)
 
 

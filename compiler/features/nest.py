@@ -19,6 +19,7 @@ from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
+# Not int64: products of many extents lose digits here, where integers would wrap around.
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -44,29 +45,39 @@ def product_where(flags: Flags, extents: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A statement's loops in arrays.
-
-    `reduce` says which loops are reductions of the statement's own. `groups` numbers, from the innermost outwards,
-    the runs of loops of one kind. `real` loops have more than one iteration. `tile` flags the loops whose iterations
-    are registers: the spatial loops inside every reduction, and the vector loop.
-    """
+    """A statement's loops in arrays."""
 
     source: StageNest
     count: int
+    """B, the number of programs."""
     extents: Floats
+    """(L, B)"""
     inner: Floats
+    """Iterations at each level, (L + 1, B)."""
     outer: Floats
+    """How often each level runs, (L + 1, B)."""
     last: Floats
+    """The last value of each loop's variable, (L, B)."""
     real: Flags
+    """Loops of more than one iteration, (L, B)."""
     place: Mapping[LoopKey, int]
+    """The number of each loop."""
     reduce: tuple[bool, ...]
+    """Which loops are reductions of the statement's own."""
     groups: tuple[int, ...]
+    """Numbers, from the innermost outwards, of the runs of loops of one kind."""
     positions: Mapping[str, list[int]]
+    """Loops by their place among those of their kind, such as `inner_spatial`."""
     vector: Flags
+    """The vector loop, (L, B)."""
     parallel: Flags
+    """Loops that run in parallel, (L, B)."""
     tile: Flags
+    """Loops whose iterations are registers: spatial ones inside every reduction, and the vector loop, (L, B)."""
     vector_loop: int
+    """The loop that is or could be the vector loop, -1 where there is none."""
     unroll_limit: Floats
+    """In vector operations, (B,)."""
 
     @property
     def depth(self) -> int:
@@ -83,6 +94,7 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
         extents[index] = loop.extent
     inner = inner_products(extents)
     kinds = [loop.kind is IterKind.REDUCTION for loop in loops]
+    # A reduction of a stage around this one only repeats it.
     reduce = [kind and index >= depth - nest.own for index, kind in enumerate(kinds)]
     real = extents > 1
     vector, vector_loop = _vector_flags(nest, choices, real)
@@ -119,6 +131,7 @@ def _positions(kinds: Sequence[bool], groups: Sequence[int]) -> dict[str, list[i
     for name, reduce in (("spatial", False), ("reduce", True)):
         members = [index for index, kind in enumerate(kinds) if kind == reduce]
         ranks = [groups[index] for index in members]
+        # All loops of the kind in one run: then each loop is a group of its own.
         if len(set(ranks)) == 1:
             ranks = members[::-1]
         for index, rank in zip(members, ranks, strict=True):

@@ -45,6 +45,7 @@ from retune.compiler.schedule.counts import COUNTED
 FEATURE_VERSION = 5
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
+# Five buffers, and ten points of the curve below, as in Ansor.
 BUFFERS = 5
 """How many buffers of a statement have columns."""
 
@@ -154,6 +155,7 @@ FEATURE_NAMES = (
 )
 """Names of the columns, in order."""
 
+# The flags among the fields above: kind of access, kind of reuse, and where the buffer lies.
 _FLAG_ENDINGS = (*BUFFER_FIELDS[:3], *BUFFER_FIELDS[7:10], *BUFFER_FIELDS[18:])
 
 

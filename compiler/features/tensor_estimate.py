@@ -66,6 +66,7 @@ class _TensorLoop(MainLoop):
 
     def each(self) -> float:
         """Cycles of one multiplication."""
+        # Products of tf32 run at half the rate of those of halves.
         rate = max(1, self.facts.tensor) / PARTS / (1 if self.kind.packed > 1 else 2)
         return ROWS * COLUMNS * self.kind.depth / rate
 
@@ -79,6 +80,7 @@ class _TensorLoop(MainLoop):
         columns = self.columns_of_warp
         loads: Floats
         if self.kind.packed > 1:
+            # One ldmatrix loads a left fragment, or two right ones.
             loads = np.asarray(self.rows + np.where(columns % 2 == 0, columns / 2, columns))
         else:
             elements = self.rows * self.kind.left_elements + columns * self.kind.right_elements

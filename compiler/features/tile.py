@@ -49,6 +49,7 @@ def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost,
 def parallel_columns(nest: Nest, operations: Floats, hardware: HardwareParams) -> Columns:
     """Columns of the group "parallel" and its annotations; `operations` (B,) is what one iteration computes."""
     chunks = product_where(nest.parallel, nest.extents)
+    # Chunks are given out in equal shares: the thread with one more ends last.
     rounds = np.ceil(chunks / hardware.num_cores)
     grain = nest.inner[0] * operations / chunks
     yield "parallel_chunks", chunks

@@ -29,15 +29,14 @@ _NOWHERE = -1.0
 
 @dataclass(frozen=True, slots=True)
 class WarpAccess:
-    """One access of a buffer by the threads of a warp; arrays are (B,).
-
-    `width` bytes are moved by each thread at once; `sectors` of memory hold them, and the busiest bank of shared memory
-    has `conflicts` words of them, one a cycle.
-    """
+    """One access of a buffer by the threads of a warp; arrays are (B,)."""
 
     width: Floats
+    """Bytes that each thread moves at once."""
     sectors: Floats
+    """Sectors of memory that hold what the warp accesses."""
     conflicts: Floats
+    """Words in the busiest bank of shared memory, which gives one a cycle."""
 
 
 def thread_loops(nest: Nest) -> list[int]:
@@ -54,6 +53,7 @@ def thread_loops(nest: Nest) -> list[int]:
 def warp_access(nest: Nest, footprint: Footprint) -> WarpAccess:
     """What the first warp of a block asks for at once."""
     offsets, active = _offsets(nest, footprint)
+    # Threads that the block lacks ask for nothing.
     places = np.where(active, offsets * footprint.element_bytes, _NOWHERE)
     lanes = _vector_lanes(nest, footprint)
     width = lanes * footprint.element_bytes
@@ -140,6 +140,8 @@ def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
         written_out = nest.tile[index] | (nest.reduce[index] and nest.source.attached)
         inside.append(written_out & nest.real[index] & (strides[index] == run))
         run = np.where(inside[-1], run * nest.extents[index], run)
+    # A vector divides the run, and whatever else moves the access moves it by whole vectors: else some would be
+    # misaligned.
     lanes = np.gcd(run.astype(np.int64), most)
     for index, within in zip(reversed(range(nest.depth)), inside, strict=True):
         apart = np.where(within | ~nest.real[index], 0, strides[index]).astype(np.int64)
@@ -149,6 +151,7 @@ def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
 
 def _distinct(values: Floats) -> Floats:
     """(N, B) → (B,): how many different ones there are, those below 0 left out."""
+    # Sorted, equal values are neighbors: one pass counts the distinct ones of all programs.
     ordered = np.sort(values, axis=0)
     fresh = np.ones(ordered.shape, dtype=np.bool_)
     fresh[1:] = ordered[1:] != ordered[:-1]
@@ -164,5 +167,6 @@ def _busiest(words: Floats) -> Floats:
     counts = np.zeros((_BANKS, words.shape[1]))
     banks = np.mod(ordered, _BANKS).astype(np.intp)
     programs = np.broadcast_to(np.arange(words.shape[1]), words.shape)
+    # `add.at`, since several words of a program may be in one bank, which `+=` would count once.
     np.add.at(counts, (banks[fresh], programs[fresh]), 1.0)
     return np.asarray(np.maximum(1.0, counts.max(axis=0)))

@@ -68,6 +68,7 @@ class Affine(Generic[Atom, N]):
                 return self + other
             case BinaryOp.SUB:
                 return self.plus(other, -1)
+            # A constant with a spread is no number: its product with a loop is not affine.
             case BinaryOp.MUL if not other.terms and other.exact:
                 return self * other.const
             case BinaryOp.MUL if not self.terms and self.exact:
@@ -80,6 +81,7 @@ class Affine(Generic[Atom, N]):
         rest: dict[Atom, N] = {}
         for atom, coefficient in self.terms.items():
             divides = coefficient % divisor == 0
+            # Program by program: where the divisor does not divide a coefficient, all of it stays in the rest.
             if isinstance(divides, np.ndarray):
                 multiple[atom] = np.where(divides, coefficient // divisor, 0)
                 rest[atom] = np.where(divides, 0, coefficient)
@@ -87,6 +89,7 @@ class Affine(Generic[Atom, N]):
                 multiple[atom] = coefficient // divisor if divides else 0
                 rest[atom] = 0 if divides else coefficient
         return (
+            # Floor division: the rest of a negative constant is not negative.
             Affine(self.const // divisor, multiple),
             Affine(self.const % divisor, rest, self.spread, self.exact),
         )
@@ -95,6 +98,7 @@ class Affine(Generic[Atom, N]):
         """Smallest and largest value where every atom runs over 0 .. extent-1."""
         low: N = self.const
         high: N = self.const + self.spread
+        # Interval arithmetic is exact here, since every atom occurs once.
         for atom, coefficient in self.terms.items():
             reach = coefficient * (extents[atom] - 1)
             low, high = low + lesser(reach, 0), high + greater(reach, 0)
@@ -156,6 +160,7 @@ def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
 def stride_of(buffer: Buffer, indices: Sequence[Expr], var: Var) -> int | None:
     """How many elements one iteration of the loop over `var` moves an access on; None where that differs."""
     form = flat_index(buffer.shape, indices)
+    # Inside another atom, such as a quotient, the distance differs from iteration to iteration.
     if any(atom != var and uses(atom, var) for atom in form.terms):
         return None
     return form.terms.get(var, 0)

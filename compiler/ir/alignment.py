@@ -12,12 +12,14 @@ from retune.compiler.ir.expr import Buffer, Expr, Var
 from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.visit import uses
 
+# 128 bits, as PTX's `v4.f32`.
 VECTOR_BYTES = 16
 """The longest vector that a GPU moves at once."""
 
 
 def start_alignment(buffer: Buffer) -> int:
     """Bytes that divide the address of a buffer's first element."""
+    # Other shared buffers stand without gaps at multiples of their elements, see `Kernel.shared_places`.
     return item_bytes(buffer.dtype) if buffer.scope == "shared" and buffer.nbytes % VECTOR_BYTES else VECTOR_BYTES
 
 

@@ -169,6 +169,7 @@ class Dim(_Integer):
         return not _decide_zero(self)
 
     def __hash__(self) -> int:
+        # By structure, unlike `==`, which the numbers of `Assumptions` decide.
         return self._hash
 
     def __repr__(self) -> str:
@@ -241,6 +242,7 @@ def _product(one: Any, other: Any) -> int:
     terms: dict[Monomial, int] = {}
     for mine, factor in _terms(one).items():
         for theirs, weight in _terms(other).items():
+            # Products commute: sorted factors give equal products one key.
             monomial = tuple(sorted((*mine, *theirs), key=str))
             terms[monomial] = terms.get(monomial, 0) + factor * weight
     return _made(terms)
@@ -332,6 +334,7 @@ class Assumptions:
         return holds
 
     def __enter__(self) -> "Assumptions":
+        # They nest: the outer ones decide again when these are left.
         self._before = getattr(_active, "assumptions", None)
         _active.assumptions = self
         return self
@@ -361,6 +364,7 @@ def _decide_positive(value: int) -> bool:
     low, high = _bounds(value)
     if low > 0 or high <= 0:
         return low > 0
+    # A product that is never negative is positive exactly where no factor is 0.
     if len(value.terms) == 1 and low == 0:
         return not _decide_zero(value)
     return _assumed(value, is_zero=False)
@@ -376,6 +380,7 @@ def _assumed(dim: Dim, *, is_zero: bool) -> bool:
 def _bounds(value: int) -> tuple[float, float]:
     """The least and the largest number that the bounds of the symbols allow."""
     low, high = 0.0, 0.0
+    # Product by product: where one symbol is in several, the interval is wider than the values, never narrower.
     for monomial, factor in _terms(value).items():
         least, most = 1.0, 1.0
         for atom in monomial:

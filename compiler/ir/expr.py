@@ -129,6 +129,7 @@ class Binary(Expr):
     op: BinaryOp
     lhs: Expr
     rhs: Expr
+    # Derived from the operands: comparing it too would cost time and decide nothing.
     dtype: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -278,6 +279,7 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
 def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
     """Both operands in one type: a Python number adapts to the other side, two expressions follow NumPy's promotion."""
     if isinstance(lhs, Expr) and not isinstance(rhs, Expr):
+        # A Python number is weak, as in NumPy 2 (NEP 50); a float beside an integer makes both float32.
         wants_float = isinstance(rhs, float) and not is_float(lhs.dtype)
         return (Cast("float32", lhs), as_expr(rhs)) if wants_float else (lhs, as_expr(rhs, lhs.dtype))
     if isinstance(rhs, Expr) and not isinstance(lhs, Expr):
@@ -308,6 +310,7 @@ def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
         boolean = op in COMPARISONS or op in LOGICAL or left.dtype == BOOL
         value = FOLD[op](left.value, right.value)
         return const(bool(value), BOOL) if boolean else const(wrapped(value, left.dtype), left.dtype)
+    # Of integers only: in floats x + 0 loses the sign of -0.0, and x * 0 may be a NaN.
     if not is_float(left.dtype):
         neutral = _without_neutral(op, left, right)
         if neutral is not None:

@@ -38,6 +38,7 @@ def slack(condition: Expr) -> IndexForm | None:
 def limits(form: IndexForm, ranges: Ranges) -> Limits:
     """The smallest and the largest value of a form, infinite where nothing is known."""
     low = high = float(form.const)
+    # Interval arithmetic: atoms that share a variable count as independent, so the interval is at worst too wide.
     for atom, coefficient in form.terms.items():
         ends = [coefficient * end for end in _limits(atom, ranges)]
         low, high = low + min(ends), high + max(ends)
@@ -70,7 +71,9 @@ def _limits(atom: Expr, ranges: Ranges) -> Limits:
             return ranges.get(atom, (-math.inf, math.inf))
         case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=Const(value=divisor)) if divisor > 0:
             low, high = limits(affine(atom.lhs), ranges)
+            # A floor is monotonic: the ends of the number give those of the quotient.
             if atom.op is BinaryOp.FLOORDIV:
                 return low // divisor, high // divisor
+            # Within one period the remainder is the number itself.
             return (low, high) if low >= 0 and high < divisor else (0, divisor - 1)
     return -math.inf, math.inf

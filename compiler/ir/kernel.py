@@ -95,14 +95,15 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """Kernels that run in order. `params` are the inputs and then the outputs (`outputs` of them), `workspace` the
-    buffers in global memory that one kernel leaves to another.
-    """
+    """Kernels that run in order."""
 
     name: str
     params: tuple[Buffer, ...]
+    """The inputs, then the outputs."""
     workspace: tuple[Buffer, ...]
+    """Buffers in global memory that one kernel leaves to another."""
     outputs: int
+    """How many of the parameters are outputs."""
     kernels: tuple[Kernel, ...]
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ Array = NDArray[Any]
 def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
     if is_float(np.asarray(lhs).dtype.name):
         return np.asarray(np.true_divide(lhs, rhs))
+    # NumPy rounds down: where the signs differ and something is left, the truncated quotient is one more.
     down, rest = np.floor_divide(lhs, rhs), np.mod(lhs, rhs)
     return np.asarray(np.where((rest != 0) & ((lhs < 0) != (rhs < 0)), down + np.ones_like(down), down))
 
@@ -46,6 +47,7 @@ BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
 }
 """What an operator makes of two arrays whose shapes broadcast; overflow and division by zero are up to the caller."""
 
+# NumPy has no erf; that of Python is in float64.
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -56,6 +58,7 @@ def _unsigned(value: Array) -> Array:
 
 def _leading_zeros(value: Array) -> Array:
     width, filled = 8 * value.dtype.itemsize, _unsigned(value)
+    # Smearing of the highest bit (Hacker's Delight): the set bits are then counted in one step.
     for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest one is set
         if shift < width:
             filled = filled | (filled >> filled.dtype.type(shift))
@@ -69,6 +72,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "tanh": np.tanh,
     "erf": _erf,
+    # exp(-x) may overflow to infinity, of which the inverse is the right 0.
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "pow": np.power,
     "floor": np.floor,

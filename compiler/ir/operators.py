@@ -82,6 +82,7 @@ FOLD: dict[BinaryOp, Callable[[Any, Any], Any]] = {
     BinaryOp.BIT_AND: lambda a, b: a & b,
     BinaryOp.BIT_OR: lambda a, b: a | b,
     BinaryOp.BIT_XOR: lambda a, b: a ^ b,
+    # Python's integers are unbounded: a literal shift by a huge number would exhaust the memory.
     BinaryOp.SHL: lambda a, b: a << b if 0 <= b < 64 else 0,
     BinaryOp.SHR: lambda a, b: a >> (b if 0 <= b < 64 else 64),
 }
@@ -95,4 +96,5 @@ def wrapped(value: int, dtype: str) -> int:
         return value
     width = item_bytes(dtype) * 8
     low = value & ((1 << width) - 1)
+    # Two's complement.
     return low - (1 << width) if not dtype.startswith("uint") and low >> (width - 1) else low

@@ -124,6 +124,7 @@ def redirect(stmt: Stmt, rule: Callable[[Buffer, Exprs], tuple[Buffer, Exprs] | 
                 changes.update(zip((buffer, indices), found, strict=True))
         return replace(node, **changes) if changes else None
 
+    # Loads first: the places that `rule` returns are final, and loads in them are not redirected again.
     return map_stmt(map_exprs(stmt, lambda expr: replace_nodes(expr, Load, on_load)), on_place)
 
 

@@ -27,6 +27,7 @@ _Rule = Callable[[IndexForm, int, Ranges], Expr | None]
 
 def simplify(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the quotients and remainders that the ranges of the variables decide."""
+    # Most expressions have no quotient: to look for one is cheaper than to rebuild.
     if not any(_divisor_of(node) for node in parts(expr)):
         return expr
 
@@ -43,6 +44,7 @@ def _divisor_of(node: Expr) -> int:
     """The literal that an index is divided by, in a quotient or a remainder; 0 for other nodes."""
     match node:
         case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=Const(value=by), dtype=dtype) if dtype == INDEX:
+            # There are no rules for negative divisors.
             return max(int(by), 0)
     return 0
 
@@ -200,6 +202,7 @@ def _digit(atom: Expr) -> _Digit | None:
     """The digit that an atom is, if it is one."""
     match atom:
         case Binary(op=op) if by := _divisor_of(atom):
+            # Of nested quotients one remains: n // u // by is n // (u * by), for floors by positive numbers.
             number, unit = _in_units(affine(atom.lhs))
             quotient = op is BinaryOp.FLOORDIV
             return _Digit(number, unit * by, None) if quotient else _Digit(number, unit, by)
@@ -223,6 +226,7 @@ def _pairs(digits: _Weighted) -> Iterator[tuple[int, int]]:
         for high, (other, more) in enumerate(digits):
             if one.count is None or other.unit != one.unit * one.count or more != weight * one.count:
                 continue
+            # A multiple of the higher digit's unit changes no lower digit, so the numbers may differ by that.
             apart = other.number.plus(one.number, -1)
             if all(each % other.unit == 0 for each in (apart.const, *apart.terms.values())):
                 yield low, high

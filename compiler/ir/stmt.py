@@ -154,23 +154,24 @@ LEAVES = (Store, Invoke, Barrier, Shuffle, *TENSOR_STMTS)
 
 @dataclass(frozen=True, slots=True)
 class LoopFunction:
-    """A kernel.
-
-    `params` are the inputs and then the outputs (`outputs` of them), `workspace` the buffers it needs besides,
-    `layout_free` the names of the inputs whose layout is ours to choose, `unroll_limits` the limit of each
-    stage by the name of its buffer, `packings` by parameter name, `pipelines` how many iterations of a loop, by the
-    name of its variable, have their copies into shared memory in flight at once.
-    """
+    """A kernel."""
 
     name: str
     params: tuple[Buffer, ...]
+    """The inputs, then the outputs."""
     workspace: tuple[Buffer, ...]
+    """The buffers in memory that it needs besides."""
     body: Stmt
     outputs: int
+    """How many of `params` are outputs."""
     layout_free: frozenset[str] = frozenset()
+    """Names of the inputs whose layout is ours to choose."""
     unroll_limits: tuple[tuple[str, int], ...] = ()
+    """The unroll limit of each stage, by the name of its buffer."""
     packings: tuple[tuple[str, Packing], ...] = ()
+    """How inputs are packed, by name."""
     pipelines: tuple[tuple[str, int], ...] = ()
+    """Iterations of a loop whose copies into shared memory are in flight at once, by the name of its variable."""
 
     def __str__(self) -> str:
         params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)
@@ -236,6 +237,7 @@ def inner_stmts(stmt: Stmt) -> tuple[Stmt, ...]:
 
 def range_of(stmt: For | Let) -> tuple[int, int]:
     """The smallest and the largest value of the variable that a loop or let binds."""
+    # A literal has one value, whatever extent the `let` names.
     if isinstance(stmt, Let) and isinstance(stmt.value, Const):
         return int(stmt.value.value), int(stmt.value.value)
     return 0, stmt.extent - 1
@@ -252,6 +254,7 @@ def map_inner(stmt: Stmt, rule: Callable[[Stmt], Stmt]) -> Stmt:
         return stmt
     if isinstance(stmt, Block):
         new = tuple(map(rule, stmt.statements))
+        # By identity: comparing whole trees at every level would take quadratic time.
         same = all(one is other for one, other in zip(new, stmt.statements, strict=True))
         return stmt if same else block(*new)
     body = rule(stmt.body)

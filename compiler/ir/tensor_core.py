@@ -63,16 +63,19 @@ class Instruction:
     @property
     def packed(self) -> int:
         """Neighbors along the depth that share a register."""
+        # Two halves share a register of 32 bits, a float32 fills one.
         return 2 if self.depth == ROWS else 1
 
     def left_place(self, lane: Place, element: int) -> tuple[Place, Place]:
         """Row and depth of an element that a lane holds of the left factor."""
+        # PTX ISA, fragments of mma.m16n8k16 and mma.m16n8k8: one formula for both depths.
         register, half = divmod(element, self.packed)
         depth = lane % 4 * self.packed + (half + self.depth // 2 * (register // 2))
         return lane // 4 + MATRIX * (register % 2), depth
 
     def right_place(self, lane: Place, element: int) -> tuple[Place, Place]:
         """Depth and column of an element that a lane holds of the right factor."""
+        # As above; the right factor has its columns where the left one has its rows.
         register, half = divmod(element, self.packed)
         return lane % 4 * self.packed + (half + self.depth // 2 * register), lane // 4
 
@@ -87,6 +90,7 @@ INSTRUCTIONS = {
 
 def sum_place(lane: Place, element: int) -> tuple[Place, Place]:
     """Row and column of an element that a lane holds of the sums."""
+    # PTX ISA, accumulators of mma.m16n8: two columns of the upper eight rows, then of the lower.
     return lane // 4 + MATRIX * (element // 2), lane % 4 * 2 + element % 2
 
 

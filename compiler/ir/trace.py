@@ -18,6 +18,7 @@ that code is generated from; loop IR and graph after every pass; LLVM IR, assemb
 Observer = Callable[[str, str, Callable[[], str]], None]
 """Takes the name of a kernel or graph, the stage it has reached, and what makes its text."""
 
+# Of a thread or an asyncio task: compilations that run at once do not mix their stages.
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 

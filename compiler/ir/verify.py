@@ -73,6 +73,7 @@ class _Checker:
                 for inner in stmt.statements:
                     self.statement(inner, bound, buffers)
             case For() | Let():
+                # Variables are equal by name: a substitution would not tell two bindings on one path apart.
                 _demand(stmt.var not in bound, f"{stmt.var} is bound inside a loop or let that binds it")
                 _demand(stmt.extent > 0, f"the extent {stmt.extent} of {stmt.var} is not positive")
                 self.statement(stmt.body, {**bound, stmt.var: (0, stmt.extent - 1)}, buffers)

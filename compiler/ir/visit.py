@@ -22,6 +22,7 @@ def _child_fields(kind: Any) -> tuple[str, ...]:
     """The fields of a class of nodes that may hold operands."""
     found = _FIELDS.get(kind)
     if found is None:
+        # Fields that are derived, such as `dtype`, hold no operands.
         found = tuple(field.name for field in fields(kind) if field.init and not _is_plain(field.type))
         _FIELDS[kind] = found
     return found
@@ -50,6 +51,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """The node and everything below it, parents first; what stands in several places comes as often."""
+    # An explicit stack: with nested generators every node would cost its depth.
     left = [expr]
     while left:
         node = left.pop()
@@ -98,6 +100,7 @@ def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). The result of a rule
     depends on the node alone.
     """
+    # By identity, which is safe since `expr` keeps its nodes alive.
     done: dict[int, Expr] = {}
 
     def visit(node: Expr) -> Expr:
@@ -130,6 +133,7 @@ def _rebuilt(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
     rebuilt = replace(expr, **changes)  # type: ignore[type-var]
     if not isinstance(rebuilt, Binary) or _divides_by_zero(rebuilt):
         return rebuilt
+    # Through `binary`, so that what has become constant or neutral folds.
     return binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs)
 
 

@@ -160,6 +160,7 @@ class LoopBuilder:
         )
         called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
         given = {producer for stage_id in called for producer, _ in dag.reads[stage_id]}
+        # A function expects its inputs in the layout that they come with.
         free = frozenset(self.buffers[i][0].name for i in dag.layout_free - given)
         limits = tuple(
             (buffer.name, fixed(self.state.stages[i].unroll_limit))
@@ -194,6 +195,7 @@ class LoopBuilder:
         buffers = self.buffers[stage_id]
         body = self.value(stage_id, absolute)
         if not isinstance(body, Reduce) or not any(loop.reduces and loop.extent > 1 for loop in loops):
+            # A sum of one term starts from nothing: it is a plain store.
             source = body.source if isinstance(body, Reduce) else body
             return self.wrap(stage_id, loops, stores(buffers, target, values_of(source)), guards, None)
         return self.reduction(stage_id, loops, body, target, guards)
@@ -227,6 +229,7 @@ class LoopBuilder:
             if variables(guard) & (spatial_vars | outer_vars)
             == variables(guard) & {v for lp in loops for v in loop_vars(lp)}
         ]
+        # Guards on outer loops alone are tested once, around all initial values.
         init_outer = [guard for guard in init_guards if not variables(guard) & spatial_vars]
         inner = [guard for guard in init_guards if guard not in init_outer]
         init = guarded(init_outer, nested(spatial, stores(buffers, target, self.starts(stage_id, body)), inner))
@@ -254,9 +257,12 @@ class LoopBuilder:
             loop = loops[level]
             inside = self.state.attached_at(stage_id, level)
             mine = loop_vars(loop)
+            # A guard closes at the innermost loop whose variable it tests. Before attached stages all of them close:
+            # they say nothing of what those compute.
             here = [guard for guard in pending if variables(guard) & mine or inside]
             pending = [guard for guard in pending if guard not in here]
             stmt = guarded(here, stmt)
+            # Wrapped last to first, so that stages run in topological order.
             for inner in reversed(inside):
                 stmt = block(self.nest(inner), stmt)
                 for buffer in reversed(self.buffers[inner]):
@@ -332,6 +338,7 @@ class LoopBuilder:
         around: dict[LoopKey, Number] = {key: part.extent for key, part in self.fused_parts.items()}
         around.update((loop.key, loop.extent) for loop in (*bounds.outer, *bounds.own))
         guards = [values[name] < size for name, size in overrunning(stage.relations, fixed_all(bounds.sizes))]
+        # A region has one size everywhere, so at the edges of the tensor a part of it may lie outside.
         for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
             start, end = low.limits(around)
             if fixed(end) + fixed(extent) > axis.extent:
@@ -360,8 +367,10 @@ class LoopBuilder:
             producer = self.state.dag.id_of(node.tensor)
             indices = node.indices
             if isinstance(self.state.stages[producer].location, Attached):
+                # The buffer of an attached stage holds its region alone: indices count from the region's start.
                 mins = self.bounds[producer].region.mins
                 indices = tuple(index - self.start(low) for index, low in zip(indices, mins, strict=True))
+            # A local buffer may hold sums in a wider type than that of the tensor.
             return cast(node.dtype, Load(self._buffer(node.tensor), self.place(producer, indices)))
 
         if isinstance(body, Reduce):

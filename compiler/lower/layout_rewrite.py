@@ -25,12 +25,16 @@ TRANSFORM = "auto_scheduler_layout_transform"
 
 @dataclass(frozen=True, slots=True)
 class Relayout:
-    """How operation `reader` wants input number `source`: `digits` over `axes`, the names of its dimensions."""
+    """How an operation wants one of its inputs laid out."""
 
     source: int
+    """Number of the input."""
     reader: int
+    """Number of the operation."""
     axes: tuple[str, ...]
+    """The names of its dimensions."""
     digits: Digits
+    """The dimensions of its new layout, over these names."""
 
     @property
     def packing(self) -> Packing:
@@ -90,6 +94,7 @@ def _axis_names(dag: ComputeDAG, reader: int, source: int) -> tuple[str, ...] | 
         if isinstance(index, Axis):
             names.append(index.name)
         elif index == const(0):
+            # TVM's name of an index that is the literal 0.
             names.append("IntImm" + "_" * sum(name.startswith("IntImm") for name in names))
         else:
             return None
@@ -101,6 +106,7 @@ def _named(packing: Packing, shape: Sequence[int], axes: Sequence[str]) -> Digit
     owner: list[str] = []
     for extent, axis in zip(shape, axes, strict=True):
         product, first = 1, len(owner)
+        # The digits of one axis multiply up to its extent, which tells where the next axis begins.
         while product < extent or len(owner) == first:
             product *= packing.dims[len(owner)]
             owner.append(axis)
@@ -160,6 +166,7 @@ def _with_transform(dag: ComputeDAG, steps: Sequence[Step], change: Relayout) ->
     behind = change.source + 1
     inserted = (*rebuilt.nodes[:behind], Node((laid,), laid.op), *rebuilt.nodes[behind:])
     moved, place = _renumbered(steps, behind)
+    # As in TVM: of five or more loops three run in parallel as one, of three or four two.
     together = 3 if len(axes) >= 5 else 2 if len(axes) >= 3 else 1
     fuse = (Fuse(place, tuple(range(together))),) if together > 1 else ()
     return rebuilt.with_nodes(inserted), (*moved, *fuse, Annotate(place, 0, int(Annotation.PARALLEL)))
@@ -179,6 +186,7 @@ def _renumbered(steps: Sequence[Step], place: int) -> tuple[tuple[Step, ...], in
         if isinstance(step, CacheRead):
             changes["readers"] = tuple(map(moved, step.readers))
         found.append(replace(step, **changes))
+        # These steps add a stage, before the place that is looked for.
         if isinstance(step, CacheRead | CacheWrite | Rfactor) and step.stage < place:
             place += 1
     return tuple(found), place

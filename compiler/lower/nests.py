@@ -64,6 +64,7 @@ def join_into(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...])
 
 def loop_var(key: LoopKey) -> Var:
     """The variable of a loop."""
+    # With the stage's number, since loops of several stages may have one name.
     return Var(f"{key[1]}.s{key[0]}")
 
 

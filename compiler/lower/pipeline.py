@@ -46,14 +46,18 @@ def cpu_passes(
     width = hardware.vector_unit_bytes
     return (
         SimplifyIndices(),
+        # Before packing, so that the steps of a dot product become the innermost digit of the packed layout.
         DotProducts(frozenset(dots)),
         *_PACKING[layout],
         PartitionLoops(),
+        # After partitioning, which removes guards for which a vector loop would become serial.
         LegalizeLoops(hardware.lane_masks),
         VectorReductions(width),
         RegisterTiles(width),
+        # Looks for the accumulators that register tiles have.
         FlipSignedness(frozenset(dots), width),
         UnrollLocals(width),
+        # Last, since only now all unrolling is decided.
         LimitCode(),
     )
 

@@ -42,6 +42,7 @@ def require_layout(call: OpCall, rank: int) -> tuple[int, ...]:
 
 def window_extent(extent: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> int:
     """How many windows fit along one axis of a convolution or pool; zero or less when none does."""
+    # ONNX's formula: windows that do not fit whole are left out.
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -185,6 +186,7 @@ def _padded(call: OpCall, data: Tensor, geometry: _Geometry) -> Tensor:
     rank = len(geometry.kernel)
     before = call.ints("pads")[:rank]
     first = 1 if geometry.channels_last else 2
+    # What lies beyond the last window is not copied.
     needed = tuple(geometry.needed(dim) for dim in range(rank))
     if geometry.groups == 1 and data.shape[-1 if geometry.channels_last else 1] < geometry.inputs_per_group:
         filled = geometry.inputs_per_group
@@ -221,6 +223,7 @@ def zero_padded(
         conditions = []
         for dim in range(rank):
             index = indices[first + dim]
+            # Sides without padding need no test.
             if before[dim]:
                 conditions.append(index >= before[dim])
             if after[dim]:
@@ -232,6 +235,7 @@ def zero_padded(
             value = substitute(source.body, dict(zip(source.axes, moved, strict=True)))
         return te.if_then_else(te.logical_and(*conditions), value, te.const(fill, data.dtype))
 
+    # The parameters name the axes, so each rank needs a function of its own.
     functions: dict[int, Callable[..., Expr]] = {
         3: lambda a, b, c: body((a, b, c)),
         4: lambda a, b, c, d: body((a, b, c, d)),
@@ -255,6 +259,7 @@ def window_view(call: OpCall, x: Array, kernel: Shape, dilations: Shape, fill: f
     rank = len(kernel)
     before, after = call.ints("pads")[:rank], call.ints("pads")[rank:]
     padded = np.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0)), constant_values=fill)
+    # Windows as wide as dilated ones, of which the last index takes every `dilation`-th element.
     reach = tuple(dilation * (extent - 1) + 1 for extent, dilation in zip(kernel, dilations, strict=True))
     windows = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
     whole = slice(None)
@@ -267,8 +272,10 @@ def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     groups = call.integer("groups")
     rank = x.ndim - 2
     if not is_channels_last(call):
+        # To (*kernel, I/groups, O), as with the channels last.
         weight = weight.transpose(*range(2, rank + 2), 1, 0)
     elif weight.ndim == rank + 1:
+        # A depthwise weight lacks the axis of the one input channel of each group.
         weight = weight[..., None, :]
     fill = call.integer("pad_value") if "pad_value" in call.attrs else 0
     windows = window_view(call, channels_last(call, x), weight.shape[:rank], call.ints("dilations"), fill)

@@ -43,8 +43,10 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
     """y[s * i + k - pad] += x[i] * w[k], phase by phase."""
     strides, before = call.ints("strides"), call.ints("pads")[:2]
     kernel, inputs = weight.shape[:2], weight.shape[2]
+    # A phase has up to ceil(K / s) taps; those that the last phases lack are zeros.
     taps = tuple(-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
     windows = tuple(-(-extent // stride) for extent, stride in zip(shape[1:3], strides, strict=True))
+    # Element y of a phase reads y - ry: its first taps reach before the input.
     low = tuple(count - 1 for count in taps)
     high = tuple(
         max(0, window - have + -(-cut // stride))
@@ -62,6 +64,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
         ]
         if beyond:
             tap = te.if_then_else(te.logical_and(*beyond), tap, 0.0)
+        # The first element of phase a that is not cut off: ceil((cut - a) / stride).
         shifts = [
             (cut + stride - 1 - place) // stride for place, cut, stride in zip((a, b), before, strides, strict=True)
         ]
@@ -88,6 +91,7 @@ def _conv_transpose2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     full = [(n - 1) * stride + size for n, stride, size in zip(x.shape[1:3], strides, kernel, strict=True)]
     longer = [max(0, -pad) for pad in pads[2:]]
     whole = np.zeros((x.shape[0], full[0] + longer[0], full[1] + longer[1], weight.shape[3]), x.dtype)
+    # The definition: every tap adds a product, moved by its place and spread by the stride.
     for row, column in np.ndindex(*kernel):
         rows = slice(row, row + full[0] - kernel[0] + 1, strides[0])
         columns = slice(column, column + full[1] - kernel[1] + 1, strides[1])
@@ -132,6 +136,7 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
         stride, cut = strides[dim], cuts[dim]
         if cut % stride == 0:
             return te.const(low[dim] + cut // stride)
+        # With stride 2 and an odd cut this equals the quotient, and is affine in the phase.
         begun = phase + cut // stride if stride == 2 else (phase + cut) // stride
         return begun + low[dim]
 

@@ -69,6 +69,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _erf(x: Array) -> Array:
+    # NumPy has no error function.
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
 
 
@@ -77,6 +78,7 @@ def _gelu(x: Expr) -> Expr:
 
 
 def _gelu_tanh(x: Expr) -> Expr:
+    # Hendrycks and Gimpel's approximation; sqrt(2 / pi) is multiplied into the polynomial beforehand.
     return x * 0.5 * (te.tanh(x * (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))) + 1.0)
 
 
@@ -85,19 +87,23 @@ def _gelu_tanh_array(x: Array) -> Array:
 
 
 def _hard_swish(x: Expr) -> Expr:
+    # x * relu6(x + 3) / 6 with the division folded into a multiply-add.
     return x * te.minimum(te.maximum(x * (1 / 6) + 0.5, 0.0), 1.0)
 
 
 def _invert_bits(x: Expr) -> Expr:
     if x.dtype == "bool":
         return te.logical_not(x)
+    # No node inverts bits: an exclusive or with all ones does.
     return x ^ te.const(int(np.iinfo(x.dtype).max) if x.dtype.startswith("u") else -1, x.dtype)
 
 
 def _remainder(a: Expr, b: Expr) -> Expr:
     """What is left of `a` with the sign of `a`."""
     if not is_float(a.dtype):
+        # Integers divide towards zero, so that the rest has the sign of `a`.
         return a - a / b * b
+    # Of the magnitudes, since `%` has the sign of the divisor.
     rest = te.abs(a) % te.abs(b)
     return te.select(a < 0, -rest, rest)
 
@@ -105,6 +111,7 @@ def _remainder(a: Expr, b: Expr) -> Expr:
 def _divide(a: Array, b: Array) -> Array:
     if is_float(a.dtype.name):
         return np.asarray(a / b)
+    # The quotient of the magnitudes, since `//` of signed integers rounds down.
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
 
@@ -196,6 +203,7 @@ OPERATORS = (
     *(_unary(name, getattr(te, name), numpy, f"the inverse of {name[1:]}") for name, numpy in _INVERSE.items()),
     _unary(
         "sign",
+        # The last branch is x itself, so that a NaN stays.
         lambda x: te.if_then_else(x > 0, 1, te.if_then_else(x < 0, -1, x)),
         np.sign,
         "-1, 0 or 1",

@@ -22,6 +22,7 @@ REDUCTIONS = ("none", "add", "mul", "max", "min")
 """How a scattered element joins the one that is there."""
 _JOIN: Mapping[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
+# Commutative: of numbered updates the one with the highest number wins, in whatever order they are joined.
 _last = te.comm_reducer(
     lambda x, y: (te.select(x[1] > y[1], x[0], y[0]), te.maximum(x[1], y[1])),
     lambda value, _: (te.const(0, value), te.const(-1, "int64")),
@@ -43,6 +44,7 @@ def _require_smaller(call: OpCall, shape: Shape, axis: int) -> None:
 
 
 def _from_front(index: Expr, extent: int) -> Expr:
+    # In int64, since a narrow index type may not hold the extent.
     wide = te.cast("int64", index)
     return te.select(wide < 0, wide + extent, wide)
 
@@ -82,6 +84,7 @@ def _top_k(call: OpCall) -> Lowered:
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
     def build(source: Tensor) -> Tensor:
+        # At each level every element is compared with its block, 4 k, and a quarter goes on: a geometric series.
         largest, block = call.flag("largest"), max(_LEAST_BLOCK, 4 * k)
         left = _Candidates(source, None, axis)
         level = 0
@@ -146,6 +149,7 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
         there = moved(i, other)
         mine, theirs = values[i], values[there]
         ahead = mine < theirs if largest else theirs < mine
+        # Ties go to the lower place, so that all ranks differ.
         tie = te.logical_and(te.equal(mine, theirs), places[there] < places[i])
         counts = te.logical_and(places[there] >= 0, te.logical_or(ahead, tie))
         return te.sum(te.cast("int32", counts), other)
@@ -155,6 +159,7 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
     def place(*i: Expr) -> Expr:
         there = moved(i, found)
         here = te.logical_and(te.equal(ranks[there], te.cast("int32", i[axis + 1])), places[there] >= 0)
+        # Exactly one element has the rank; all others give -1.
         return te.max(te.select(here, places[there], te.const(-1, "int64")), found)
 
     return te.compute((*first, blocks, k, *last), place, name=f"{name}_best")
@@ -171,6 +176,7 @@ def _cut(left: _Candidates, blocks: int, block: int, name: str) -> tuple[Tensor,
 
     def value(*i: Expr) -> Expr:
         number, (found, _) = candidate(i)
+        # The last block is filled up with zeros, whose place -1 says that they are no elements.
         return te.if_then_else(number < count, found, te.const(0, left.values.dtype))
 
     def place(*i: Expr) -> Expr:
@@ -195,6 +201,7 @@ def _top_k_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     if not call.flag("largest"):
         order = np.argsort(x, axis=axis, kind="stable")
     else:
+        # Flipped before and after: descending, with the first of equal elements first.
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
     return np.take(order, np.arange(call.integer("k")), axis=axis)
 
@@ -297,8 +304,10 @@ def _scatter_elements(call: OpCall) -> Lowered:
 
         def hit(i: tuple[Expr, ...]) -> tuple[Expr, Expr]:
             point = (*i[:axis], along, *i[axis + 1 :])
+            # Indices may be fewer than elements along the other axes: what lies beyond them gets no update.
             near = [i[d] < indices.shape[d] for d in range(len(i)) if d != axis and indices.shape[d] < source.shape[d]]
             same = te.equal(_from_front(indices[point], source.shape[axis]), i[axis])
+            # Lazily, since beyond them there is no index to read.
             inside = te.if_then_else(te.logical_and(*near), same, te.const(False)) if near else same
             return inside, updates[point]
 
@@ -355,6 +364,7 @@ def _scattered(
     if not axes:
         return te.compute(source.shape, lambda *i: _joined(how, source[i], *hit(i)), name=call.name)
     if how != "none":
+        # For a maximum or minimum the old element is neutral.
         neutral = {"add": te.const(0, source.dtype), "mul": te.const(1, source.dtype)}
         reducer = {"add": te.sum, "mul": te.prod, "max": te.max, "min": te.min}[how]
 

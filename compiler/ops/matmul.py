@@ -63,6 +63,7 @@ def _batch_matmul(call: OpCall) -> Lowered:
 
 
 def _matmul_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    # Widened first: products and sums of bytes would wrap around.
     a, b = (array.astype(np.int32) for array in arrays) if call.op.startswith("q") else arrays
     return np.asarray(np.matmul(a, b))
 
@@ -82,6 +83,7 @@ def _contract(call: OpCall) -> Lowered:
     spelled = all(len(set(word)) == len(word) for word in (left, right, result)) and set(result) <= set(extents)
     call.require(spelled, f"{left},{right}->{result} repeats a letter or invents one")
     summed = {letter for letter in extents if letter not in result}
+    # So that `_contract_array` can be one product of matrices.
     call.require(
         summed <= set(left) & set(right), f"{left},{right}->{result} sums over a letter that one operand lacks"
     )

@@ -32,6 +32,7 @@ def layer_norm(source: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: 
 def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str) -> Tensor:
     kept = [place for place in range(len(source.shape)) if place not in axes]
     outer = tuple(source.shape[place] for place in kept)
+    # A factor in place of a division for every row.
     share = 1.0 / math.prod(source.shape[axis] for axis in axes)
 
     def row(point: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -41,6 +42,7 @@ def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centre
         at: dict[int, Expr] = {**dict(zip(kept, row, strict=True)), **dict(zip(axes, inner, strict=True))}
         return tuple(at[place] for place in range(len(source.shape)))
 
+    # Two sets of axes, since each of the two sums is a compute of its own.
     k = [te.reduce_axis(source.shape[axis], f"k{axis}") for axis in axes]
     q = [te.reduce_axis(source.shape[axis], f"q{axis}") for axis in axes]
     mean: Tensor | None = None

@@ -102,18 +102,19 @@ class Attributed:
 
 @dataclass(slots=True)  # not frozen: one is made for each node that is checked, and frozen ones take thrice the time
 class OpCall(Attributed):
-    """One use of an operator: the types of its operands, its attributes, and a name for messages and computes.
-
-    `constants` are the operands whose values are known before the network runs, so that a kernel may ask for them in a
-    layout of its own. `out_dtype` is the dtype in which products are summed, where it is not the operands'.
-    """
+    """One use of an operator."""
 
     op: str
+    """The operator's name."""
     types: tuple[Typed, ...]
+    """Of the operands."""
     attrs: Mapping[str, Attribute]
     name: str = ""
+    """For messages and computes."""
     constants: frozenset[Tensor] = frozenset()
+    """The operands known before the network runs, so that a kernel may ask for them in a layout of its own."""
     out_dtype: str = ""
+    """The dtype in which products are summed, where it is not the operands'."""
 
     def require(self, fits: bool, why: str) -> None:
         """Raise a DefinitionError that shows the operands and says `why`, unless they fit."""
@@ -167,21 +168,22 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator with one result.
-
-    `operands` is how many it takes (None: one or more). `lower` checks a call and describes its result; `evaluate`
-    computes it with NumPy, in any dtype: the caller casts to the one that `lower` says. `reads` is how often the
-    expression of a pointwise operator reads an operand, which bounds the size of fused expressions.
-    """
+    """An operator with one result."""
 
     name: str
     operands: int | None
+    """How many it takes; None: one or more."""
     kind: FusionKind
     meaning: str
+    """What it computes, as a formula or in words."""
     lower: Callable[[OpCall], Lowered]
+    """Checks a call and describes its result."""
     evaluate: Callable[[OpCall, Sequence[Array]], Array]
+    """Computes the result with NumPy, in any dtype: the caller casts to the one that `lower` says."""
     attrs: Mapping[str, type] = field(default_factory=dict)
+    """The type of each attribute; a call has all of them."""
     reads: int = 1
+    """How often the expression of a pointwise operator reads an operand: bounds the size of fused expressions."""
     commutative: bool = False
 
     def check(self, call: OpCall) -> Lowered:
@@ -219,6 +221,7 @@ class Op:
         if literal is not None and self.kind is not FusionKind.BROADCAST:
             raise call.misfit(f"takes tensors, not the literal {literal}")
         tensor = lowered.build(*operands)
+        # Kernels are compiled from the tensor and memory is planned from the description: they must agree.
         if tensor.dtype != lowered.dtype:
             raise call.misfit(f"is computed in {tensor.dtype}, not {lowered.dtype}; cast the operands to a float first")
         return tensor
@@ -228,12 +231,14 @@ class Op:
         dtype = self.check(call).dtype
         with np.errstate(all="ignore"):
             result = np.asarray(self.evaluate(call, arrays))
+            # Reshaped, since `ascontiguousarray` gives rank 0 a dimension.
             return np.ascontiguousarray(result.astype(dtype, copy=False)).reshape(result.shape)
 
 
 def _is_a(value: Attribute, kind: type) -> bool:
     if kind is tuple:
         return isinstance(value, tuple) and all(isinstance(item, int | Dim) for item in value)
+    # `type` and not `isinstance`: a bool is no int here.
     return type(value) is kind or (kind is int and isinstance(value, Dim))
 
 

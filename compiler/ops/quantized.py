@@ -38,6 +38,8 @@ def _quantize(call: OpCall) -> Lowered:
         limits = np.iinfo(zero.dtype)
 
         def body(*i: Expr) -> Expr:
+            # ONNX's order: the quotient is rounded to even, then the zero point is added, then the sum is clipped,
+            # still as a float, since a cast of what is out of range has no defined result.
             shifted = te.round(numbers[i] / _at(scales, i, axis)) + te.cast(x.dtype, _at(zeros, i, axis))
             return te.cast(zero.dtype, te.minimum(te.maximum(shifted, float(limits.min)), float(limits.max)))
 
@@ -53,6 +55,7 @@ def _dequantize(call: OpCall) -> Lowered:
 
     def build(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
+            # In int64: the difference of two bytes, or of two int32, may not fit their type.
             shifted = te.cast("int64", numbers[i]) - te.cast("int64", _at(zeros, i, axis))
             return te.cast(scale.dtype, shifted) * _at(scales, i, axis)
 

@@ -169,6 +169,7 @@ def _extreme_array(function: Callable[..., Array], *, largest: bool) -> _Evaluat
 def _mean_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     if arrays[0].size:
         return _reduce_array(np.mean)(call, arrays)
+    # As NumPy has it, which would warn.
     return np.full(_reduced_shape(call), math.nan)
 
 

@@ -20,6 +20,7 @@ def _resample(call: OpCall) -> Lowered:
     call.require(is_float(x.dtype), "x must be of floats")
     call.require(len(call.types) == 1 + 2 * len(axes), "each axis takes an operand of places and one of weights")
     shape = list(x.shape)
+    # Halves are summed in float32, as in reductions.
     wide = "float64" if x.dtype == "float64" else "float32"
     for axis, places, weights in zip(axes, call.types[1::2], call.types[2::2], strict=True):
         integers = places.dtype.startswith(("int", "uint"))
@@ -31,6 +32,7 @@ def _resample(call: OpCall) -> Lowered:
     def build(source: Tensor, *tables: Tensor) -> Tensor:
         along = tuple(zip(axes, tables[::2], tables[1::2], strict=True))
 
+        # Axis within axis: every combination of their taps is a term.
         def weighted(result: tuple[Expr, ...], point: tuple[Expr, ...], level: int) -> Expr:
             if level == len(along):
                 return source[point] if x.dtype == wide else te.cast(wide, source[point])

@@ -27,6 +27,7 @@ def _reshape(call: OpCall) -> Lowered:
                 flat = flat * extent + axis
             indices = []
             for place, extent in enumerate(source.shape):
+                # What the extents decide of these quotients and remainders is simplified when the tensor is lowered.
                 quotient = flat // math.prod(source.shape[place + 1 :])
                 indices.append(quotient % extent if place else quotient)
             return source[tuple(indices)]
@@ -62,9 +63,11 @@ def _concat(call: OpCall) -> Lowered:
         def body(*axes: Expr) -> Expr:
             end = extent
             value: Expr | None = None
+            # From the last operand on, so that the outermost choice tests the first end.
             for source in reversed(sources):
                 end -= source.shape[axis]
                 piece = source[(*axes[:axis], axes[axis] - end, *axes[axis + 1 :])]
+                # Lazily, since the index into an operand that is not meant lies outside of it.
                 value = piece if value is None else te.if_then_else(axes[axis] < end + source.shape[axis], piece, value)
             assert value is not None
             return value
@@ -82,6 +85,7 @@ def _slice(call: OpCall) -> Lowered:
     for extent, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
         inside = 0 <= start <= stop <= extent and step >= 1
         call.require(inside, f"cannot slice {extent} elements from {start} to {stop} by {step}")
+    # Rounded up, as the negated floor of the negative.
     shape = tuple(-((start - stop) // step) for start, stop, step in zip(starts, stops, steps, strict=True))
 
     def build(source: Tensor) -> Tensor:
@@ -116,6 +120,7 @@ def _pad(call: OpCall) -> Lowered:
             inside = source[tuple(axis - low for axis, low in zip(axes, before, strict=True))]
             if not conditions:
                 return inside
+            # Lazily, since beside the source there is nothing to read.
             return te.if_then_else(te.logical_and(*conditions), inside, te.const(call.number("value"), x.dtype))
 
         return te.compute(shape, body, name=call.name)
@@ -153,6 +158,7 @@ def _extents(call: OpCall) -> Lowered:
     values = call.ints("values")
 
     def build() -> Tensor:
+        # By comparisons, so that the kernel has no table to read.
         def body(i: Expr) -> Expr:
             value: Expr = te.const(values[-1], "int64")
             for place, number in reversed(list(enumerate(values[:-1]))):

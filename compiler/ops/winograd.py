@@ -2,7 +2,8 @@
 
 The result is that of the direct convolution up to rounding, with fewer products. A tile of m x m outputs is computed of
 alpha x alpha inputs, alpha = m + r - 1: both are brought into a space in which a convolution is a product of elements,
-so that the work becomes alpha^2 matrix products. The weights are brought there beforehand.
+so that the work becomes alpha^2 matrix products. The weights are brought there beforehand. (Lavin and Gray, Fast
+Algorithms for Convolutional Neural Networks, 2016).
 
     data_pad -> data_rows -> data_pack -> bgemm -> inverse_rows -> the result
 Each transform goes over the rows first and then over the columns, which takes a third of the operations of both at
@@ -53,12 +54,14 @@ def transform_matrices(tile: int, kernel: int) -> tuple[Matrix, Matrix, Matrix]:
     points = _FIVE_POINTS if alpha - 1 == len(_FIVE_POINTS) else _POINTS[: alpha - 1]
     a = [[point**power for power in range(tile)] for point in points]
     g = []
+    # The denominators of Lagrange's interpolation go into the weights, which are transformed beforehand.
     for point in points:
         scale = Fraction(1)
         for other in points:
             scale *= point - other if other != point else 1
         g.append([point**power / scale for power in range(kernel)])
     b = [[*_roots_polynomial([other for other in points if other != point]), Fraction(0)] for point in points]
+    # Infinity stands for the leading coefficients.
     a.append([Fraction(int(power == tile - 1)) for power in range(tile)])
     g.append([Fraction(int(power == kernel - 1)) for power in range(kernel)])
     b.append(_roots_polynomial(points))
@@ -184,6 +187,7 @@ def _products(rows: Sequence[Sequence[float]]) -> Callable[[Expr, Sequence[Expr]
 
 def _choice(index: Expr, values: Sequence[Expr]) -> Expr:
     """The value number `index`."""
+    # The schedule unrolls the loop over `index`, which decides every choice at compile time.
     chosen = values[-1]
     for number in range(len(values) - 2, -1, -1):
         chosen = te.if_then_else(index < number + 1, values[number], chosen)

@@ -15,6 +15,7 @@ from retune.compiler.te.tensor import LOOKS_UP_TABLES, Axis, ComputeOp, ExternOp
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
     """Whether `index` is the axis, or the axis plus or minus a literal."""
+    # TVM's constant shift: v, v + c, v - c and c + v; neither 2 * v nor v + w.
     if index == axis:
         return True
     if isinstance(index, Binary) and index.op in (BinaryOp.ADD, BinaryOp.SUB):
@@ -84,13 +85,16 @@ def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp):
         return False
+    # As in TVM, what reads nothing is a constant and always inlined.
     if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs:
         return True
     for node in walk(op.body):
+        # As in TVM, of all calls exp alone is too dear to be repeated by every reader.
         if isinstance(node, Select) or (isinstance(node, Call) and node.name == "exp"):
             return False
     for _, indices in dag.reads[op_id]:
         matched = _matched_axes(op, indices)
+        # Each axis at most once and in order: a reader then walks memory as the stage itself would.
         if matched is None or matched != sorted(set(matched)):
             return False
     return True
@@ -109,6 +113,7 @@ def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
         found = used.setdefault(producer, set())
         for index in indices:
             found.update(node for node in walk(index) if isinstance(node, Axis))
+    # TVM's rule: two producers that each miss an axis, as in an outer product, or one of a reduction.
     missing = sum(any(axis.extent > 1 and axis not in axes for axis in op.axes) for axes in used.values())
     return missing >= 2 or (missing >= 1 and bool(op.reduce_axes))
 
@@ -125,6 +130,7 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
         if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or op.shape != reading.shape:
             return False
         for producer, indices in dag.reads[reader]:
+            # Every axis once and in order: neither a broadcast nor a transpose.
             if producer == current and _matched_axes(reading, indices) != list(range(len(reading.axes))):
                 return False
         current = reader
@@ -135,6 +141,7 @@ def held_types(op: ComputeOp) -> tuple[str, ...]:
     """The types in which a GPU's threads hold the results of a stage until these are complete: sums and products of
     floats of two bytes are float32 until then, as they are on a CPU.
     """
+    # Extremes round nothing, so they stay in their own type.
     wide = isinstance(op.body, Reduce) and op.body.combiner in ("sum", "prod")
     return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes
 
@@ -180,6 +187,7 @@ def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
         return None
     if len(readers) != 1 or not elementwise_match(state.dag, stage_id, readers[0]):
         return None
+    # As in TVM, two reductions are never fused.
     both_reduce = state.stages[stage_id].has_reduce_iter and state.stages[readers[0]].has_reduce_iter
     return None if both_reduce else readers[0]
 

@@ -60,20 +60,24 @@ class Region:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageBounds:
-    """A stage's region, own loops and axes.
-
-    `local` are the axis values relative to the region's first point, `sizes` the extents of every axis and of
-    everything it was split or fused into.
-    """
+    """A stage's region, own loops and axes."""
 
     region: Region
+    """What one evaluation of the stage covers."""
     outer: tuple[Loop, ...]
+    """Loops of other stages around it, outermost first."""
     own: tuple[Loop, ...]
+    """Its own loops, outermost first; the components of a fused one stand for it."""
     local: Mapping[Expr, Linear]
+    """The axis values relative to the region's first point."""
     iter_extents: tuple[Number, ...]
+    """Extents of its loops, in the order of the state."""
     sizes: Mapping[str, Number]
+    """Extents of every axis and of everything it was split or fused into."""
     family: Family | None
+    """What differs between the programs of a family here; None when nothing does."""
     fused_parts: Mapping[LoopKey, FusedPart]
+    """Which loops each part of a fused loop comes from."""
 
 
 def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
@@ -138,6 +142,7 @@ def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
             return between(0, sizes[name] - 1)
 
         relations = bounds.family.relations
+        # A part of a fused loop is taken as its whole interval: a hull.
         forms = unsplit(relations, sizes, forms, lambda fused, _: map(hull, fused.parts), mul)
         values.update((axis, forms.get(axis.name) or hull(axis.name)) for axis in bounds.family.memoized)
     return values
@@ -180,6 +185,7 @@ def _region_read(
 ) -> Region:
     """The part of stage `stage_id` that is read, of any of its results, while the loops `fixed` stand still."""
     tensors = state.dag.nodes[stage_id].tensors
+    # All results of an operation have one shape, so one region serves them all.
     tensor = tensors[0]
     mins: list[Linear | None] = [None] * len(tensor.shape)
     highs: list[Number] = [0] * len(tensor.shape)
@@ -278,6 +284,7 @@ def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, ou
 def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
     if iterator.kind is not IterKind.MIXED:
         return iterator.kind
+    # Parts keep the name of their axis before the first dot.
     base = name.split(".")[0]
     return IterKind.REDUCTION if base in {axis.name for axis in op.reduce_axes} else IterKind.SPATIAL
 

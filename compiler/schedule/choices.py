@@ -11,15 +11,14 @@ from retune.compiler.schedule.state import Annotation, FuseRelation, Inlined, Nu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopChoices:
-    """By stage number: `parallel`, how many of a root stage's outermost loops are fused and run in parallel; `vector`,
-    1 when the last
-    spatial loop is a vector loop; `unroll`, the limit up to which reduction loops are unrolled. A missing stage means
-    0.
-    """
+    """Choices by stage number; a missing stage means 0."""
 
     parallel: Mapping[int, Number] = field(default_factory=dict)
+    """How many outermost loops of a root stage are fused and run in parallel."""
     vector: Mapping[int, Number] = field(default_factory=dict)
+    """1 where the last spatial loop is a vector loop."""
     unroll: Mapping[int, Number] = field(default_factory=dict)
+    """The limit up to which reduction loops are unrolled, in operations."""
 
 
 def choices_of(state: State) -> LoopChoices:

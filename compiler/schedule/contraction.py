@@ -68,6 +68,7 @@ def contraction_of(dag: ComputeDAG, op_id: int) -> Contraction | None:
         first, second, one, other = second, first, other, one
     batch = tuple(axis for axis in op.axes if axis in one and axis in other)
     columns = tuple(axis for axis in op.axes if axis in other and axis not in one)
+    # An axis of one element may be in neither factor: it counts as a row.
     rows = tuple(axis for axis in op.axes if axis not in other)
     if not rows or not columns:
         return None
@@ -122,6 +123,7 @@ def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
     right = _gathered(f"{op.name}{RIGHT}", found.right, (batch, summed, column), (found.sums, found.columns), outer)
     total = Axis("k", summed.extent, AxisKind.REDUCE)
     one, other = (_read(node, {summed: total}, op.body.dtype) for node in (left, right))
+    # The product reads gathered copies, for which the inputs' layout does not matter.
     attrs = {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
     product = ComputeOp(
         f"{op.name}{PRODUCT}", (batch, row, column), Reduce("sum", one * other, (total,)), {**attrs, KIND: kind}
@@ -142,8 +144,11 @@ def row_padding(dtype: str, *, inner: bool) -> tuple[int, int]:
     """(factor, offset): rows of a shared matrix are `offset` more than a multiple of `factor` elements apart, so that a
     warp reads a fragment of it without two lanes in one bank; `inner`: its rows lie along the sum.
     """
+    # Odd multiples of 16 bytes apart: the eight rows of 16 bytes that one ldmatrix reads fill all 32 banks.
     if dtype in HALVES:
         return 16, 8
+    # A warp reads eight rows of four words (`inner`), or four rows of eight: odd multiples of four or eight words apart
+    # they fill all 32 banks.
     return (8, 4) if inner else (16, 8)
 
 
@@ -192,6 +197,7 @@ def _gathered(
     inside = [axis < size for axis, size in sizes if axis.extent > size]
     for condition in inside:
         value = select(condition, value, const(0, read.dtype))
+    # Neighbors in memory stay neighbors in the gathered matrix, so that vectors can be copied.
     near = _axes_of(TensorRead(read.tensor, (read.indices[-1],)))
     swapped = bool(near & set(groups[0])) and not near & set(groups[1])
     order = (batch, second, first) if swapped else (batch, first, second)

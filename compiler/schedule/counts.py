@@ -12,16 +12,20 @@ from retune.compiler.te.tensor import Combiner, TensorRead
 
 @dataclass(frozen=True, slots=True)
 class OpCounts:
-    """Operations per innermost iteration, by type class of their operands. A product that is summed counts as one
-    `mad`. `factors` are the types of two numbers whose product is summed in a wider type, which a dot product may do.
-    """
+    """Operations per innermost iteration, by type class of their operands."""
 
     float_mad: int = 0
+    """Products that are summed, which count neither as a product nor as a sum."""
     float_addsub: int = 0
+    """Sums and differences that are left."""
     float_mul: int = 0
+    """Products that are left."""
     float_divmod: int = 0
+    """Quotients and remainders."""
     float_cmp: int = 0
+    """Comparisons, minima and maxima."""
     float_math: int = 0
+    """Calls of mathematical functions."""
     float_other: int = 0
     int_mad: int = 0
     int_addsub: int = 0
@@ -33,6 +37,7 @@ class OpCounts:
     bool_op: int = 0
     select_op: int = 0
     factors: tuple[str, str] | None = None
+    """The types of two numbers whose product is summed in a wider type, which a dot product may do."""
 
 
 KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
@@ -69,6 +74,7 @@ def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
         counts[f"{_prefix(source)}_{_COMBINE[combiner]}"] += 1
     _count(source, counts)
     for kind in ("float", "int"):
+        # A product and a sum count as one multiply-add even if they do not meet: an estimate.
         fused = min(counts[f"{kind}_mul"], counts[f"{kind}_addsub"])
         counts[f"{kind}_mad"] = fused
         counts[f"{kind}_mul"] -= fused

@@ -61,6 +61,7 @@ class ComputeDAG:
         listed = [tensor for tensor in io_tensors if isinstance(tensor.op, PlaceholderOp)]
         unread = [tensor.op for tensor in listed if tensor.op not in order]
         ops = (*unread, *order)
+        # Equal tensors may be different objects: the caller's handles win, of these the first.
         known = {tensor: tensor for tensor in (*reversed(reads), *reversed(io_tensors))}
         nodes = tuple(Node(tuple(known.get(tensor, tensor) for tensor in results_of(op)), op) for op in ops)
         inputs = {tensor.op for tensor in listed}
@@ -125,10 +126,12 @@ class ComputeDAG:
 
     @cached_property
     def _hash(self) -> str | int:
+        # Graphs that differ in the order of inputs or outputs alone have kernels with other parameters.
         order = ",".join(map(self._place, (*self.inputs, *self.outputs)))
         text = f"{fingerprint(self.ops, self.id_of, self.layout_free)}\n{order}"
         function = find_function(HASH_FUNCTION)
         if function is None:
+            # MD5 as in TVM's workload keys.
             return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
         made: str | int = function(text)
         return made

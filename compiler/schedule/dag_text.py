@@ -10,6 +10,7 @@ from retune.compiler.ir.expr import Call, Expr, Select
 from retune.compiler.te.prim_func import with_named_reads
 from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, PlaceholderOp, Reduce, Tensor
 
+# As TVM shortens graphs.
 _MAX_LINE = 256
 _OMITTED = " ..(omitted).. "
 _SIGNS = {"sum": "+=", "max": "max=", "min": "min="}

@@ -26,6 +26,7 @@ from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Compu
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Axis, ComputeOp
 
+# Shares of threads differ by one iteration at most, which is little of so many.
 _PARALLEL_ITERATIONS = 64
 _VECTORS = (2, 4, 3, 5, 6, 1)
 """How many vectors of a row a product works on at once: of widths that are as fast, the first."""
@@ -90,6 +91,7 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
 
 def _inlined(dag: ComputeDAG) -> State:
     state = State.initial(dag)
+    # From readers to what they read: chains collapse into the last stage.
     for stage_id in range(len(state.stages) - 1, -1, -1):
         if _always_inlined(state, stage_id):
             state = state.apply(ComputeInline(stage_id))
@@ -121,6 +123,7 @@ def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | No
     along = {place for place, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]}
     right = min(along)
     read = [place for place, _ in state.dag.reads[stage_id]]
+    # An input of free layout is packed beforehand, and an inlined stage lies nowhere that could be copied.
     stands = right not in state.dag.layout_free and not isinstance(state.stages[right].location, Inlined)
     if len(along) != 1 or read.count(right) != 1 or not stands:
         return None
@@ -139,6 +142,7 @@ def _packed(state: State, product: _Large) -> State:
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(op.axes) - 1
     height, strip = product.tile
+    # From the last loop on, so that the numbers of those before it stay right.
     for place, size in ((last + 1, product.depth), (last, strip), (rows, height)):
         extent = state.stages[stage].iters[place].extent
         state = state.apply(Split(stage, place, extent if isinstance(extent, int) else 0, (size,)))
@@ -176,6 +180,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     last = spatial[-1]
     if not tiled and stage.iters[last].extent != 1:
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
+        # The loops inside a block do not run in parallel.
         spatial = spatial[:-1] if turned is None else spatial[:-2]
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
@@ -256,9 +261,11 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str)
     for vectors in (*_VECTORS, -(-columns // lanes)):
         widest = min(columns, vectors * lanes)
         strip = next(size for size in range(widest, 0, -1) if columns % size == 0)
+        # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
         if strip <= (vectors - 1) * lanes or 2 * strip <= lanes:
             continue
         for height in _ROWS:
+            # Sums, a row of one factor (of which a single row needs one vector at a time), and a value of the other.
             needed = height * vectors + (vectors if height > 1 else 1) + 1
             if rows % height or needed > hardware.registers:
                 continue
@@ -360,6 +367,7 @@ def _blocked(state: State, stage_id: int, turned: _Turned) -> State:
     after:  for h: for w.0: for c.0: for w.1: for c.1: …
     """
     last = len(state.stages[stage_id].iters) - 1
+    # From the last loop on, so that the number of the other one stays right.
     for place, size in ((last, turned.narrow), (turned.axis, turned.block)):
         extent = state.stages[stage_id].iters[place].extent
         state = state.apply(Split(stage_id, place, extent if isinstance(extent, int) else 0, (size,)))

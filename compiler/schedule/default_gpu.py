@@ -42,8 +42,10 @@ _THREADS = 128
 """Threads of a block: four warps, of which a multiprocessor runs many."""
 _WARP = 32
 _MOST_THREADS = 1024
+# Four blocks of 128 threads on each of an H100's 132 multiprocessors.
 _BUSY = 1 << 16
 """Threads that keep a large GPU busy."""
+# Half of that.
 _ENOUGH = 1 << 15
 """Threads that do, if each has more work for that."""
 _ROWS = (4, 7, 6, 5, 3, 2)
@@ -80,6 +82,7 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of the default schedule of `dag` on a GPU."""
     state = _inlined(State.initial(dag))
     number = len(state.stages)
+    # Backwards: where a reduction stands is decided by its reader, which comes later.
     while number:
         number -= 1
         stage = state.stages[number]
@@ -90,6 +93,7 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
             if _rows_of(state, number) is None:
                 state = _bound_reduction(state, number)
             else:
+                # A write cache holds the sums of the rows in registers.
                 state = _joint(state.apply(CacheWrite(number)), number, number + 1)
             continue
         read = _read_by_element(state, number)
@@ -162,6 +166,7 @@ def _in_rows(state: State, number: int, reader: int, rows: _Rows) -> State:
     assert isinstance(extent, int), "nothing has been split yet"
     state = state.apply(Split(reader, rows.axis, extent, (rows.count,)))
     inner = rows.axis + 1
+    # The rows go innermost, inside the loops over threads: they are each thread's own.
     state = state.apply(Reorder(reader, (*(place for place in range(count + 1) if place != inner), inner)))
     state = _threads_along(state, reader, count, _THREADS, Annotation.THREAD_X)
     spatial = _spatial(state, number)
@@ -183,6 +188,7 @@ def _threads_along(state: State, number: int, count: int, threads: int, along: A
     extent = state.stages[number].iters[0].extent
     if threads == 1:
         return state.apply(Annotate(number, 0, Annotation.BLOCK_X))
+    # One block suffices.
     if not isinstance(extent, int) or extent <= threads:
         return state.apply(Annotate(number, 0, along))
     state = state.apply(Split(number, 0, extent, (threads,)))
@@ -221,7 +227,9 @@ def _spread_of(state: State, number: int) -> _Spread | None:
     wanted = _power(-(-_BUSY // results))
     most = max(1, _power(terms // LEAST_ITERATIONS + 1) // 2)  # no more than that
     if terms >= _WARP and _lies_along_terms(state, number):
+        # At least a warp along the terms: its loads of four bytes are a whole cache line.
         width = max(_WARP, min(wanted, most, _MOST_THREADS))
+        # One warp a reduction leaves room for four of them in a block.
         return _Spread(_THREADS // _WARP if width == _WARP else 1, Annotation.THREAD_Y, Annotation.THREAD_X, width)
     along = min(results, _WARP)
     width = min(wanted, most, _MOST_JOINED // _power(along))
@@ -251,6 +259,7 @@ def _strides(state: State, number: int) -> Iterator[dict[Axis, int]]:
         if not isinstance(read, TensorRead):
             continue
         found = {}
+        # By difference, from the origin one step along each axis: that needs no affine form of the indices.
         for moved in (None, *axes):
             point: dict[Expr, Expr] = {axis: const(int(axis is moved)) for axis in (*op.axes, *op.reduce_axes)}
             place = flat_index(read.tensor.shape, [substitute(index, point) for index in read.indices])

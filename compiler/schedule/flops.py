@@ -62,6 +62,7 @@ def _cost(expr: Expr, kind: str) -> float:
         case Not():
             return float(_kind(expr.value.dtype) == kind) + _cost(expr.value, kind)
         case Binary():
+            # As in TVM: what computes indices inside a float body is of another class, and free.
             counts = kind in (_kind(expr.lhs.dtype), _kind(expr.rhs.dtype))
             return float(counts) + _cost(expr.lhs, kind) + _cost(expr.rhs, kind)
     raise _UncountableError

@@ -49,6 +49,7 @@ def cover_fused_parts(form: Linear, fused_parts: Mapping[LoopKey, FusedPart]) ->
     total: Linear = Affine(form.const, kept, form.spread, False)
     for key, value in form.terms.items():
         if key in fused_parts and np.any(np.asarray(value) != 0):
+            # The part's interval, without its dependence on the loops.
             reach = value * (fused_parts[key].extent - 1)
             total = total + Affine(lesser(reach, 0), {}, abs(reach), False)
     return total

@@ -25,6 +25,7 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     op = node.op
     if not isinstance(op, ComputeOp):
         raise DefinitionError(f"{op.name} is an input; only a computed tensor can have a write cache")
+    # TVM's names: `_c` for the loops of a write cache.
     renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in (*op.axes, *op.reduce_axes)}
     body = substitute(op.body, {axis: renamed[axis] for axis in renamed})
     if isinstance(op.body, Reduce) and isinstance(body, Reduce):
@@ -50,6 +51,7 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
         )
     names = {op.name for op in dag.ops}
     prefix = dag.ops[op_id].name
+    # TVM's name of a second cache of a tensor in one scope.
     while f"{prefix}.{scope}" in names:
         prefix += ".d"
     axes = tuple(Axis(f"ax{dim}", extent, AxisKind.SPATIAL) for dim, extent in enumerate(shape))
@@ -73,17 +75,18 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factoring:
-    """How a reduction is factored: `axis` becomes axis number `position` of the first result, which reduces over
-    `rest`.
-
-    `values` are the old reduce axes over `axis` and `rest`; points where a condition in `inside` fails do not exist.
-    """
+    """How a reduction is factored."""
 
     axis: Axis
+    """The part that becomes an axis of the first result."""
     position: int
+    """Its number there."""
     rest: tuple[Axis, ...]
+    """The parts that the first result reduces over."""
     values: Mapping[Expr, Expr]
+    """The old reduce axes over `axis` and `rest`."""
     inside: tuple[Expr, ...]
+    """Points where one of these conditions fails do not exist: splits that run past the end made them."""
 
 
 def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
@@ -101,11 +104,14 @@ def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
         condition = how.inside[0]
         for other in how.inside[1:]:
             condition = binary(BinaryOp.AND, condition, other)
+        # Points that do not exist contribute the identity.
         starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.dtypes, strict=True)]
         sources = [select(condition, source, start) for source, start in zip(sources, starts, strict=True)]
     source = as_body(sources)
+    # Where nothing is left to reduce, a term is its own partial result.
     body = Reduce(op.body.combiner, source, how.rest) if how.rest else source
     axes = (*op.axes[: how.position], how.axis, *op.axes[how.position :])
+    # TVM's names: `.rf` holds partial results, `.repl` joins them along `_v`.
     partial = Node.of(ComputeOp(f"{op.name}.rf", axes, body, op.attrs))
     outer = tuple(Axis(f"ax{dim}", axis.extent, AxisKind.SPATIAL) for dim, axis in enumerate(op.axes))
     last = Axis(f"{how.axis.name}_v", how.axis.extent, AxisKind.REDUCE)

@@ -57,6 +57,7 @@ def parse_layout(text: str, axes: Sequence[str]) -> Digits:
 
     Raises: ScheduleError for anything else in the text.
     """
+    # Longest first: the name of one axis may begin with that of another.
     names = "|".join(re.escape(name) for name in sorted(axes, key=len, reverse=True))
     one = re.compile(rf"(\d+)({names})(?=\d|$)")
     digits: list[Digit] = []
@@ -91,6 +92,7 @@ def digit_values(digits: Digits, indices: Mapping[str, Expr]) -> tuple[Expr, ...
     for place in range(len(digits) - 1, -1, -1):
         digit = digits[place]
         value = indices[digit.axis] // strides.get(digit.axis, 1)
+        # The outermost digit of an axis is a quotient alone.
         if any(other.axis == digit.axis for other in digits[:place]):
             value = value % digit.extent
         values.append(value)

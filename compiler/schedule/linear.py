@@ -16,6 +16,7 @@ LoopKey = tuple[int, str]
 Linear = Affine[LoopKey, Number]
 """A form over loops, each of which runs over 0 .. extent-1."""
 
+# Far from the limits of int64, in which forms are added and scaled.
 _UNKNOWN: Linear = Affine(0, {}, np.iinfo(np.int32).max, False)
 """The form of an index that depends on data: it reaches further than any tensor does."""
 
@@ -27,6 +28,7 @@ def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopK
     match index:
         case Const():
             return Affine(int(index.value))
+        # An index that goes through a float or a bool is not followed.
         case _ if is_float(index.dtype) or index.dtype == BOOL:
             pass
         case Cast() if index.dtype in ("int64", "int32"):
@@ -66,6 +68,7 @@ def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, N
 
 def _quotient_hull(form: Linear, divisor: int, extents: Mapping[LoopKey, Number]) -> Linear:
     low, high = form.limits(extents)
+    # A quotient of what may be anything may be anything.
     if np.any(high - low >= _UNKNOWN.spread):
         return _UNKNOWN
     return between(low // divisor, high // divisor)
@@ -94,6 +97,7 @@ def _divide(op: BinaryOp, form: Linear, divisor: int, hull: Linear, extents: Map
 
 
 def _product_hull(lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
+    # The extremes of a product of two intervals are among its corners.
     corners = [a * b for a in lhs.limits(extents) for b in rhs.limits(extents)]
     return _between_all((corner, corner) for corner in corners)
 

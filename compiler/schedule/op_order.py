@@ -15,6 +15,7 @@ def post_order(tensors: Sequence[Tensor]) -> dict[Operation, None]:
     """The operations that make the tensors, depth first, in a set that keeps its order."""
     order: dict[Operation, None] = {}
     seen: set[Operation] = set()
+    # An explicit stack: a long chain of operations would exceed Python's recursion limit.
     stack: list[tuple[Operation, bool]] = [(tensor.op, False) for tensor in reversed(tensors)]
     while stack:
         op, expanded = stack.pop()
@@ -33,6 +34,7 @@ def outputs_in_order(tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> li
     A walk with a stack, from the last of `tensors`, numbers the operations that it finds. Of those whose sources are
     all placed, the one with the greatest number comes next.
     """
+    # TVM's order of outputs: discovery numbers of a walk with a stack, then Kahn's topological sort.
     number: dict[Operation, int] = {}
     readers: dict[Operation, list[Operation]] = {}
     missing: dict[Operation, int] = {}
@@ -48,6 +50,7 @@ def outputs_in_order(tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> li
             readers.setdefault(source, []).append(op)
         stack.extend(sources)
     by_number = list(number)
+    # A min-heap of negated numbers: the operation found last comes first.
     ready = [-number[op] for op in number if not missing[op]]
     heapify(ready)
     place: dict[Operation, int] = {}

@@ -35,6 +35,7 @@ def rewrite_tensor_shape(tensor: Tensor, shape: Sequence[int]) -> None:
     new = PlaceholderOp(op.name, tuple(shape), op.dtype)
     if prod(new.shape) != prod(op.shape):
         raise DefinitionError(f"{op.name}: the shape {new.shape} does not hold the elements of {op.shape}")
+    # In place, though operations are immutable elsewhere: TVM's function does so, and scripts drop its result.
     object.__setattr__(op, "shape", new.shape)
 
 

@@ -118,6 +118,7 @@ def split(
     known = state.stages[number].iters[at : at + 1]
     extent = known[0].extent if known else None
     parts = tuple(map(_length, _listed("the lengths", lengths)))
+    # Records hold the extent, with 0 for an unknown one, as TVM's do.
     after = state.apply(Split(number, at, extent if isinstance(extent, int) else 0, parts, inner_to_outer))
     return after, _loops(after, number, at, len(parts) + 1)
 
@@ -201,6 +202,7 @@ def unroll(state: State, stage: StageRef, loop: LoopRef, max_unroll: int = -1) -
     """
     number, at = stage_number(state, stage), loop_number(state, stage, loop)
     extent = state.stages[number].iters[at].extent if 0 <= at < len(state.stages[number].iters) else None
+    # As in TVM, a loop that is too long stays as it is and no step is recorded.
     if _whole("the longest loop", max_unroll) != -1 and isinstance(extent, int) and extent > max_unroll:
         return state, state.stages[number].iters[at]
     return _annotated(state, number, at, Annotation.UNROLL)

@@ -43,6 +43,7 @@ def print_python_code_from_state(dag: ComputeDAG, state: State) -> str:
     current = State.initial(dag)
     calls: list[str] = []
     used: set[str] = set()
+    # Stages and loops have the names of the moment: later steps add stages and split loops.
     for step in state.steps:
         function, *arguments = _FORMS[type(step)](_Namer(current), step)
         used.add(function)

@@ -104,6 +104,7 @@ def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: M
     """
 
     def parts_of(relation: FuseRelation, fused: Expr) -> Iterator[Expr]:
+        # Digits of the fused loop in mixed radix, the first part highest.
         stride = prod(sizes[part] for part in relation.parts)
         for part in relation.parts:
             stride //= sizes[part]
@@ -121,6 +122,7 @@ def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iter
     for relation in relations:
         if isinstance(relation, SplitRelation):
             strides = map(_fixed, _strides(relation, sizes))
+            # The last point that all parts reach together.
             last = sum((sizes[part] - 1) * stride for part, stride in zip(relation.parts, strides, strict=True))
             if last >= sizes[relation.parent]:
                 yield relation.parent, sizes[relation.parent]
@@ -158,6 +160,7 @@ def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int)
     stride: Number = 1
     for dim in range(len(shape) - 1, -1, -1):
         if dim == axis:
+            # The least stride that is not below the dense one and leaves `offset` modulo `factor`.
             stride = stride + (offset - stride) % factor
         strides.append(stride)
         stride = stride * shape[dim]

@@ -59,12 +59,11 @@ ANNOTATION_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Iterator:
-    """One loop of a stage. `extent` is None while it is unknown: a sketch's tile size, or a loop of a stage that was
-    just attached.
-    """
+    """One loop of a stage."""
 
     name: str
     extent: Number | None
+    """None while it is unknown: a sketch's tile size, or a loop of a stage that was just attached."""
     kind: IterKind
     annotation: Annotation = Annotation.NONE
 
@@ -92,13 +91,13 @@ Location = Root | Inlined | Attached
 
 @dataclass(frozen=True, slots=True)
 class SplitRelation:
-    """`parent = parts`, outermost first. `lengths` are the extents of all parts but the first (inner_to_outer) or but
-    the last.
-    """
+    """`parent = parts`: an axis, and what a split made of it."""
 
     parent: str
     parts: tuple[str, ...]
+    """Outermost first."""
     lengths: tuple[Number | None, ...]
+    """Extents of all parts but the first (inner_to_outer) or but the last."""
     inner_to_outer: bool
 
 
@@ -126,21 +125,22 @@ class Alignment:
 class Family:
     """What differs between the programs of a family in one operation, after a reduction was factored by many lengths.
 
-    The operation itself is that of the largest program. `extents` are the true extents of its axes by name; `memoized`
-    are axes that its body reads but that it has not: `relations` make them of its own, with `sizes` of everything.
+    The operation itself is that of the largest program.
     """
 
     extents: Mapping[str, Number]
+    """The true extents of its axes, by name."""
     memoized: tuple[Axis, ...] = ()
+    """Axes that its body reads but that it has not."""
     relations: tuple[Relation, ...] = ()
+    """What makes those of its own axes."""
     sizes: Mapping[str, Number] = field(default_factory=dict)
+    """Extents of everything in the relations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The loops of one operation, outermost first, how they came from its axes, and where they stand. `pipeline` names
-    a loop and says of how many iterations the copies for it are under way or at hand at once.
-    """
+    """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
 
     op: Operation
     iters: tuple[Iterator, ...]
@@ -150,6 +150,7 @@ class Stage:
     alignment: Alignment | None = None
     family: Family | None = None
     pipeline: tuple[str, Number] | None = None
+    """A loop, and of how many of its iterations the copies are under way or at hand at once."""
 
     def extent_of(self, axis: Axis) -> Number:
         """The extent of an axis of the operation, one a program where they differ."""
@@ -168,6 +169,7 @@ class Stage:
     @property
     def is_tiled(self) -> bool:
         """Whether the number of loops differs from the number of axes."""
+        # TVM's definition: a fusion changes the number of loops too, so a fused stage counts as tiled.
         return isinstance(self.op, ComputeOp) and len(self.iters) != len(self.op.axes) + len(self.op.reduce_axes)
 
     @property
@@ -282,6 +284,7 @@ class State:
         if stage.pipeline is not None:
             yield f"{'  ' * depth}{stage.op.name} pipeline: {stage.pipeline[1]} iterations of {stage.pipeline[0]}"
         for index, iterator in enumerate(stage.iters):
+            # As TVM prints states, which compares them by this text: loops of one iteration do not count.
             trivial = isinstance(iterator.extent, int) and iterator.extent == 1
             if not trivial:
                 extent = "(None)" if iterator.extent is None else f"(0,{iterator.extent})"

@@ -27,35 +27,38 @@ from retune.compiler.te.tensor import ComputeOp, Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """A read or write of one element: `shape` is that of the buffer, `index` has one form a dimension, `strides` are in
-    elements (None: row-major without padding).
-    """
+    """A read or write of one element."""
 
     tensor: Tensor
     shape: tuple[Number, ...]
+    """That of the buffer, which may hold a region of the tensor alone."""
     index: tuple[Linear, ...]
+    """One form a dimension."""
     is_write: bool
     strides: tuple[Number, ...] | None = None
+    """In elements; None: row-major without padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageNest:
-    """A statement with everything around it. The last `own` of `loops` belong to the stage, the others to the stages
-    it stands in. `whole` is the shape of the stage's whole result; None: the operation's.
-    `pipeline` is that of the stage.
-    """
+    """A statement with everything around it."""
 
     stage: int
     op: ComputeOp
     loops: tuple[Loop, ...]
+    """All loops around it, outermost first."""
     own: int
+    """How many of these, the last ones, are the stage's; the others are those of the stages that it stands in."""
     write: Access
     reads: tuple[Access, ...]
     ops: OpCounts
     attached: bool
     whole: tuple[Number, ...] | None = None
+    """Shape of the stage's whole result; None: that of the operation."""
     more_writes: tuple[Access, ...] = ()
+    """Those of further results."""
     pipeline: tuple[str, Number] | None = None
+    """That of the stage, see `Stage`."""
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -88,6 +91,7 @@ def _nest(
         _read_access(state, bounds, node.tensor, node.indices, forms, fused_parts)
         for node in reads_of(state.dag, stage_id, inlined)
     ]
+    # The buffer of an attached stage holds its region alone, in coordinates of the region.
     values = found.local if isinstance(stage.location, Attached) else leaves
     place = tuple(cover_fused_parts(values[axis], fused_parts) for axis in op.axes)
     shape = found.region.extents
@@ -123,6 +127,7 @@ class _Forms:
         self, index: Expr, producer: int, dim: int, low: Linear | None, fused_parts: Mapping[LoopKey, FusedPart]
     ) -> Linear:
         """`index`, in dimension `dim` of what stage `producer` makes, relative to `low`, as a form over loops alone."""
+        # `low` and `fused_parts` need not be part of it: within a statement, producer and dimension determine them.
         key = index, producer, dim
         if key not in self._known:
             form = linearize(index, self._leaves, self._extents)

@@ -23,18 +23,20 @@ from retune.compiler.target import HardwareParams, Target
 
 @dataclass(frozen=True, slots=True)
 class SearchTask:
-    """A computation to tune for a machine. `name` is for people; `workload_key` identifies it in records.
-
-    A task made of a registered workload has the `key` of that workload, which unpickling registers in the new process.
-    `layout` says what its kernels do about inputs of free layout.
-    """
+    """A computation to tune for a machine."""
 
     name: str
+    """For people; records know the task by its `workload_key`."""
     dag: ComputeDAG
+    """What is computed."""
     target: Target
+    """What its kernels are compiled for."""
     hardware: HardwareParams
+    """The machine that the search plans for."""
     key: str = ""
+    """The key of its registered workload, which unpickling registers in the new process; empty without one."""
     layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
+    """What its kernels do about inputs of free layout."""
 
     @classmethod
     def of_workload(
@@ -83,6 +85,7 @@ def restored_task(
     name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str, layout: LayoutRewriteOption
 ) -> SearchTask:
     """An unpickled task; its workload is known to this process from now on."""
+    # Records name the computation by this key, which the new process must be able to resolve.
     if key and not is_registered(key):
         register_workload_tensors(key, (*dag.inputs, *dag.outputs))
     return SearchTask(name, dag, target, hardware, key, layout)

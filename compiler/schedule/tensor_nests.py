@@ -70,6 +70,7 @@ def steps_of(product: StageNest, count: int) -> Counts:
 
 def fragment_sets(product: StageNest, count: int) -> Counts:
     """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied."""
+    # The condition of `DoubleBufferRegisters`.
     ahead = (pipeline_depth(product, count) > 1) & (steps_of(product, count) % 2 == 0)
     return np.asarray(1 + ahead)
 

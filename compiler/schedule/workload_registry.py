@@ -19,6 +19,7 @@ Workload = Callable[..., Any]
 Entry = Workload | tuple[Tensor, ...]
 F = TypeVar("F", bound=Workload)
 
+# As in TVM's workload keys, where it marks a tensor among the arguments.
 _TENSOR = "TENSOR"
 WORKLOAD_FUNC_REGISTRY: dict[str, Entry] = {}
 """Functions by name, and tensors by workload key."""
@@ -70,6 +71,7 @@ def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     Raises: UnregisteredWorkloadError for an unknown function, or an argument of another type.
     """
     if callable(func):
+        # By identity: another function may have the same name, and one function several.
         names = [name for name, entry in WORKLOAD_FUNC_REGISTRY.items() if entry is func]
         name = names[0] if names else getattr(func, "__name__", repr(func))
     else:
@@ -117,6 +119,7 @@ def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
 def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:
     try:
         decoded = json.loads(key)
+    # A key may be any text, also JSON nested deeper than Python recurses.
     except (ValueError, RecursionError):
         return None, ()
     if not isinstance(decoded, list) or not decoded or not isinstance(decoded[0], str):
@@ -138,6 +141,7 @@ def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload 
     if name is None or name not in WORKLOAD_FUNC_REGISTRY:
         raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
     entry = WORKLOAD_FUNC_REGISTRY[name]
+    # Processes import functions by name; tensors travel by value.
     return name, entry if callable(entry) else pickle.dumps(entry)
 
 

@@ -156,6 +156,7 @@ def _pipelined(state: State, context: SketchContext) -> State:
         described = state.stages[reader]
         whole = described.pipeline is None and isinstance(described.location, Attached)
         if whole and described.iters[loop].kind is IterKind.REDUCTION:
+            # Double buffering to begin with; the depth is a column of the genome.
             state = state.apply(Pipeline(reader, loop, 2))
     return state
 
@@ -175,6 +176,7 @@ def _fetched_together(state: State, stage: int, reader: int) -> State:
     state = state.apply(Fuse(stage, tuple(range(len(state.stages[stage].iters)))))
     state = state.apply(Split(stage, 0, 0, (1,)))
     state = state.apply(Annotate(stage, 1, int(Annotation.VECTORIZE)))
+    # Entry 1 of a split's lengths is its part `.2`, the threads: all of the block copy (Ansor's cooperative fetch).
     state = state.apply(FollowFusedSplit(stage, 0, sources, 1, True))
     return state.apply(Annotate(stage, 1, _THREAD))
 

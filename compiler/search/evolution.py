@@ -34,25 +34,28 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 @dataclass(frozen=True, slots=True)
 class PopulationSpec:
-    """What evolution needs to know of one space: its columns, how many placements it has, how deep its parallel loops
-    go, and its unroll limits where they are not those of a CPU.
-    """
+    """What evolution needs to know of one space."""
 
     layout: Layout
+    """Its columns."""
     placements: int
+    """How many step lists place its stages."""
     deepest: int
+    """The most loops that any of its stages may run in parallel."""
     unroll_limits: tuple[int, ...] = ()
+    """The unroll limits to choose from, where they are not those of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Individuals of one space: rows (B, G), the rows they were made from (B, G; equal to `rows` when there is no
-    parent) and how (B,).
-    """
+    """Individuals of one space."""
 
     rows: Rows
+    """(B, G)."""
     parents: Rows
+    """(B, G): the rows they were made from; equal to `rows` when there is no parent."""
     moves: npt.NDArray[np.int8]
+    """(B,): how they were made, as codes."""
 
     @classmethod
     def seeds(cls, rows: Rows, move: str) -> "Population":
@@ -80,14 +83,19 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class Individual:
-    """One program met by the search: its space, genome row, score, and the row and move it came from."""
+    """One program met by the search."""
 
     space: int
+    """Number of its space."""
     row: Rows
+    """(G,): its genome."""
     key: int
+    """Of the row, see `keys_of`."""
     score: float
     parent: Rows | None
+    """The row that it was made from; None when there is none."""
     move: str
+    """How it was made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
     useful = range(_LANES, max_innermost + 1, _LANES) if is_vector else _ROW_TILES
     if extent <= (max_innermost if is_vector else _WHOLE) or any(extent % length == 0 for length in useful):
         return extent
+    # At most 15 iterations are wasted where the loop is long or its vectors want it, at most 7 otherwise.
     step = 2 * _LANES if is_vector or extent > 8 * _ROW_TILES[-1] else _LANES
     return -(-extent // step) * step
 
@@ -83,6 +84,7 @@ def sample_factorizations(rng: np.random.Generator, count: int, extent: int, lev
     parts[:, -1] = lasts
     for prime, exponent in prime_factors(extent):
         left = exponent - _exponents(lasts, prime, exponent)
+        # Rows with equal exponents are drawn together, in one call of NumPy.
         for size in np.unique(left[left > 0]):
             rows = np.flatnonzero(left == size)
             parts[rows, :-1] *= prime ** _compositions(rng, len(rows), int(size), levels)

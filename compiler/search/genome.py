@@ -104,5 +104,6 @@ def keys_of(space: int, rows: Rows) -> Keys:
     keys = np.full(len(rows), (space * 2 + 1) * _MIX & (2**64 - 1), dtype=np.uint64)
     for column in rows.astype(np.uint64).T:
         keys = (keys ^ column) * np.uint64(_MIX)
+        # Multiplication carries upwards only: the shift brings the high bits down again.
         keys ^= keys >> np.uint64(29)
     return keys

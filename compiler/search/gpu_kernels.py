@@ -89,6 +89,7 @@ class DeviceKernel:
             if nest is self.product:
                 local = local + thread_bytes(nest, self.count)
                 continue
+            # A thread has the local buffers of all its virtual threads, see `VirtualThreads`.
             virtual = iterations(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
                 size = _elements(nest, self.count)
@@ -119,6 +120,7 @@ class DeviceKernel:
         }
 
     def _most(self, kind: Annotation) -> Counts:
+        # As `bind_threads` launches: the statement with the longest loop decides.
         return np.asarray(np.max([iterations(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
 
     def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:

@@ -70,4 +70,5 @@ def _enough_threads(kernel: DeviceKernel, threads: Counts, hardware: HardwarePar
     points = 1
     for axis in (*root.op.axes, *root.op.reduce_axes):
         points *= axis.extent
+    # Ansor's rule for tiles: less than a warp only where there are at most two warps of points.
     return np.asarray((threads >= hardware.warp_size) | (points <= 2 * hardware.warp_size))

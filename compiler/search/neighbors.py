@@ -32,6 +32,7 @@ def _of_splits(row: Rows, layout: Layout, max_innermost: int) -> Iterator[Rows]:
     for split in layout.splits:
         places = range(split.start, split.start + split.parts)
         for source, target in permutations(places, 2):
+            # Primes suffice: a larger move is several of these.
             for prime, _ in prime_factors(split.extent):
                 fits = target < places[-1] or int(row[target]) * prime <= max_innermost
                 if fits and row[source] % prime == 0:

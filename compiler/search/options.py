@@ -29,73 +29,94 @@ _MEANINGLESS = frozenset({"sample_init_min_population", "max_vectorize_size"})
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Every hyper-parameter of the program search.
+    """Every hyper-parameter of the program search; ratios lie between 0 and 1.
 
-    `population` programs live through `generations` rounds of selection, or through fewer for a small batch: one for
-    every `batch_per_generation` programs that it measures. A child is mutated with probability
-    `mutation_probability`; of the others, `crossover_probability` exchange columns with another parent. `eps_greedy` of
-    each batch is drawn at random, and the best measured programs seed up to `measured_ratio` of the population.
-    The analytical model decides `prior_ratio` of the first selection and of a task's first batch. Its weight equals the
-    cost model's after `prior_trials` results and decays from there (0: no weight), faster where its predictions were
-    poor. Evolution amplifies a model's errors, so `sampled_ratio` of the first batch, and a falling share of later
-    ones, are the best of the initial samples.
-
-    `tiling` is the loop structure of a tiled stage, outermost level first (S spatial, R reduction), `gpu_tiling` that
-    on a GPU, where the first three levels are blocks, virtual threads and threads; `tensor_cores` lets
-    products of matrices be done by the tensor cores of GPUs that have them. The innermost part of a loop is at most
-    `max_innermost`. A register tile never has more than `max_register_vectors` vectors. A parallel loop has at
-    most about `max_parallel_ratio` pieces a core. At most `max_location_variants` placements of the small producers are
-    considered a sketch, at most `max_per_tiling` candidates of a batch share all their tile sizes, and sampling is
-    repeated at most `sample_attempts` times where few programs are valid; a round that yields nothing new is tried
-    again, with other samples, at most `retries` times. A placement whose programs get less than `extinction_ratio` of
-    an equal share of the parents has none in the next generation. The `…_weight` fields say how often each kind of
-    mutation is drawn.
-
-    Each part beyond sampling and evolution can be switched off. `static_filters` drop programs that need more
-    registers than exist or unroll to more than `max_straight_line` operations. Up to `transfer_ratio` of a batch are
-    good programs of similar tasks, fitted to this one's sizes (0: none). When at most `finish_ratio` of the budget is
-    left, half of each batch are neighbors, one column changed, of the `finish_parents` best programs (0: never).
-    `learn_failures` shows failed programs to the model as having no speed. Where NVIDIA's assembler is found,
-    `refuse_spills` drops GPU programs that spill more than so many bytes (-1: not checked, which saves about half a
-    second a program).
+    Each part beyond sampling and evolution can be switched off.
     """
 
+    # What TVM's search policy has too keeps TVM's default: population, generations, mutation, eps-greedy, measured
+    # ratio, structures of tiles, the innermost limit, unroll limits and the ratio of parallel pieces.
     population: int = 2048
+    """Programs that live at a time, over all sketches."""
     generations: int = 4
+    """Rounds of selection, or fewer for a small batch."""
+    # A round of four programs then takes 0.99 s of CPU time instead of 1.74 s, for programs that the model rates alike
+    # (ResNet-18, eight tasks).
     batch_per_generation: int = 16
+    """A batch is evolved for one generation for every so many programs that it measures."""
     mutation_probability: float = 0.85
+    """Share of the children that are mutated."""
     crossover_probability: float = 0.6
+    """Share of the others that exchange columns with another parent."""
     eps_greedy: float = 0.05
+    """Share of each batch that is drawn at random."""
     measured_ratio: float = 0.2
+    """Most of the population that the best measured programs seed."""
     prior_ratio: float = 0.75
+    """Share of the first selection, and of a task's first batch, that the analytical model decides."""
     prior_trials: int = 64
+    """Results after which the analytical model weighs as much as the cost model; its weight decays from there, faster
+    where its predictions were poor. 0: no weight."""
+    # Evolution amplifies a model's errors, and the initial samples are free of them.
     sampled_ratio: float = 0.5
+    """Share of the first batch, and a falling share of later ones, that are the best of the initial samples."""
     tiling: str = "SSRSRS"
+    """Loop structure of a tiled stage on a CPU, outermost level first: S spatial, R reduction."""
     gpu_tiling: str = "SSSRRSRS"
+    """The same on a GPU, where the first three levels are blocks, virtual threads and threads."""
     max_innermost: int = 64
+    """Longest innermost part of a loop."""
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
+    """What `auto_unroll_max_step` may be on a CPU."""
     gpu_unroll_limits: tuple[int, ...] = (0, 16, 64, 512, 1024)
+    """The same on a GPU."""
     max_parallel_ratio: int = 16
+    """A parallel loop has at most about so many pieces a core."""
     tensor_cores: bool = True
+    """Whether products of matrices may be done by the tensor cores of GPUs that have them."""
+    # Twice the 32 registers of AVX-512: the limit of `RegisterTiles`, beyond which a tile stays in memory.
     max_register_vectors: int = 64
+    """Most vectors of a register tile."""
     max_location_variants: int = 6
+    """Most placements of the small producers that are considered a sketch."""
     max_per_tiling: int = 2
+    """Most candidates of a batch that share all their tile sizes."""
     sample_attempts: int = 8
+    """How often sampling is repeated where few programs are valid."""
     retries: int = 1
+    """How often a round that yields nothing new is tried again, with other samples."""
+    # Each placement is replayed for itself, however few programs it has: small ones cost most of a generation's time.
     extinction_ratio: float = 0.5
+    """A placement whose programs get less than this share of an equal part of the parents dies out."""
     static_filters: bool = True
+    """Whether programs are dropped that need more registers than exist, or unroll to more than `max_straight_line`."""
     max_straight_line: int = 8192
+    """Most vector operations that are written out one after the other."""
     transfer_ratio: float = 0.1
+    """Most of a batch that are good programs of similar tasks, fitted to this one's sizes. 0: none."""
     finish_ratio: float = 0.25
+    """When at most this share of the budget is left, half of each batch are neighbors of the best programs, one column
+    changed. 0: never."""
     finish_parents: int = 2
+    """So many best programs have their neighbors tried."""
     learn_failures: bool = True
+    """Whether failed programs are shown to the model as having no speed."""
     refuse_spills: int = -1
+    """GPU programs that spill more bytes are dropped where NVIDIA's assembler is found. -1: not checked, which saves
+    about half a second a program."""
+    # How often each kind of mutation is drawn; TVM's weights of tiles, unrolling and locations are 0.90, 0.04 and 0.05.
     tile_weight: float = 0.86
+    """Moves a factor between the levels of a split."""
     unroll_weight: float = 0.04
+    """Draws an unroll limit."""
     location_weight: float = 0.05
+    """Draws a placement of the small producers."""
     parallel_weight: float = 0.04
+    """Draws how many loops run in parallel."""
     vector_weight: float = 0.01
+    """Switches a vector loop on or off."""
     width_weight: float = 0.1
+    """Draws the width of a vector access or of a block, on a GPU."""
 
     @classmethod
     def of_params(cls, params: Mapping[str, Any]) -> Self:

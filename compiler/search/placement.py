@@ -66,6 +66,7 @@ def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
         or single_consumer(state, stage) is None
         or stage in state.dag.output_ids
         or is_given_to_function(state, stage)
+        # A function is too dear to be repeated at every read.
         or any(isinstance(node, Call) for node in walk(op.body))
         or any(isinstance(one.location, Attached) and one.location.stage == stage for one in state.stages)
     ):

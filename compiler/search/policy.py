@@ -373,6 +373,7 @@ class SketchPolicy:
                 continue
             parent = None if one.parent is None else program_id(dump_steps(space.steps(one.parent)))
             found[text] = Candidate(steps, text, one.score, parent, one.move)
+            # Copies: a view would keep the arrays of the whole generation alive.
             if one.key in features:
                 located[text] = replace(one, row=one.row.copy(), parent=None), features[one.key]
         self.observed.propose(located)

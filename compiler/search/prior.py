@@ -23,6 +23,7 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
 
     `flop_count` is what one call of the whole program computes.
     """
+    # A multiply-add is two operations.
     per_cycle = 2.0 * hardware.multiply_adds_per_cycle(PER_CYCLE)
     # Features hold log2(1 + x), which is undone here.
     cycles = np.exp2(features[:, :, _CYCLES].astype(np.float64)) - 1.0

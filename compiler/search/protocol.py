@@ -18,15 +18,16 @@ from retune.compiler.search.genome import Scores
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A program to measure. `predicted` is the score that chose it, higher is better. `parent` identifies the program
-    it was made from (see `program_id`), `mutation` says how.
-    """
+    """A program to measure."""
 
     steps: tuple[Step, ...]
     steps_text: str
     predicted: float | None
+    """The score that chose it, higher is better."""
     parent: str | None
+    """The `program_id` of the program that it was made from."""
     mutation: str
+    """How it was made from that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ def derive_sketches(
     rules = rules_of(context) if rules is None else rules
     finished: list[State] = []
     initial = State.initial(dag)
+    # Ansor's derivation: a worklist of states, each with the stage to visit next, in waves.
     wave: list[tuple[State, int]] = [(initial, len(initial.stages) - 1)]
     while wave:
         following: list[tuple[State, int]] = []
@@ -49,6 +50,7 @@ def _with_open_factors(state: State) -> State:
     """The sketch with every factor of 1 of a factored reduction unknown in its history; the loops stay those of 1."""
     steps = list(state.steps)
     for number, step in enumerate(steps):
+        # `AddRfactor` splits by 1 for now: the number of parts is searched like a tile length.
         before = steps[number - 1] if number else None
         if isinstance(step, Rfactor) and isinstance(before, Split) and before.lengths == (1,):
             steps[number - 1] = replace(before, lengths=(None,))

@@ -247,6 +247,8 @@ class SketchSpace:
             limits, vector_flags = rows[:, column], rows[:, vector_columns[stage]]
             nest = by_stage[stage]
             rows[:, column] = settled_unroll(nest, vector_flags, limits, self.options.unroll_limits, self.hardware)
+        # One core runs a parallel loop like any other: depths without a meaning are 0, so that equal programs have
+        # equal rows.
         if self.hardware.num_cores == 1:
             for _, column in self.layout.parallel:
                 rows[:, column] = 0
@@ -287,6 +289,7 @@ class SketchSpace:
             depth = int(row[column])
             if depth > 1:
                 steps.append(Fuse(stage, tuple(range(depth))))
+                # Fusing moved the loops further in outwards by as many.
                 shift[stage] = depth - 1
             if depth:
                 steps.append(Annotate(stage, 0, int(Annotation.PARALLEL)))
@@ -435,6 +438,7 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
         while depth < len(kinds) and depth in free and depth - 1 not in taken:
             depth += 1
     spatial = sorted(free)
+    # No stage may be computed inside the vector loop, so it must be further in than all attachments.
     vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
     return LoopFacts(stage, depth, vector)
 

@@ -44,19 +44,23 @@ _HEAD_START = 5
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """Progress of one task: `history` holds the best seconds after each round, `best_seconds` is inf before the first
-    valid program. Tasks with the same `group` compute alike; an empty one stands for no group. Tasks with the same
-    `layer` are ways to compute one result; an empty one stands for a task without rivals.
-    """
+    """Progress of one task."""
 
     rounds: int = 0
     best_seconds: float = inf
+    """inf before the first valid program."""
     history: tuple[float, ...] = ()
+    """The best seconds after each round."""
     flops: float = 0.0
+    """Operations of one call."""
     weight: float = 1.0
+    """How often the network uses it."""
     exhausted: bool = False
+    """Whether it has no unmeasured program left."""
     group: str = ""
+    """Tasks of one group compute alike; an empty one stands for no group."""
     layer: str = ""
+    """Tasks of one layer are ways to compute one result; an empty one stands for a task without rivals."""
 
     @property
     def speed(self) -> float:
@@ -228,6 +232,7 @@ def leaves_group(states: Sequence[TaskState], index: int, options: SchedulerOpti
         return False
     fastest = max(other.speed for other in (state, *others))
     patient = state.rounds > _HEAD_START + max(other.rounds for other in others)
+    # TVM's condition.
     return patient and state.speed < fastest / options.beta
 
 

@@ -62,6 +62,7 @@ def widths_of(state: State, steps: Sequence[Step], hardware: HardwareParams) -> 
             elif later.annotation == Annotation.THREAD_X:
                 most = hardware.max_threads_per_block
                 if step.extent:
+                    # No more threads than iterations, rounded up to a power of two.
                     most = min(most, 1 << (step.extent - 1).bit_length())
                 yield number, _doubling(step.lengths[0], most)
 

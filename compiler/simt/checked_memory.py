@@ -123,6 +123,7 @@ class Memory:
     def start_copy(self, places: Numbers, who: Numbers, epochs: Numbers) -> None:
         """Start an asynchronous copy: until it arrives, what lies there may be overwritten at any time."""
         self._check_arrived(places, who, wrote=True)
+        # As a write, so that another thread's access before the next barrier is a race.
         self._note_write(places, who, epochs)
         if self.under_way is None:
             self.under_way = np.full(self.data.size, _NOBODY, np.int64)
@@ -132,6 +133,7 @@ class Memory:
         """What was copied is there, for the thread that copied it."""
         if self.under_way is not None:
             self.under_way[places] = _NOBODY
+        # Written by the thread that waits: others may read it only after a barrier.
         self.write_at(places, values, who, epochs)
 
     def _check_arrived(self, places: Numbers, who: Numbers, *, wrote: bool) -> None:
@@ -195,6 +197,7 @@ class Memory:
 
     def check_aligned(self, places: Numbers, who: Numbers, size: int) -> None:
         """Raises: KernelFaultError when a thread's first element does not start at a multiple of `size` bytes."""
+        # Every copy of a buffer begins aligned, so the position within it decides.
         torn = places[:, 0] % self.buffer.size * self.data.itemsize % size != 0
         if torn.any():
             first = int(np.argmax(torn))

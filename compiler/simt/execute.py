@@ -63,6 +63,7 @@ def execute(function: DeviceFunction, inputs: Sequence[Array], shared: Mapping[s
     memories = {buffer: Memory(buffer, place, given=array) for buffer, array in zip(taken, inputs, strict=True)}
     made = (*function.workspace, *function.params[len(taken) :])
     memories.update((buffer, Memory(buffer, place)) for buffer in made)
+    # Overflow, NaNs and division by zero have results here, as in a kernel.
     with np.errstate(all="ignore"):
         for kernel in function.kernels:
             given = (shared or {}).get(kernel.name, kernel.dynamic_shared)
@@ -78,6 +79,7 @@ def _launch(kernel: Kernel, memories: Mapping[Buffer, Memory], written: Sequence
     place = Place(kernel.name, kernel.threads)
     for buffer, memory in memories.items():
         memory.place = place
+        # Inputs are only read, so nothing can race.
         memory.tags = Tags(buffer.size, kernel.threads, blocks_meet=True) if buffer in written else None
     rooms = {}
     if kernel.dynamic_shared:
@@ -101,6 +103,7 @@ class _Lanes:
         """Those of the threads for which the mask holds."""
         if mask.all():
             return self
+        # A value without dimensions is the same for all threads.
         values = {var: value[mask] if value.ndim else value for var, value in self.values.items()}
         return _Lanes(self.numbers[mask], values)
 
@@ -144,6 +147,7 @@ class _Blocks:
         for rest, kinds in zip(rests, (BLOCK_KINDS, THREAD_KINDS), strict=True):
             for kind in kinds:
                 extent = self.kernel.sizes[kind]
+                # x varies fastest, as CUDA numbers the threads of a block.
                 values[INDICES[kind]], rest = rest % extent, rest // extent
         self.statement(self.kernel.body.body, _Lanes(numbers, values))
 
@@ -155,6 +159,7 @@ class _Blocks:
                     self.statement(inner, lanes)
             case For():
                 self.check_vectors(stmt, lanes)
+                # All threads are in the same iteration: without a barrier any order of theirs must do.
                 for iteration in range(stmt.extent):
                     self.statement(stmt.body, lanes.with_value(stmt.var, np.asarray(iteration)))
             case Let():

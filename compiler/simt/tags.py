@@ -51,11 +51,13 @@ class Tags:
             return written
         reader = self.reader[places]
         lasting = self._at_once(self.read_epoch[places], reader, who, epochs)
+        # Readers of an earlier epoch are forgotten: a barrier lies between them and now.
         before = np.where(lasting, self.other_reader[places], _NOBODY)
         self.other_reader[places] = np.where(lasting & (reader != who), reader, before)
         self.reader[places] = who
         self.read_epoch[places] = epochs
         self.read_statement[places] = statement
+        # If several threads of this batch read an element, NumPy keeps the last: another one is remembered beside it.
         also = self.reader[places] != who
         if also.any():
             self.other_reader[places[also]] = who[also]
@@ -75,6 +77,7 @@ class Tags:
         self.writer[places] = who
         self.write_epoch[places] = epochs
         self.write_statement[places] = statement
+        # Of several threads that write an element in this batch, NumPy keeps the last: any other one conflicts.
         also = self.writer[places] != who
         if also.any():
             return self._conflict(also, self.writer[places], self.write_statement[places], wrote=True)
@@ -91,6 +94,7 @@ class Tags:
         same = tag_epochs == epochs
         if not self.blocks_meet:
             return np.asarray(same)
+        # Blocks share no barrier within a launch, so their epochs say nothing of each other.
         elsewhere = (tag_epochs > 0) & (tag_who // self.threads != who // self.threads)
         return np.asarray(elsewhere | (same & (tag_epochs > 0)))
 

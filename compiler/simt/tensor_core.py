@@ -109,6 +109,7 @@ class TensorUnit:
         target.memory.check_aligned(places, target.who, size)
         wanted = np.broadcast_to(values([stmt.condition])[0], numbers.shape)
         read = np.zeros((len(numbers), count), target.memory.data.dtype)
+        # Where the condition fails the source's index may be out of bounds, so it is not looked at.
         if wanted.any():
             at = [np.broadcast_to(index, numbers.shape)[wanted] for index in values(stmt.source_indices)]
             who = source.who[wanted]
@@ -131,6 +132,7 @@ class TensorUnit:
         when[numbers] = epochs
         left: list[_Batch] = []
         for batch in self.under_way:
+            # Complete are all committed groups but the youngest `pending`.
             done = waiting[batch.numbers] & (batch.groups < self.groups[batch.numbers] - stmt.pending)
             if done.any():
                 places, values, who = (each[done] for each in (batch.places, batch.values, batch.who))
@@ -150,12 +152,14 @@ class TensorUnit:
         """Every lane gets its elements of matrices whose rows the lanes point to."""
         self.check_warps(numbers)
         source, target = side(stmt.source), side(stmt.target)
+        # Of one matrix only lanes 0 to 7 give row addresses, of two lanes 0 to 15 (PTX ISA, ldmatrix).
         pointing = np.arange(len(numbers)).reshape(-1, WARP)[:, : stmt.count * MATRIX].reshape(-1)
         at = [np.broadcast_to(index, numbers.shape)[pointing] for index in values(stmt.source_indices)]
         who = source.who[pointing]
         rows = source.memory.neighbors(source.copies[pointing], at, who, MATRIX)
         source.memory.check_aligned(rows, who, ROW_BYTES)
         line, place = np.meshgrid(np.arange(MATRIX), np.arange(MATRIX), indexing="ij")
+        # The fragment layout of ldmatrix (PTX ISA): of each row four lanes hold two neighbors each.
         lane = place * 4 + line // 2 if stmt.transposed else line * 4 + place // 2
         half = line % 2 if stmt.transposed else place % 2
         shape = (len(numbers) // WARP, stmt.count, MATRIX, MATRIX)
@@ -185,6 +189,7 @@ class TensorUnit:
         other = _matrix(right, (kind.depth, COLUMNS), [_places(kind, "right", e) for e in range(kind.right_elements)])
         sum_places = [(np.asarray(row), np.asarray(column)) for row, column in map(_sum_places, range(SUM_ELEMENTS))]
         before = _matrix(held, (ROWS, COLUMNS), sum_places)
+        # PTX leaves the order of the sum open, so NumPy's will do.
         after = before + np.matmul(_rounded(one, stmt.kind), _rounded(other, stmt.kind))
         spread = np.stack([after[:, row, column] for row, column in sum_places], axis=-1)
         self.keep(sums, values(stmt.at), spread.reshape(len(numbers), -1))
@@ -247,5 +252,7 @@ def _rounded(values: Array, kind: str) -> Array:
     if kind != "tf32":
         return exact
     bits = exact.view(np.uint32)
+    # To the nearest, halves away from zero (cvt.rna): half of the last bit that is kept is added, the rest is cut.
     near = ((bits + np.uint32(_TF32_REST)) & np.uint32(0xFFFFFFFF - 2 * _TF32_REST + 1)).view(np.float32)
+    # NaNs stay: a carry out of their mantissa would run through the ones of the exponent into the sign.
     return np.where(np.isfinite(exact), near, exact)

@@ -17,6 +17,7 @@ def missing(numbers: Numbers, threads: int) -> tuple[int, int] | None:
     """
     warps = _warp_starts(numbers, threads)
     starts, counts = np.unique(warps, return_counts=True)
+    # The last warp of a block may have fewer threads.
     torn = counts < np.minimum(WARP, threads - starts % threads)
     if not torn.any():
         return None
@@ -35,6 +36,7 @@ def sources(
     """
     lane = numbers % threads % WARP
     inside = lane % width
+    # A source beyond the group is the thread itself, as shfl.down has it.
     moved = -inside if distance is None else np.where(inside + distance < width, distance, 0)
     found = numbers % threads + moved < threads
     places = np.searchsorted(numbers, numbers + np.where(found, moved, 0))

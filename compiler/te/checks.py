@@ -26,6 +26,7 @@ DTYPES = frozenset(
 )
 """The element types."""
 
+# Positions in bytes are int64, and sums of two must fit.
 _MOST_BYTES = 1 << 62
 _MOST_POINTS = 1 << 16
 """Indices are not tried out at more points than these."""
@@ -50,9 +51,11 @@ def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[i
     """Extents: integers of at least 1, whose elements of `dtype` can be counted in bytes."""
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
         raise DefinitionError(f"{name}: the shape {shape!r} must be a list of integers")
+    # A bool is an int to Python, but no extent.
     if any(isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1 for extent in shape):
         raise DefinitionError(f"{name}: the shape {tuple(shape)} must hold positive integers")
     extents = tuple(map(operator.index, shape))
+    # Four bytes for narrow types too, whose sums are held in so many.
     if math.prod(extents) * (8 if dtype.endswith("64") else 4) > _MOST_BYTES:
         raise DefinitionError(f"{name}: no memory holds a tensor of the shape {extents}")
     return extents
@@ -65,6 +68,7 @@ def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
     return dict(attributes or {})
 
 
+# Of a thread or an asyncio task, so that blocks in others do not matter.
 _SCOPE: ContextVar[str] = ContextVar("tag", default="")
 
 
@@ -129,6 +133,7 @@ def check_reads(name: str, body: Expr) -> None:
         if not getattr(read.tensor.op, "index_checked", True):
             continue  # it is read in a layout that it no longer has
         for place, (at, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
+            # Intervals first; what they leave open is tried out, if the points are few.
             found = _range(at) or _counted(at)
             if found is not None and not 0 <= found[0] <= found[1] < extent:
                 raise DefinitionError(
@@ -140,6 +145,7 @@ def check_reads(name: str, body: Expr) -> None:
 def _eager_reads(expr: Expr) -> Iterator[TensorRead]:
     if isinstance(expr, TensorRead):
         yield expr
+    # Of a lazy choice only the condition is evaluated for sure.
     for child in (expr.condition,) if isinstance(expr, Select) else children(expr):
         yield from _eager_reads(child)
 
@@ -159,6 +165,7 @@ def _range(expr: Expr) -> tuple[int, int] | None:
         return None
     if atom.op is BinaryOp.FLOORDIV:
         return _ends(form, {atom: (inner[0] // divisor, inner[1] // divisor)})
+    # A remainder is monotone within one period only.
     if atom.op is BinaryOp.FLOORMOD and inner[0] // divisor == inner[1] // divisor:
         return _ends(form, {atom: (inner[0] % divisor, inner[1] % divisor)})
     return None

@@ -51,6 +51,7 @@ def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "place
 
 def reduce_axis(extent: int | tuple[int, int], name: str = "k") -> Axis:
     """An axis to reduce over, 0 .. extent-1; `(0, extent)` says the same."""
+    # TVM writes an axis as a range that starts at 0.
     shape: tuple[Any, ...] = extent[1:] if isinstance(extent, tuple) and extent[:1] == (0,) else (extent,)
     if "." in checked_name("an axis", name) or "@" in name:
         raise DefinitionError(f"the axis name {name!r} holds '.' or '@', which loops made from axes are named with")
@@ -98,6 +99,7 @@ def compute(
     names = _axis_names(fcompute, len(extents), varargs_names)
     axes = tuple(Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(names, extents, strict=True))
     value = fcompute(*axes)
+    # A body that is nested too deep would exhaust the stack of every later walk: it is refused here, by its name.
     with refusing_depth(name, DefinitionError):
         results = _defined(name, axes, value, with_tag(attrs, tag))
     return results if isinstance(value, tuple) else results[0]
@@ -146,6 +148,7 @@ def _axis_names(function: Callable[..., Any], count: int, of_varargs: Sequence[s
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             names.extend(of_varargs or (f"i{index}" for index in range(len(names), count)))
+        # Parameters with defaults bind values of a surrounding loop, as Python closures do; they are no axes.
         elif parameter.default is inspect.Parameter.empty:
             names.append(parameter.name)
     if len(names) != count:
@@ -195,6 +198,7 @@ ceil = _unary("ceil", of_integers=True)
 round = _unary("round", of_integers=True)
 trunc = _unary("trunc", of_integers=True)
 abs = _unary("abs", of_integers=True)
+# TVM's name; both round ties to even.
 nearbyint = round
 
 
@@ -227,6 +231,7 @@ multiply = _operator(BinaryOp.MUL, "The product of two values.")
 div = _operator(BinaryOp.DIV, "The quotient of two values, of integers rounded towards zero.")
 floordiv = _operator(BinaryOp.FLOORDIV, "The quotient of two values, rounded towards minus infinity.")
 floormod = _operator(BinaryOp.FLOORMOD, "What `floordiv` leaves; it has the sign of the divisor.")
+# TVM's names; indices are not negative, so that any rounding is right.
 indexdiv, indexmod, truncdiv = floordiv, floormod, div
 
 
@@ -238,6 +243,7 @@ def truncmod(lhs: Operand, rhs: Operand) -> Expr:
 
 def ceildiv(lhs: Operand, rhs: Operand) -> Expr:
     """The quotient of two integers, rounded towards plus infinity."""
+    # The floor of the negated quotient, negated, is its ceiling.
     return -ir.binary(BinaryOp.FLOORDIV, -ir.as_expr(lhs), rhs)
 
 
@@ -314,13 +320,16 @@ def nextafter(lhs: Operand, rhs: Operand) -> Expr:
     outward = equal(left < right, left > 0)
     step = if_then_else(outward, ir.const(1, kind), ir.const(-1, kind))
     sign = ir.binary(BinaryOp.BIT_AND, bits(kind, right), ir.const(int(np.iinfo(kind).min), kind))
+    # After zero comes the least subnormal number, with the sign of the other operand.
     moved = if_then_else(equal(left, 0.0), sign + ir.const(1, kind), own + step)
     ends = if_then_else(equal(left, right), right, bits(dtype, moved))
+    # The sum with a NaN is one.
     return if_then_else(logical_or(isnan(left), isnan(right)), left + right, ends)
 
 
 def pow(base: Operand, exponent: Operand) -> Expr:
     """`base` to the power `exponent`, of floats; a square is a product, of integers too."""
+    # A product is rounded correctly, and cheaper than a power.
     if isinstance(base, Expr) and not isinstance(exponent, Expr) and exponent == 2:
         return base * base
     left, right = ir.promote(base, exponent)
@@ -339,7 +348,9 @@ def logaddexp(lhs: Operand, rhs: Operand) -> Expr:
     """log(exp(lhs) + exp(rhs)) of floats, without overflow."""
     left, right = ir.promote(lhs, rhs)
     above = maximum(real("logaddexp", left), right)
+    # The exponent is never positive, so nothing overflows, and log1p keeps what is small beside 1.
     apart = log1p(exp(-abs(left - right)))
+    # Of two equal infinities the difference would be a NaN.
     return if_then_else(equal(left, right), above + ir.const(np.log(2.0), left.dtype), above + apart)
 
 

@@ -36,6 +36,7 @@ from retune.compiler.te.tensor import (
 
 Array = NDArray[Any]
 
+# 32 MiB of float64.
 _CHUNK_ELEMENTS = 1 << 22
 """Reduce axes are evaluated in one go, innermost first, while an intermediate array stays below this size."""
 
@@ -79,6 +80,7 @@ def _checked_input(tensor: Tensor, array: Array) -> Array:
 
 def _post_order(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Every tensor after the tensors that it reads."""
+    # Depth-first post-order with an explicit stack: long chains would exceed Python's recursion limit.
     order: dict[Tensor, None] = {}
     stack = [(tensor, False) for tensor in reversed(outputs)]
     while stack:
@@ -103,6 +105,7 @@ def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:
         argument if not isinstance(argument, Handle) else (results if argument.is_result else inputs)[argument.index]
         for argument in op.call.args
     )
+    # For an unknown name the second function raises an error that says so.
     function = find_function(op.call.function) or get_global_func(op.call.function)
     function(*arguments)
     return [result.numpy() for result in results]
@@ -115,6 +118,7 @@ def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> list[Array]:
         grid = _grid(op.axes, len(op.axes))
         results = [_Evaluator(op.name, values, grid).value(value) for value in op.values]
     return [
+        # A copy: the broadcast is a read-only view.
         np.array(np.broadcast_to(result, op.shape), dtype=dtype)
         for result, dtype in zip(results, op.dtypes, strict=True)
     ]
@@ -156,6 +160,7 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
         fixed = {axis: np.asarray(place) for axis, place in zip(outer, point, strict=True)}
         evaluator = _Evaluator(op.name, values, {**grid, **fixed})
         parts = [np.broadcast_to(evaluator.value(value), full) for value in op.values]
+        # A custom combiner has no ufunc: elements are joined one after the other, each for all points at once.
         if isinstance(body.combiner, Combiner):
             columns = [part.reshape((*op.shape, -1)).astype(dtype) for part, dtype in zip(parts, wide, strict=True)]
             for column in range(columns[0].shape[-1]):
@@ -165,6 +170,7 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
             continue
         ufunc = _UFUNCS[body.combiner]
         part = ufunc.reduce(parts[0], axis=tuple(range(spatial, rank)), dtype=wide[0]) if inner else parts[0]
+        # A single element as it is: fmax and fmin would drop a NaN for the identity.
         totals = [part.astype(wide[0]) if single else ufunc(totals[0], part)]
     return totals
 
@@ -195,6 +201,7 @@ class _Evaluator:
             case Not(value):
                 return np.logical_not(self.value(value))
             case Select(condition, then, otherwise):
+                # NumPy evaluates both sides: reads of the one that is not taken are clipped into their tensors.
                 lazy = _Evaluator(self.op_name, self.values, self.axes, self.variables, guarded=True)
                 return np.where(self.value(condition), lazy.value(then), lazy.value(otherwise))
             case Cast(dtype, value):

@@ -71,6 +71,7 @@ def extern(
     shapes and types that the function expects, which are checked: all arrays are dense. `tag` becomes an attribute.
     Raises: DefinitionError when shapes, types or the call make no sense.
     """
+    # Several shapes are a list of lists; an empty list is the shape of a scalar.
     several = bool(shape) and all(isinstance(item, Sequence) for item in shape)
     checked_name("a tensor", name)
     given: Any = shape if several else (shape,)

@@ -67,6 +67,7 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
 def _operations(tensors: Sequence[Tensor]) -> list[Operation]:
     """Every operation after those that it reads."""
     order: dict[Operation, None] = {}
+    # Depth-first post-order with an explicit stack, as in `te.evaluate`.
     stack = [(tensor.op, False) for tensor in reversed(tensors)]
     while stack:
         op, ready = stack.pop()

@@ -78,6 +78,7 @@ class Reducer:
         results = self._typed(joined, dtypes, together)
         start = self.identity(*dtypes) if callable(self.identity) else self.identity
         identities = self._typed(start, dtypes, together)
+        # A kernel starts from the identity before it has read anything, so it must be known.
         if not all(isinstance(identity, Const) for identity in identities):
             raise DefinitionError(f"{self.name}: the identity {as_body(identities)} must be literals")
         starts = tuple(identity for identity in identities if isinstance(identity, Const))
@@ -127,6 +128,7 @@ def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
     """Joins two (index, value): the value that beats the other one, or the lower index of two that are equal."""
 
     def join(x: tuple[Expr, Expr], y: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        # Associative and commutative, as a reduction may run in any order: NaNs win, ties go to the lower index.
         nan = logical_and(isnan(x[1]), logical_not(isnan(y[1])))
         both = logical_and(isnan(x[1]), isnan(y[1]))
         tie = logical_and(logical_or(equal(x[1], y[1]), both), x[0] < y[0])
@@ -136,6 +138,7 @@ def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
     return join
 
 
+# The index of the identity is the largest, so that an element that equals the extreme itself wins the tie.
 argmax = comm_reducer(_first(lambda x, y: x > y), lambda index, value: (largest(index), smallest(value)), "argmax")
 """(index, value) of the largest value: the lowest index of equal ones. A NaN counts as larger than any number."""
 

@@ -412,6 +412,7 @@ class Tensor:
     __mul__, __rmul__ = _operator(BinaryOp.MUL)
     __truediv__, __rtruediv__ = _operator(BinaryOp.DIV)
 
+    # Python would fall back on `__getitem__` with 0, 1, 2 and so on, and never end.
     def __iter__(self) -> NoReturn:
         raise DefinitionError(f"{self.name} cannot be iterated over; read it at the axes of a compute")
 

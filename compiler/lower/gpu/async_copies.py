@@ -101,6 +101,7 @@ def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | No
     value = store.value
     while True:
         match value:
+            # cp.async fills with zeros what it does not read: only a choice between a load and 0 can be one.
             case Select(condition, then, Const(value=0)):
                 conditions.extend(conjuncts(condition))
                 value = then
@@ -115,6 +116,7 @@ def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | No
     wanted: Expr = const(True)
     everywhere = {**ranges, lane: (0, width - 1)}
     for condition in conditions:
+        # One size operand serves all lanes of a copy, so that a condition must not change among them.
         holds = decided(condition, everywhere)
         if holds is None and not uniform(condition, lane, width):
             return None

@@ -124,6 +124,7 @@ class _Planner:
                 return replace(stmt, body=body), _forgotten(after, stmt.var)
             case For() if stmt.kind is not LoopKind.VECTOR and any(one.writer for one in self.accesses(stmt)):
                 return self.loop(stmt, before, threads)
+            # All threads enter or none does, so barriers inside are legal.
             case If() if not _differs(stmt.condition, threads):
                 body, after = self.visit(stmt.body, before, threads)
                 return replace(stmt, body=body), before | after
@@ -137,6 +138,7 @@ class _Planner:
         always = True
         # Fixed point of the data flow around the loop: accesses only grow and are finite, so it ends.
         while True:  # a barrier that other iterations need may replace one after which there were fewer accesses
+            # `_ANY` comes out again exactly if there is a way through the body without a barrier.
             alone, after_iterations = self.visit(stmt.body, carried | {_ANY}, threads)
             always = always and _ANY not in after_iterations
             after_iterations -= {_ANY}
@@ -160,6 +162,7 @@ class _Planner:
         if any(one.writer for one in found):
             self.check_alone(stmt, threads)
         if self.conflict(before, found):
+            # After a barrier only what follows it can conflict with later accesses.
             return block(Barrier(), stmt), found
         return stmt, before | found
 
@@ -193,6 +196,7 @@ class _Planner:
         return any(
             one.buffer == other.buffer
             and one.writer != other.writer  # a statement writes an element once, or reads what it has written too
+            # Both by the first thread alone: it needs no barrier with itself.
             and not one.below & other.below >= self.first_alone
             and not (one.indices == other.indices and self.is_own(one.buffer, one.indices))
             and not self.apart(one, other)
@@ -227,6 +231,7 @@ class _Planner:
         places: NDArray[Any] = np.zeros(self.kernel.block, np.int64)
         for dim, kind in enumerate(THREAD_KINDS):
             index = INDICES[kind]
+            # Inside a quotient or remainder the enumeration below does not see the index: threads may meet.
             if any(atom != index and uses(atom, index) for atom in form.terms):
                 return False
             along = np.arange(self.kernel.block[dim]) * form.terms.get(index, 0)

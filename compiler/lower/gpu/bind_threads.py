@@ -58,6 +58,7 @@ class _Binder:
             case For(kind=kind) if kind in self.sizes:
                 index = INDICES[kind]
                 body = self.visit(stmt.body, {**names, stmt.var: index}, (*path, kind), homes)
+                # The longest loop along a dimension gives its size; in shorter ones the other threads idle.
                 return body if stmt.extent == self.sizes[kind] else If(index < stmt.extent, body)
             case Allocate(buffer=buffer):
                 homes = {**homes, buffer: len(path)}
@@ -72,6 +73,7 @@ class _Binder:
     def alone(self, written: Stmt, buffer: Buffer, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
         """A statement that writes what threads share, by the first along every dimension that is not bound."""
         shared = buffer.scope == "shared"
+        # A block has the buffer once: only loops inside its allocation share out its elements.
         bound = path[homes[buffer] :] if shared else path
         for kind in reversed(THREAD_KINDS if shared else _BOUND):
             if self.sizes[kind] > 1 and kind not in bound:

@@ -127,6 +127,7 @@ class KernelBuilder(LoopBuilder):
     def _block_around(self, stage_id: int) -> dict[LoopKind, int]:
         """The threads of the block, along each dimension, of the kernel that computes the stage."""
         sizes = dict.fromkeys(THREAD_KINDS, 1)
+        # The stages of a kernel share one launch: along each dimension the longest loop decides.
         for other in self.bounds:
             if self._root_of(other) == self._root_of(stage_id):
                 for loop in self.loops_of(other):

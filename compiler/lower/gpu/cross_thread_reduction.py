@@ -103,11 +103,14 @@ def _points(loops: Sequence[NestLoop]) -> list[NestLoop]:
 
 def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes: Mapping[LoopKind, int]) -> bool:
     """Whether the results of no two reductions lie in one group of a warp, and every group is whole."""
+    # Threads are numbered along x first: a group along another dimension would straddle warps.
     if len(across) != 1 or across[0].kind is not LoopKind.THREAD_X:
         return False
+    # A loop shorter than the block would leave threads out of an instruction that a warp executes together.
     if any(loop.extent != sizes[loop.kind] for loop in (*across, *others)):
         return False
     extent, threads = across[0].extent, prod(sizes.values())
+    # The groups of a shuffle are powers of two; a block of at most one warp may be one group of any length.
     if threads <= WARP:
         return extent == threads or extent & (extent - 1) == 0
     return threads % WARP == 0 and (extent % WARP == 0 or WARP % extent == 0)
@@ -202,6 +205,7 @@ class _TreeReduction(_Join):
         left = [loop.extent for loop in self.loops]
         here: list[Expr] = list(self.indices)
         found = [self.over(left, stores(self.scratch, self.lying(here), self.mine))]
+        # The barriers between these steps come from `insert_barriers`.
         for dim in range(len(self.others), len(left)):
             for offset in _halvings(left[dim]):
                 there = self.lying([*here[:dim], here[dim] + offset, *here[dim + 1 :]])
@@ -278,6 +282,7 @@ class _WarpShuffle(_Join):
         for offset in _halvings(count):
             found.append(self.shuffle(offset, self.width(count)))
             leaf = self.with_value([Load(buffer, ()) for buffer in self.other], self.partials, self.point)
+            # Of a count that is no power of two some threads have no partner in this step.
             if count & (count - 1):
                 leaf = self.over([*(loop.extent for loop in self.others), left - offset], leaf)
             found.append(leaf)
@@ -294,6 +299,7 @@ def _halvings(count: int) -> list[int]:
     """How far those are apart that are joined, as the first half of `count` takes in the second, and so on."""
     found = []
     while count > 1:
+        # The largest power of two below the count: after it all halves are even.
         count = 1 << ((count - 1).bit_length() - 1)
         found.append(count)
     return found

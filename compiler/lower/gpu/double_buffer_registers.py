@@ -59,6 +59,7 @@ class _Steps:
 
     def ahead(self) -> Stmt:
         """The loop with its fragments a step ahead."""
+        # The prologue loads the first step of the first iteration.
         first: tuple[Stmt, ...] = (self.wait, Barrier(), self.lanes(self.loaded(const(0), 0)))
         body: list[Stmt] = [*self.started]
         for number in range(self.step.extent - 1):

@@ -36,6 +36,7 @@ def _peel(loop: For, ranges: Ranges) -> Stmt | None:
         return None
     inner = any(each.kind is LoopKind.SERIAL for each in find_stmts(For, loop.body))
     unrolled = replace(loop, kind=LoopKind.UNROLL) if loop.extent <= _MOST_UNROLLED and not inner else loop
+    # All iterations but the last: a guard that holds in each of them is dropped there.
     body = _freed(loop.body, loop.var, {**ranges, loop.var: (0, loop.extent - 2)})
     if body is None or body is loop.body:
         return None if unrolled is loop else rewrite_inside(unrolled, {For: _peel}, ranges)

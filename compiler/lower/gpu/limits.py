@@ -8,6 +8,7 @@ from retune.compiler.ir.rewrite import find_stmts
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, For, LoopFunction, LoopKind
 from retune.compiler.target import HardwareParams
 
+# Compute capability 3.0 and later (CUDA C++ Programming Guide, technical specifications).
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = (1024, 1024, 64)
 """Along x, y and z, of every NVIDIA GPU since 2012."""

@@ -29,12 +29,15 @@ from retune.compiler.target import HardwareParams
 PASSES: tuple[LoopPass, ...] = (
     SimplifyIndices(),
     VirtualThreads(),
+    # Again, since virtual threads write out what was named after them.
     SimplifyIndices(),
+    # The next three in this order: each looks for the statements that the one before leaves.
     AsyncCopies(),
     SoftwarePipelining(),
     DoubleBufferRegisters(),
     LegalizeLoops(),
     RegisterBuffers(),
+    # Takes the loops that RegisterBuffers has unrolled for the points of a sum.
     SumLoops(),
 )
 """What is done while blocks and threads are still loops."""
@@ -64,6 +67,7 @@ def _lowered(function: LoopFunction, hardware: HardwareParams, checks: bool) -> 
         function = finish_pass(loop_pass.apply(function), loop_pass.name, checks)
     kernel = bind_threads(function)
     check_limits(kernel, hardware)
+    # Fetches are peeled after the barriers: the same threads access the same elements, so barriers stay right.
     kernel = fetch_loops(insert_barriers(kernel))
     trace.show(trace.PASSES, kernel.body.name, "after fetch-loops", lambda: str(kernel))
     if checks:

@@ -32,6 +32,7 @@ class SoftwarePipelining:
             return function
 
         def pipeline(loop: For) -> Stmt | None:
+            # More copies than iterations would never be read.
             return _pipelined(loop, min(depths.get(loop.var.name, 1), loop.extent))
 
         return replace(function, body=rewrite(function.body, {For: pipeline}))
@@ -52,6 +53,7 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         return select_copy(moved, buffers, copy, depth)
 
     first: list[Stmt] = []
+    # The prologue: copies of the first depth - 1 iterations are in flight before the loop begins.
     for number in range(depth - 1):
         first.extend((start(const(number), const(number)), CommitGroup()))
     later = loop.var + (depth - 1)
@@ -59,6 +61,8 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         # Groups complete in order: with depth - 1 in flight, all but depth - 2 done means that this iteration's copy
         # is.
         WaitGroup(depth - 2),
+        # A thread waits for its own copies alone: the barrier makes those of all visible, and keeps the tile that is
+        # overwritten next from threads that still read it.
         Barrier(),
         # An empty group is committed at the end of the loop, so that the number to wait for stays the same.
         If(later < loop.extent, start(later, later % depth)),

@@ -65,6 +65,7 @@ def _differ(leaf: Store, points: Sequence[For]) -> bool:
     form = flat_index(leaf.buffer.shape, leaf.indices)
     if prod(loop.extent for loop in points) > MOST_STATEMENTS or set(form.terms) != {loop.var for loop in points}:
         return False
+    # Enumerated, which is exact; the limit above bounds the work.
     steps = [[form.terms[loop.var] * number for number in range(loop.extent)] for loop in points]
     places = [sum(each) for each in product(*steps)]
     return len(set(places)) == len(places)
@@ -82,6 +83,7 @@ def _unroll(stmt: For) -> Stmt | None:
     divisors = [steps for steps in range(2, room + 1) if stmt.extent % steps == 0]
     if not divisors:
         return None
+    # Steps in fours first: four elements of float32 are one load of 16 bytes.
     steps = max(divisors, key=lambda steps: (steps % _READ_AT_ONCE == 0, steps))
     inner = Var(f"{stmt.var.name}.step")
     known: dict[Expr, Expr] = {stmt.var: stmt.var * steps + inner}

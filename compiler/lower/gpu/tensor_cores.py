@@ -60,6 +60,7 @@ class _Product:
 class TensorBuilder(KernelBuilder):
     """The loops of a state for a GPU with tensor cores."""
 
+    # Ordinary loops until `product` puts instructions in their place.
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = {**KernelBuilder.kinds, Annotation.TENSORIZE: LoopKind.SERIAL}
 
     def __init__(self, state: State) -> None:
@@ -263,6 +264,7 @@ class _Fragments:
             for side, shape in zip(("left", "right"), shapes, strict=True)
         )
         row, column = self.fragment
+        # ldmatrix moves elements of 16 bits; fragments of float32 are loaded one by one.
         if instruction.packed > 1:
             loads = block(
                 self.each(self.loops[0], self.left_matrices(one, left, lane, transposed=not inner_depth[0])),

@@ -41,6 +41,7 @@ class VirtualThreads:
 def _expand(loop: For) -> Stmt | None:
     if loop.kind is not LoopKind.VTHREAD:
         return None
+    # A `let` names one value, but every virtual thread needs its own.
     body = _without_lets(loop.body, loop.var)
     return _Expansion(loop.var, loop.extent, _dependent_buffers(body, loop.var)).visit(body)
 
@@ -61,6 +62,7 @@ def _dependent_buffers(body: Stmt, var: Var) -> frozenset[Buffer]:
     """The buffers allocated in `body` whose contents depend on the virtual thread."""
     local = {stmt.buffer for stmt in find_stmts(Allocate, body)}
     found: frozenset[Buffer] = frozenset()
+    # Least fixed point: dependence spreads from what is read to what is written, and the set only grows.
     while True:
         more = frozenset(_written(body, var, found) & local)
         if more == found:

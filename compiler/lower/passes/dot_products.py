@@ -52,6 +52,7 @@ class DotProducts:
         if factors is None:
             return None
         used = variables(*factors.update.indices)
+        # Reductions around the points of a tile; inside the first point no loop may reduce.
         first = next((place for place, loop in enumerate(loops) if not _reduces(loop, used)), len(loops))
         inner = loops[first:]
         vectors = [loop for loop in of_type(For, inner) if loop.kind is LoopKind.VECTOR]
@@ -63,6 +64,7 @@ class DotProducts:
             for place, loop in enumerate(of_type(For, loops[:first]))
             if loop.extent % factors.width == 0
             and loop.kind in SERIAL
+            # A guard on the steps would hold for a part of a group.
             and not any(uses(guard, loop.var) for guard in guards)
         ]
         if not possible:
@@ -77,6 +79,7 @@ class DotProducts:
             case Store(
                 value=Binary(BinaryOp.ADD, Load(old, indices), Binary(BinaryOp.MUL, Cast(value=lhs), Cast(value=rhs)))
             ) if (old, indices) == (leaf.buffer, leaf.indices):
+                # What is summed may depend on sums so far: then the order of the steps matters.
                 if any(load.buffer == leaf.buffer for load in find(Load, lhs, rhs)):
                     return None
                 if leaf.value.dtype in ("int32", "uint32") and lhs.dtype in BYTES and rhs.dtype in BYTES:

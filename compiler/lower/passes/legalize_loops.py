@@ -59,16 +59,19 @@ class LegalizeLoops:
 def _lanes_independent(loop: For, masks: bool) -> bool:
     for inner in walk_stmt(loop.body):
         match inner:
+            # A temporary becomes one value a lane.
             case Allocate() if is_temporary(inner.buffer):
                 continue
             case Allocate() | Shuffle() | For(kind=LoopKind.VECTOR | LoopKind.PARALLEL):
                 return False
             case If() if uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
                 return False
+            # Code generation keeps what a `let` names in a scalar register.
             case Let() if uses(inner.value, loop.var):
                 return False
             case Store() if is_temporary(inner.buffer):
                 continue
+            # All lanes would write one element.
             case Store() if not any(uses(index, loop.var) for index in inner.indices):
                 return False
     return True
@@ -84,6 +87,7 @@ def _runs_under_mask(guard: If, var: Var) -> bool:
         for buffer, indices, written in accesses_of(inner):
             if stride_of(buffer, indices, var) not in ((1,) if written else (0, 1)):
                 return False
+        # A choice between lanes may have to be read lane by lane, which no computed mask allows.
         if any(uses(choice.condition, var) for choice in find(Select, *exprs_of(inner))):
             return False
     return True

@@ -32,6 +32,7 @@ class PackConstants:
 
 def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
     reads = list(_reads(function.body, param))
+    # One order cannot suit two ways of reading.
     if len({load for load, _ in reads}) != 1:
         return function
     load, extents = reads[0]
@@ -42,6 +43,7 @@ def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
         if found is None:
             return function
         dims.extend(found)
+    # Dimensions of one element go first, where they change nothing.
     order = sorted(range(len(dims)), key=lambda place: -1 if (var := dims[place][0]) is None else order_of[var])
     position: Expr = const(0, INDEX)
     for place in order:
@@ -78,6 +80,7 @@ def _loops_of(index: IndexForm, size: int, extents: Mapping[Expr, int]) -> list[
         return [(None, 1)] if size == 1 else None
     dims: list[tuple[Expr | None, int]] = []
     stride = size
+    # Mixed radix: every stride is the next inner one times its extent. A gap or an overlap is no permutation.
     for atom, coefficient in sorted(index.terms.items(), key=lambda term: -term[1]):
         extent = extents.get(atom)
         if extent is None or coefficient * extent != stride:

@@ -23,6 +23,7 @@ class PackInside:
         """The kernel without `packings`."""
         params = {param.name: param for param in function.params}
         for name, packing in function.packings:
+            # In the same order it would be a mere copy.
             if not _keeps_order(packing):
                 function = _packing_itself(function, params[name], packing)
         return replace(function, packings=())
@@ -69,6 +70,7 @@ def _packing_loops(param: Buffer, packed: Buffer, packing: Packing) -> Stmt:
 
 def _fused_count(rank: int) -> int:
     """How many outer loops run in parallel: enough to share the work, and no innermost one."""
+    # TVM's numbers for its layout transform stage.
     return 3 if rank >= 5 else 2 if rank >= 3 else 1
 
 

@@ -112,10 +112,12 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     parts = _parts(loop.body, loop.var, range_of(loop), ranges, _choices if chosen else _guards)
     if parts == [range_of(loop)]:
         match _visit(loop.body, ranges_inside(loop, ranges), budget):
+            # Loop unswitching: a guard that does not depend on the loop moves out of it.
             case If(condition, guarded) if not uses(condition, loop.var) and not has(Load, condition):
                 return If(condition, replace(loop, body=guarded))
             case body:
                 return _around(loop, body)
+    # Too many copies: the guards stay, and a budget of 0 keeps the inner loops whole as well.
     if len(parts) > max(1, budget):
         return _around(loop, _visit(loop.body, ranges_inside(loop, ranges), 0))
     done = []
@@ -169,6 +171,7 @@ def _parts(
 
 def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
     """The values within `limit` for which `slope` times the value, plus `rest`, is at least 0."""
+    # Nothing is known of the rest: the guard holds for every value, or is not known to hold for any.
     if not math.isfinite(rest):
         return limit if rest > 0 else (limit[1] + 1, limit[0])
     if slope > 0:

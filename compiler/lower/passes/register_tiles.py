@@ -70,6 +70,7 @@ class _Rewriter:
             if tile is None or start is None:
                 done.append(rewrite_down(statement, self.rules))
                 continue
+            # These values start the accumulators; nothing else reads them in memory.
             del done[-_initial_statements(tile) :]
             done.append(self.tiled(tile, start))
         return block(*done)
@@ -117,6 +118,7 @@ class _Rewriter:
         """The reduction with its accumulators; `start` are their first values, None to load them."""
         shape = tuple(loop.extent for loop in tile.spatial)
         if shape and tile.spatial[-1].kind is LoopKind.VECTOR:
+            # A masked vector at the end of a row needs room for all of its lanes.
             shape = (*shape[:-1], self.whole_vectors(shape[-1], tile.stores))
         accs = [
             Buffer(f"{store.buffer.name}.acc{self.count}", shape, _held(store, tile), "register")

@@ -9,6 +9,7 @@ from retune.compiler.ir.rewrite import accesses_of, rewrite
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, walk_stmt
 from retune.compiler.ir.visit import variables
 
+# As `SMALL_BUFFER_BYTES` of code generation: the registers of AVX-512 but one.
 MAX_VECTORS = 31
 
 
@@ -39,6 +40,7 @@ class UnrollLocals:
         if loop.var not in used:
             return np.inf
         inner = loop.body
+        # An estimate, in elements of four bytes.
         vectors = loop.extent if loop.kind is not LoopKind.VECTOR else -(-loop.extent * 4 // self.vector_bytes)
         match inner:
             case For():

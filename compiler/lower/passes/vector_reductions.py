@@ -85,6 +85,7 @@ class _Rewriter:
         body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: at}))]
         if count > 1:
             body = [For(number, count, LoopKind.SERIAL, body[0])]
+        # The rest joins the first lanes, each of which keeps its own partial result.
         if rest:
             body.append(over(rest, substitute(value.rhs, {inner.var: lane + count * width})))
         work = nest(loops[:-1], block(*body))
@@ -129,6 +130,7 @@ def _runs_on(source: Expr, outer: For, inner: For) -> bool:
         return False
     for load in find(Load, source):
         form = flat_index(load.buffer.shape, load.indices)
+        # A quotient or remainder does not run on from one row to the next.
         if len(form.terms) != len(list(of_type(Var, form.terms))):
             return False
         if form.terms.get(outer.var, 0) != form.terms.get(inner.var, 0) * inner.extent:

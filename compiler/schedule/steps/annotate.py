@@ -124,6 +124,7 @@ class StorageAlign(Step):
 def _axis_under(stage: Stage, loop: str) -> str:
     """The axis that a loop, or what it was split from, runs over."""
     name = loop
+    # From the last relation to the first: up from the loop to its axis.
     for relation in reversed(stage.relations):
         if isinstance(relation, SplitRelation) and name in relation.parts:
             name = relation.parent

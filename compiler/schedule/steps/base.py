@@ -52,6 +52,7 @@ class Step:
 
 
 def _plain(value: Any) -> Any:
+    # First, since a bool is an int to Python; TVM's logs have 0 and 1.
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, (int, str)):
@@ -135,6 +136,7 @@ def refuse_family(stage: Stage, action: str) -> None:
 
 
 def _whole(value: Any) -> int:
+    # A bool is an int to Python, but no number of a record.
     if not isinstance(value, int) or isinstance(value, bool):
         raise ScheduleError(f"{value!r} is no integer")
     if abs(value) > _LARGEST:
@@ -205,6 +207,7 @@ def load_steps(text: str) -> tuple[Step, ...]:
     Raises: ScheduleError when the text is not a list of steps.
     """
     try:
+        # Text nested deeper than Python recurses is refused as any other.
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ScheduleError(f"transform steps are not JSON: {error}") from None

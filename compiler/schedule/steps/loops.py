@@ -48,6 +48,7 @@ class Fuse(Step):
             extent = None if extent is None or part.extent is None else extent * part.extent
         kinds = {part.kind for part in parts}
         kind = parts[0].kind if len(kinds) == 1 else IterKind.MIXED
+        # TVM's name of a fused loop.
         name = "".join(f"{part.name}@" for part in parts)
         relation = FuseRelation(tuple(part.name for part in parts), name)
         fused = replace(
@@ -56,6 +57,8 @@ class Fuse(Step):
             relations=(*stage.relations, relation),
         )
         moved = state.with_stage(self.stage, fused)
+        # What stood in the last of the loops stands in the fused one; what stood further in moves outwards with its
+        # loop.
         return moved.move_attachments(
             self.stage, lambda at: first if at == last else at - len(parts) + 1 if at > last else at
         )
@@ -85,6 +88,7 @@ class Reorder(Step):
             raise ScheduleError(
                 f"{stage.op.name}: the order {list(self.order)} must name each of {len(stage.iters)} loops once"
             )
+        # TVM leaves attachments where they were, so that a stage ends up in another loop; here they move along.
         position = {old: new for new, old in enumerate(self.order)}
         moved = state.with_stage(self.stage, replace(stage, iters=tuple(stage.iters[index] for index in self.order)))
         return moved.move_attachments(self.stage, position.__getitem__)
@@ -125,6 +129,7 @@ def split_loop(
     extents = split_extents(iterator.extent, relation)
     parts = [Iterator(name, extent, iterator.kind) for name, extent in zip(names, extents, strict=True)]
     changed = replace(stage, iters=spliced(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation))
+    # As in TVM, a stage that stood in the loop stands in its innermost part.
     added = len(lengths)
     return state.with_stage(stage_id, changed).move_attachments(
         stage_id, lambda at: at + added if at >= iter_id else at
@@ -160,6 +165,7 @@ class FollowSplit(Step):
                 f"{state.stage(self.stage).op.name}: a split into {len(source.lengths) + 1} parts cannot be followed "
                 f"into {self.n_split + 1}"
             )
+        # TVM's rule: the innermost part gets the product of all lengths that are left.
         last = _product(source.lengths[self.n_split - 1 :])
         lengths = (*source.lengths[: self.n_split - 1], last)
         return split_loop(state, self.stage, self.iter, lengths, True)

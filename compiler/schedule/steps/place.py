@@ -27,6 +27,7 @@ class ComputeAt(Step):
         if isinstance(state.stage(self.target_stage).op, ExternOp):
             raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} calls a function and has no loops")
         iterator_of(state, self.target_stage, self.target_iter)
+        # Stages are in topological order: only a later one can read this one.
         if self.target_stage <= self.stage:
             raise ScheduleError(
                 f"{name}: can only be computed inside a later stage, not {state.stages[self.target_stage].op.name}"

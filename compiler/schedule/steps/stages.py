@@ -43,6 +43,7 @@ class CacheWrite(Step):
     def apply(self, state: State) -> State:
         """The computation takes the stage's number, the copy the next one; both start from naive loops."""
         stage = state.stage(self.stage)
+        # Both new stages start from naive loops, so earlier steps of this one would be lost.
         if not untouched(stage):
             raise ScheduleError(f"{stage.op.name}: add the write cache before transforming the stage")
         refuse_annotated(stage, "add a write cache")
@@ -125,6 +126,7 @@ class Rfactor(Step):
         dag = graph_edits.rfactor(state.dag, self.stage, how.edit)
         first = initial_stage(dag.ops[self.stage], how.first)
         second = initial_stage(dag.ops[self.stage + 1], how.second)
+        # Inside another loop it runs over a region, whose extents bounds inference finds later.
         if isinstance(stage.location, Attached):
             second = replace(second, iters=tuple(replace(iterator, extent=None) for iterator in second.iters))
         fresh = {self.stage: first, self.stage + 1: replace(second, location=stage.location)}
@@ -156,6 +158,7 @@ def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Fa
         inside = tuple(values[name] < size for name, size in overrunning(stage.relations, fixed))
         whole: dict[Expr, Expr] = {axis: values[axis.name] for axis in op.reduce_axes}
         return _Factored(graph_edits.Factoring(loops[factored], position, rest, whole, inside))
+    # Programs differ in their lengths: the graph has the axes of the largest, and what differs stands in families.
     names = {name: axis.name for name, axis in loops.items()}
     kept: dict[Expr, Expr] = {axis: loops[axis.name] for axis in op.reduce_axes if axis.name in loops}
     edit = graph_edits.Factoring(loops[factored], position, rest, kept, ())
@@ -171,6 +174,7 @@ def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Fa
 def _loop_axes(stage: Stage, op: ComputeOp, factored: str, sizes: Mapping[str, Number]) -> dict[str, Axis]:
     """The axis that each reduction loop becomes, by the loop's name, as long as in the largest program."""
     whole = {iterator.name for iterator in stage.iters}
+    # A reduce axis that no split cut leaves its name to its loop.
     taken = {axis.name for axis in (*op.axes, *op.reduce_axes) if axis not in op.reduce_axes or axis.name not in whole}
     loops: dict[str, Axis] = {}
     for iterator in stage.iters:

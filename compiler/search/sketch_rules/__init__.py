@@ -25,6 +25,7 @@ from retune.compiler.search.sketch_rules.stage import (
 from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
 from retune.compiler.search.sketch_rules.transformed import TransformedConvolution
 
+# TVM's order; TransformedConvolution, TensorCoreTiling and SplitK are ours.
 CPU_RULES: tuple[SketchRule, ...] = (
     TransformedConvolution(),
     AlwaysInline(),

@@ -37,6 +37,7 @@ class AddCacheRead:
             if needs_multi_level_tiling(state.dag, reader) and not has_cross_thread_reduction(state, reader)
         ]
         for count, reader in enumerate(tiled):
+            # Every cache is a stage before the readers that are left, whose numbers grow by one.
             state = state.apply(CacheRead(stage, "shared", (reader + count,)))
             moved = reader + count + 1
             state = state.apply(ComputeAt(stage + 1, moved, last_outer_reduction(state, moved)))

@@ -12,6 +12,7 @@ from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
 from retune.compiler.search.sketch_rules.facts import CONST_INDICES, named_loops
 from retune.compiler.search.sketch_rules.tiling import literal_extent
 
+# As in TVM, loops that are not listed have two levels.
 _LEVELS = 2
 
 

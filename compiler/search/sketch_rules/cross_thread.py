@@ -31,6 +31,7 @@ class CrossThreadReduction:
             # terms.
             wanted = space <= context.hardware.max_threads_per_block and space < reduction
         else:
+            # As in Ansor, a reduction that a warp does in one step is not worth spreading.
             wanted = reduction > 1 and reduction > context.hardware.warp_size
         return Verdict.APPLY if wanted else Verdict.SKIP
 

@@ -14,16 +14,18 @@ from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
 
 @dataclass(frozen=True, slots=True)
 class PreloadCustomSketchRule:
-    """A custom rule, given to `SketchPolicy` in `init_search_callbacks`.
-
-    `condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST (0, 1, 2; whatever is no integer
-    counts as 2, with a warning). `apply(policy, state, stage)` gives pairs of a state and the stage to visit next, -1
-    to end the derivation. Split lengths that `apply` leaves unknown are searched; known ones stay as they are.
-    """
+    """A custom rule, given to `SketchPolicy` in `init_search_callbacks`."""
 
     condition: Callable[[Any, State, int], int]
+    """`condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST; else it warns and counts as the
+    last.
+    """
     apply: Callable[[Any, State, int], Iterable[Any]]
+    """`apply(policy, state, stage)` gives pairs of a state and the stage to visit next, -1 to end the derivation. Split
+    lengths that it leaves unknown are searched; known ones stay as they are.
+    """
     name: str = "custom rule"
+    """For warnings."""
 
     PASS: ClassVar[int] = 0
     APPLY: ClassVar[int] = 1

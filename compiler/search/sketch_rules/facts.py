@@ -45,6 +45,7 @@ def should_always_be_inlined(context: SketchContext, state: State, stage: int) -
 
 def has_cache_write(state: State, stage: int) -> bool:
     """Whether the stage is a write cache that an earlier step added; numbers are traced back through the history."""
+    # Backwards, as the number of the stage changes where a step added one before it.
     for step in reversed(state.steps):
         if isinstance(step, CacheWrite) and step.stage == stage:
             return True

@@ -35,6 +35,7 @@ class AddRfactor:
         outer = state.apply(Rfactor(stage, reduction, spatial))
         inner = state.apply(Rfactor(stage, reduction + 1, spatial))
         loops = range(len(inner.stages[stage].iters))
+        # The factored axis goes innermost, where it may become the vector loop.
         order = (*(number for number in loops if number != spatial), spatial)
         return (outer, stage - 1), (inner.apply(Reorder(stage, order)), stage - 1)
 

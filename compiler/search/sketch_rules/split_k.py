@@ -48,6 +48,7 @@ def _parts(context: SketchContext, state: State, stage: int) -> tuple[int, ...]:
     plain = described.is_compute and isinstance(described.location, Root) and not described.is_tiled
     if not plain or described.op.dtype != "float32" or not needs_multi_level_tiling(state.dag, stage):
         return ()
+    # A sum that was cut once (`Rfactor`) is not cut again.
     if has_cache_write(state, stage) or any(isinstance(step, Rfactor) for step in state.steps):
         return ()
     spread = CrossThreadReduction().judge(context, state, stage) is not Verdict.SKIP

@@ -104,6 +104,7 @@ class MultiLevelTilingWithFusion:
         structure = context.tiling
         tiled, splits = tile_stage(state, stage, structure)
         for level in self.levels:
+            # At the innermost level no loop of the consumer would be left inside.
             if level <= len(structure) and structure[level - 1] == "S" and level < structure.count("S"):
                 followed = follow_tiling(tiled, consumer, splits, level)
                 yield followed.apply(ComputeAt(stage, consumer, level * len(splits) - 1)), stage - 1

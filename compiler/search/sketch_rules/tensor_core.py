@@ -180,8 +180,10 @@ def _tiled_result(
             first = batch + place
             state = state.apply(Fuse(root, tuple(range(first, first + len(group)))))
     warps = []
+    # Rows of a fragment are split by (2, 8), columns by (4, 2): lane 4 r + c holds two columns of each row r.
     for place, (tile, inner) in enumerate(((2 * ROWS, (2, MATRIX)), (4 * COLUMNS, (4, 2)))):
         loop = batch + 5 * place
+        # Single lengths, and the depth of the pipeline, stand until the search chooses, see `choices_of`.
         state = state.apply(Split(root, loop, 0, (tile,)))
         warps.append(len(state.steps))
         state = state.apply(Split(root, loop, 0, (2,)))

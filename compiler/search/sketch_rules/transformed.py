@@ -55,6 +55,7 @@ class TransformedConvolution:
         """The transformed input made beforehand with the channels of the result outermost, or with its tiles; or made
         for the tiles of a block.
         """
+        # Only float32 convolutions are transformed.
         lanes = max(1, context.hardware.vector_unit_bytes // 4)
         for order in ("co.0 h.0.0 w.0.0", "h.0.0 w.0.0 co.0"):
             blocked = _Sketch(_inlined(state), stage).blocks(order, lanes)
