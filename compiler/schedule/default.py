@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from retune.compiler.dtype import accumulated, is_float, item_bytes
-from retune.compiler.ir.expr import Const
+from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
     consumers,
+    elementwise_match,
     is_given_to_function,
     is_strictly_inlineable,
     needs_multi_level_tiling,
+    single_elementwise_consumer,
 )
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
@@ -100,12 +102,18 @@ def _inlined(dag: ComputeDAG) -> State:
 
 def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -> tuple[Step, ...]:
     """The steps so far, and those of all stages but some."""
-    given = state.stages
+    given, finished = state.stages, set(done)
     for number, stage in enumerate(given):
-        stands = not isinstance(stage.location, Inlined) and number not in done
+        stands = not isinstance(stage.location, Inlined) and number not in finished
         if isinstance(stage.op, ComputeOp) and stands and stage.op.axes:
             # A copy of what a stage reads stands before it, so later stages have higher numbers by then.
-            state = _annotated(state, number + len(state.stages) - len(given), hardware)
+            added = len(state.stages) - len(given)
+            row_axis, reader = row_axis_of(state, number + added), _reader_of(state, number + added)
+            if row_axis is None or reader is None:
+                state = _annotated(state, number + added, hardware)
+            else:
+                state = _with_reader(state, number + added, reader, row_axis, hardware)
+                finished.add(reader - added)
     return tuple(step for step in state.steps if isinstance(step, Step))
 
 
@@ -163,7 +171,22 @@ def _always_inlined(state: State, stage_id: int) -> bool:
         return False
     if is_given_to_function(state, stage_id):
         return False
-    return is_strictly_inlineable(state.dag, stage_id) and bool(consumers(state, stage_id))
+    if is_strictly_inlineable(state.dag, stage_id):
+        return bool(consumers(state, stage_id))
+    return _is_read_once(state.dag, stage_id)
+
+
+def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
+    """Whether one stage without reduction reads every element once: inlining repeats nothing, however dear it is."""
+    reader = next(iter(dag.readers[stage_id]), None)
+    if reader is None or not elementwise_match(dag, stage_id, reader):
+        return False
+    op, reading = dag.ops[stage_id], dag.ops[reader]
+    if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or reading.reduce_axes:
+        return False
+    once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
+    # A branch would stand inside the reader's vectors.
+    return once and not any(isinstance(node, Select) for node in walk(op.body))
 
 
 def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
@@ -185,20 +208,28 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
         spatial = [index for index in spatial if index < first]
+    state, fused = _in_parallel(state, stage_id, spatial)
+    return state if turned is None or not fused else _copied(state, stage_id, turned)
+
+
+def _in_parallel(state: State, stage_id: int, places: Sequence[int]) -> tuple[State, int]:
+    """The outermost loops of a stage, of those at `places`, fused into one that runs in parallel; and how many these
+    are, 0 where they have a single iteration.
+    """
+    stage = state.stages[stage_id]
     outer: list[int] = []
     total = 1
-    for index in spatial:
+    for index in places:
         extent = stage.iters[index].extent
         if total >= _PARALLEL_ITERATIONS or not isinstance(extent, int):
             break
         outer.append(index)
         total *= extent
     if total == 1:
-        return state
+        return state, 0
     if len(outer) > 1:
         state = state.apply(Fuse(stage_id, tuple(outer)))
-    state = state.apply(Annotate(stage_id, 0, Annotation.PARALLEL))
-    return state if turned is None else _copied(state, stage_id, turned)
+    return state.apply(Annotate(stage_id, 0, Annotation.PARALLEL)), len(outer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,35 +313,94 @@ def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwarePar
     before: for i: for j: for k: c[i, j] += …
     after:  for i.0: for j.0: for k: unroll i.1: vector j.1: c[i, j] += …
     """
-    op = state.stages[stage_id].op
+    state, outer, inner = _tiled(state, stage_id, stage_id, row_axis, hardware)
+    reductions = [one.name for one in state.stages[stage_id].iters if one.kind is IterKind.REDUCTION]
+    return _register_tile(state, stage_id, [*outer, *reductions], inner)
+
+
+def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardware: HardwareParams) -> State:
+    """As `_in_strips`, inside the loops of the only stage that reads the product, element by element: a tile is used
+    while it is in the first-level cache.
+
+    before: for i: for j: for k: c[i, j] += …          for i: for j: d[i, j] = f(c[i, j])
+    after:  for i.0: for j.0: {for k: unroll i.1: vector j.1: c[i, j] += …; unroll i.1: vector j.1: d[i, j] = …}
+    """
+    state, outer, inner = _tiled(state, stage_id, reader, row_axis, hardware)
+    state = _register_tile(state, reader, outer, inner)
+    if not outer:
+        return _annotated(state, stage_id, hardware)
+    state, fused = _in_parallel(state, reader, range(len(outer)))
+    state = state.apply(ComputeAt(stage_id, reader, len(outer) - max(fused, 1)))
+    op, axes = state.stages[stage_id].op, state.stages[reader].op
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
-    last = len(op.axes) - 1
-    rows = op.axes[row_axis].extent if row_axis >= 0 else 1
-    height, strip = register_tile(rows, op.axes[last].extent, hardware, op.dtype)
+    assert isinstance(axes, ComputeOp), "only what is computed reads element by element"
+    named = {axis.name: own.name for axis, own in zip(axes.axes, op.axes, strict=True)}
+    tile = [named[_axis_of(name)] for name in inner]
+    loops = state.stages[stage_id].iters
+    around = [one.name for one in loops if one.kind is IterKind.SPATIAL and one.name not in tile]
+    reductions = [one.name for one in loops if one.kind is IterKind.REDUCTION]
+    return _register_tile(state, stage_id, [*around, *reductions], tile)
+
+
+def _reader_of(state: State, stage_id: int) -> int | None:
+    reader = single_elementwise_consumer(state, stage_id)
+    # A copy of its input, for a transpose, or a tile of its own would stand in the way of the product's tile.
+    plain = reader is not None and row_axis_of(state, reader) is None and _turned(state, reader) is None
+    return reader if plain and not is_given_to_function(state, stage_id) else None
+
+
+def _tiled(
+    state: State, stage_id: int, around: int, row_axis: int, hardware: HardwareParams
+) -> tuple[State, list[str], list[str]]:
+    """The loops of `around`, a product or the stage that reads it, split for the product's register tile: the names of
+    the spatial loops outside the tile, and of those of the tile.
+    """
+    op, axes = state.stages[stage_id].op, _axes_of(state, around)
+    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
+    last = len(axes) - 1
+    rows = axes[row_axis].extent if row_axis >= 0 else 1
+    height, strip = register_tile(rows, axes[last].extent, hardware, op.dtype)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:
             continue
-        name, extent = op.axes[axis].name, op.axes[axis].extent
+        name, extent = axes[axis].name, axes[axis].extent
         if size == extent and (axis == last or extent > 1):
             inner.insert(0, name)
         elif 1 < size < extent:
-            state = state.apply(Split(stage_id, _place(state, stage_id, name), extent, (size,)))
+            state = state.apply(Split(around, _place(state, around, name), extent, (size,)))
             inner.insert(0, f"{name}.1")
-    state, outer = _outer_order(state, stage_id, inner)
+    return (*_outer_order(state, stage_id, around, inner), inner)
+
+
+def _register_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
+    """The loops of a stage in this order, the last one in vectors, the one around it unrolled."""
     order = [_place(state, stage_id, name) for name in (*outer, *inner)]
-    state = state.apply(Reorder(stage_id, tuple(order)))
+    if order != sorted(order):
+        state = state.apply(Reorder(stage_id, tuple(order)))
     if len(inner) > 1:
         state = state.apply(Annotate(stage_id, len(order) - 2, Annotation.UNROLL))
     return state.apply(Annotate(stage_id, len(order) - 1, Annotation.VECTORIZE))
+
+
+def _axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:
+    op = state.stages[stage_id].op
+    assert isinstance(op, ComputeOp), "only what is computed has axes"
+    return op.axes
+
+
+def _axis_of(loop: str) -> str:
+    """The axis of a loop or of a part of it."""
+    return loop.partition(".")[0]
 
 
 def _place(state: State, stage_id: int, name: str) -> int:
     return next(place for place, one in enumerate(state.stages[stage_id].iters) if one.name == name)
 
 
-def _outer_order(state: State, stage_id: int, inner: Sequence[str]) -> tuple[State, list[str]]:
-    """The order of the loops outside the register tile `inner`, with one of them split where that saves traffic.
+def _outer_order(state: State, stage_id: int, around: int, inner: Sequence[str]) -> tuple[State, list[str]]:
+    """The order of the spatial loops of `around` outside the register tile `inner` of a product, with one of them split
+    where that saves traffic.
 
     As they are, every few rows read the whole factor that is read along the last axis. Where that one stays in no near
     cache, a block of rows that does stays there while one strip of the factor after the other meets it:
@@ -318,43 +408,34 @@ def _outer_order(state: State, stage_id: int, inner: Sequence[str]) -> tuple[Sta
     before: for i.0: for j.0: for k: …
     after:  for i.0.0: for j.0: for i.0.1: for k: …
     """
-    op = state.stages[stage_id].op
-    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
-    outer = [one.name for one in state.stages[stage_id].iters if one.name not in inner]
-    columns = op.axes[-1]
-    reads = state.dag.reads[stage_id]
-    (right, indices) = next(read for read in reads if read[1] and read[1][-1] == columns)
-    used = {axis.name for index in indices for axis in walk(index) if isinstance(axis, Axis)}
-    shared = [axis.name for axis in op.axes[:-1] if axis.name in used]
+    own, axes, reads = _axes_of(state, stage_id), _axes_of(state, around), state.dag.reads[stage_id]
+    loops = state.stages[around].iters
+    outer = [one.name for one in loops if one.kind is IterKind.SPATIAL and one.name not in inner]
+    right, indices = next(read for read in reads if read[1] and read[1][-1] == own[-1])
+    used = {node for index in indices for node in walk(index)}
+    shared = {named.name: axis for axis, named in zip(own[:-1], axes, strict=False) if axis in used}
     # Loops of a product that both factors have stay outside: each of their iterations is a product of its own.
-    copies = prod(axis.extent for axis in op.axes[:-1] if axis.name in used)
-    if _bytes_of(state, right) <= copies * _NEAR_BYTES:
+    copies = prod(axis.extent for axis in shared.values())
+    strips = [name for name in outer if _axis_of(name) == axes[-1].name]
+    rows = [name for name in outer if name not in strips and _axis_of(name) not in shared]
+    if _bytes_of(state, right) <= copies * _NEAR_BYTES or not strips or not rows:
         return state, outer
-    spatial = [one.name for one in state.stages[stage_id].iters if one.kind is IterKind.SPATIAL and one.name in outer]
-    strips = [name for name in spatial if name.split(".")[0] == columns.name]
-    rows = [name for name in spatial if name not in strips and name.split(".")[0] not in shared]
-    if not strips or not rows:
-        return state, outer
-    share = max(_bytes_of(state, source) for source, _ in reads if source != right) / copies
+    share = max((_bytes_of(state, source) for source, _ in reads if source != right), default=0) / copies
     blocks: list[str] = []
     while share > _NEAR_BYTES and rows:
         name = rows.pop(0)
-        place = _place(state, stage_id, name)
-        extent = state.stages[stage_id].iters[place].extent
+        place = _place(state, around, name)
+        extent = state.stages[around].iters[place].extent
         assert isinstance(extent, int), "the loops of a default schedule have extents"
-        fitting = [size for size in range(1, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
-        if fitting and fitting[-1] > 1:
-            state = state.apply(Split(stage_id, place, extent, (fitting[-1],)))
-            name, rows = f"{name}.0", [f"{name}.1", *rows]
-            share = 0.0
+        fitting = [size for size in range(2, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
+        if fitting:
+            state = state.apply(Split(around, place, extent, (fitting[-1],)))
+            blocks.append(f"{name}.0")
+            rows.insert(0, f"{name}.1")
+            break
         blocks.append(name)
         share /= extent
-    around = [name for name in spatial if name.split(".")[0] in shared]
-    placed = [*around, *blocks, *strips, *rows]
-    return state, [
-        *placed,
-        *(name for name in outer if name.split(".")[0] not in {one.split(".")[0] for one in placed}),
-    ]
+    return state, [*(name for name in outer if _axis_of(name) in shared), *blocks, *strips, *rows]
 
 
 def _bytes_of(state: State, place: int) -> int:

@@ -1,5 +1,7 @@
 """The default schedule: what is inlined, vectorized, blocked, left naive."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -267,3 +269,42 @@ def test_blocks_of_rows_compute_the_same_bits(dag: ComputeDAG, near: int, monkey
         function(*function.prepared(*given), result, threads=2)
         found.append(np.array(result))
     np.testing.assert_array_equal(found[0], found[1])
+
+
+def with_epilogue(rows: int, inner: int, columns: int, function: Callable[[Expr], Expr]) -> ComputeDAG:
+    """A product whose only reader applies a function element by element."""
+    a, b, bias = te.placeholder((rows, inner), name="a"), te.placeholder((inner, columns), name="b"), (columns,)
+    added, q = te.placeholder(bias, name="bias"), te.reduce_axis(inner, "q")
+    product = te.compute((rows, columns), lambda i, j: te.sum(a[i, q] * b[q, j], q), "product")
+    shifted = te.compute((rows, columns), lambda i, j: product[i, j] + added[j], "shifted")
+    gate = te.compute((rows, columns), lambda i, j: function(shifted[i, j]), "gate")
+    return ComputeDAG([a, b, added, te.compute((rows, columns), lambda i, j: gate[i, j] * 2.0, "result")])
+
+
+def test_a_tile_of_a_product_is_used_before_the_next_one_is_computed() -> None:
+    # The exponential is read once per element, so it is inlined too.
+    assert lines(with_epilogue(20, 9, 64, lambda x: 1.0 / (te.exp(-x) + 1.0))) == [
+        "parallel i.0@j.0@ (0,10)",
+        "for q (None)",
+        "unroll i (None)",
+        "vectorize j (None)",
+        "product = ...",
+        "unroll i.1 (0,4)",
+        "vectorize j.1 (0,32)",
+        "result = ...",
+    ]
+
+
+@pytest.mark.parametrize("near", [256, 1 << 30])
+@pytest.mark.parametrize("size", [(20, 9, 64), (1, 40, 96), (7, 5, 33), (4, 8, 16), (60, 24, 48)])
+def test_products_with_epilogues_are_right(
+    size: tuple[int, int, int], near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default, "_NEAR_BYTES", near)
+    dag, rng = with_epilogue(*size, lambda x: 1.0 / (te.exp(-x) + 1.0)), np.random.default_rng(0)
+    a, b, bias = (rng.normal(size=tensor.shape).astype("float32") for tensor in dag.inputs)
+    function = build(dag, default_steps(dag))
+    (result,) = function.outputs()
+    function(*function.prepared(a, b, bias), result, threads=2)
+    shifted = a @ b + bias
+    np.testing.assert_allclose(result, 2.0 / (1.0 + np.exp(-shifted)), rtol=2e-5, atol=2e-5)
