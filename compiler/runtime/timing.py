@@ -17,7 +17,9 @@ from retune.compiler.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.readable import milliseconds
 
+# TVM's factor, the golden ratio: the number grows even where the estimate of a call is too high.
 _GROWTH = 1.618
+# 4 GiB: far above any cache, below what would exhaust the machine.
 _MOST_FLUSHED = 1 << 32
 
 
