@@ -21,6 +21,7 @@ def position_of(key: object, names: Mapping[str, int]) -> int:
 
 def parameter_names(plan: Plan) -> dict[str, int]:
     """The buffers that parameters can be loaded into, by name: inputs, and constants with a unique name."""
+    # Only constants that own memory: one that shows another's would change that one too.
     constants = [
         (spec.name, number)
         for number, spec in enumerate(plan.buffers)

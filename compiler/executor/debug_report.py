@@ -53,6 +53,7 @@ def trace_json(times: Sequence[NodeTime]) -> str:
     events: list[dict[str, object]] = []
     now = 0.0
     for time in times:
+        # Chrome's trace event format: a pair of begin and end events.
         for phase in "BE":
             events.append({"name": time.name, "cat": time.op, "ph": phase, "ts": now, "pid": 1, "tid": 1})
             now += time.result.mean * 1e6 if phase == "B" else 0.0

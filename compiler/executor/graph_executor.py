@@ -67,6 +67,7 @@ class GraphExecutor(TimedExecutor):
         if functions is not None and not isinstance(functions, Mapping):
             raise OptionError(f"functions are given by their names, not as {functions!r:.80}")
         functions = functions or {}
+        # Before any memory is allocated: what the plan says of offsets decides which memory kernels write.
         network.verify(functions)
         check_machine(network)
         check_devices(network.plan, functions, len(memories))

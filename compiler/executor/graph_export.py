@@ -140,6 +140,7 @@ def storage_ids(plan: Plan) -> tuple[int, ...]:
         if spec.storage == number and spec.kind is not BufferKind.INTERMEDIATE:
             give(number)
     for step, call in enumerate(plan.calls):
+        # Best fit over live ranges, as TVM's GraphPlanMemory: a storage grows to the largest buffer that it gets.
         roots = list(dict.fromkeys(plan.buffers[number].storage for number in call.buffers))
         for root in roots:
             if root not in ids:

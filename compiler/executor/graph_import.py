@@ -141,6 +141,7 @@ class _Importer:
         sizes: dict[int, int] = {}
         for entry in self._entries:
             nbytes = BufferSpec("", entry.shape, entry.dtype, BufferKind.INTERMEDIATE, 0).nbytes
+            # TVM sizes a storage by the largest entry in it.
             sizes[entry.storage_id] = max(nbytes, sizes.get(entry.storage_id, 0))
         own = [storage for storage in sizes if storage not in self._kept]
         ends = list(accumulate((_aligned(sizes[storage]) for storage in own), initial=0))
@@ -189,6 +190,7 @@ class _Importer:
         self._buffers[written[0]] = replace(view, kind=root.kind, storage=shown.storage, offset=root.offset)
 
     def _write(self, read: Sequence[int], written: range, where: str) -> None:
+        # A kernel's output is noalias, so no storage may be read and written by one node.
         taken = {self._entries[entry].storage_id for entry in read} | self._kept
         for entry in written:
             storage = self._entries[entry].storage_id

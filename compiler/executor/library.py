@@ -140,6 +140,7 @@ class Library:
 
     def remove_params(self) -> "Library":
         """The same library without parameters: its executors take them with `load_params` or `set_input`."""
+        # The kernels go along: they are loaded once, however many libraries share them.
         bare = Library(self.network, self.kernels)
         bare._graph, bare._complete = self.get_graph_json(), False
         return bare

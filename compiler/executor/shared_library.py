@@ -52,6 +52,7 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
     """
     path = Path(path).absolute()
     with refusing_damage("library of a network (strip removes what stands at the end)", path):
+        # Before dlopen, which would run the constructors of a damaged or foreign file.
         archive = Archive(path, _KIND, VERSION)
         if archive.is_legacy:
             about = archive.json(_LEGACY_CODE)
