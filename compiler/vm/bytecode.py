@@ -36,6 +36,7 @@ from retune.compiler.vm.element_types import dtype_name, dtype_numbers
 from retune.compiler.vm.instructions import Instruction, checksum, decode, encode
 from retune.compiler.vm.program_image import Constant, LateBound, Primitive, ProgramImage, VMFunction
 
+# TVM's numbers for bytecode of its virtual machine and for arrays.
 _MAGIC = 0xD225DE2F4214151D
 _TENSOR_MAGIC = 0xDD5E40F096B4A13F
 VERSION = "retune-vm-3"
@@ -218,10 +219,12 @@ class _Reader:
         if min(shape, default=0) < 0:
             raise ValueError(f"a constant has the shape {list(shape)}")
         count = 1
+        # In Python's integers: a product in int64 could overflow to the right size.
         for extent in shape:
             count *= extent
         if content.nbytes != count * item_bytes(dtype):
             raise ValueError(f"a constant of {dtype}{list(shape)} has {content.nbytes} bytes")
+        # Copied: kernels want multiples of 64 bytes, and the content stands anywhere among the bytes.
         array = aligned_array(shape, dtype)
         array.reshape(-1).view(np.uint8)[...] = content
         return array

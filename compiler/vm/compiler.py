@@ -132,6 +132,7 @@ class VMCompiler:
             raise MachineError("there is nothing to generate code for: call lower first")
         lowering = self._lowering
         done = lowering.lowered()
+        # Only regions that are compiled at run time ask for programs again.
         programs = lowering.tuned.best if any(one.kind != PLAN for one in done.regions.values()) else ()
         about = _about(lowering, done)
         library = VMLibrary(done.kernels, done.regions, done.arrays, programs=programs, about=about)

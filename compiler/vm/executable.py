@@ -244,6 +244,7 @@ class Executable:
         """
         path, constants = path_of(path), self.image.constants
         arrays = {_PART.format(number): one for number, one in enumerate(constants) if not isinstance(one, LateBound)}
+        # In the file each constant stands in the bytecode as a late-bound name, and as an array that can be mapped.
         names = (LateBound(_PART.format(number)) for number in range(len(constants)))
         stored = tuple(one if isinstance(one, LateBound) else name for one, name in zip(constants, names, strict=True))
         code = encode_image(replace(self.image, constants=stored))

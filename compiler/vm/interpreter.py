@@ -14,6 +14,7 @@ from retune.compiler.vm.kernel_run import Note
 from retune.compiler.vm.program_image import ProgramImage
 from retune.compiler.vm.steps import CALL, Registers, Step, TimedCallee, VMContext, run_step, step_of
 
+# A recursion that does not end fails here, in one sentence, before the memory is full.
 _MOST_FRAMES = 100_000
 
 
@@ -70,6 +71,7 @@ class Interpreter:
         return f"function {which.name}, from instruction {here} on ({which.instructions[here]})"
 
     def _frame(self, function: int, args: Sequence[Any]) -> Registers:
+        # A copy of a list costs less than building one, and each call needs its own frame.
         registers = self._empty[function].copy()
         registers[: len(args)] = args
         return registers

@@ -187,6 +187,7 @@ class SpecializedRegion:
             entry.waits = None
         if entry.run is not None:
             return entry.run([inputs[number] for number in entry.passed])
+        # NumPy computes while the kernels are being compiled, or where they never will be.
         return self._compiler.evaluated(self._region, self._fixed, inputs)
 
     def wait(self) -> None:
@@ -258,6 +259,8 @@ class SpecializedRegion:
     def _compile(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
         assert entry.graph is not None, "an entry is compiled once"
         run, entry.report = self._compiler.compiled(entry.graph, self.name, shapes)
+        # The report is set before the run: who sees the run in another thread finds the report too. The graph is not
+        # needed any longer, and holds its constants.
         entry.run, entry.graph = run, None
         _log.info("%s", entry.report)
 
