@@ -29,6 +29,7 @@ class Budget:
         A round that would overrun a time limit by less than half of itself is still begun.
         """
         out_of_trials = self.trials is not None and trials >= self.trials
+        # Half a round: runs end as often a little late as a little early, by half a round at most.
         return out_of_trials or (self.seconds is not None and elapsed + next_round / 2 >= self.seconds)
 
     def spent(self, trials: int, elapsed: float) -> float:
@@ -52,6 +53,7 @@ class Budget:
             expected.append(self.trials)
         if self.seconds is not None:
             expected.append(self.seconds * TRIALS_PER_SECOND)
+        # Small rounds let the scheduler move trials between tasks; large ones cost less orchestration a trial.
         size = min(batch, max(MIN_ROUND, int(min(expected) / shares))) if shares else batch
         left = size if self.trials is None else self.trials - trials
         return max(1, min(size, left))

@@ -75,6 +75,7 @@ def find_hot_loop(listing: str, dialect: str) -> HotLoop | None:
     candidates = [_count(code, dialect, *span, is_loop=True) for span in loops]
     if not candidates:
         return _count(code, dialect, code[0].line, code[-1].line, is_loop=False)
+    # The register tile is unrolled, so the loop with the most multiply-adds in its text runs most of them.
     return max(candidates, key=lambda one: (one.multiply_adds, one.arithmetic, one.loads + one.stores))
 
 
@@ -107,6 +108,7 @@ def _innermost(lines: list[str], code: list[_Instruction]) -> list[tuple[int, in
         target = re.split(r"[\s,;]+", one.operands.strip().rstrip(";"))[-1]
         start = labels.get(target)
         if start is not None and start <= one.line:
+            # Several branches back to one label are one loop, which ends at the last of them.
             spans[start] = max(one.line, spans.get(start, 0))
     return [
         (first, last)
@@ -165,5 +167,6 @@ def _written(one: _Instruction, dialect: str) -> str:
 def _vector_registers(body: list[_Instruction], dialect: str) -> set[str]:
     if dialect == PTX:
         return set()
+    # xmm, ymm and zmm of one number are parts of one register.
     pattern = r"%[xyz]mm(\d+)" if dialect == X86 else r"\b[qv](\d+)\b"
     return {number for one in body for number in re.findall(pattern, one.operands)}

@@ -29,6 +29,7 @@ from retune.compiler.target import Target
 from retune.compiler.te.tensor import Tensor
 
 PREFIX = "operator:"
+# PyTorch's and ONNX's default.
 _EPSILON = 1e-5
 
 Argument = int | float | str | list[Any] | None

@@ -18,6 +18,7 @@ USE_AUTO_SCHEDULER = "use_auto_scheduler"
 
 _OPTIONS: Mapping[str, type] = {USE_AUTO_SCHEDULER: bool}
 _TVM_PREFIX = "relay.backend."
+# TVM's: scripts pass opt_level=3.
 _LEVELS = range(4)
 
 
