@@ -23,7 +23,7 @@ from retune.compiler.schedule.task import SearchTask
 
 _WORKER = "retune.compiler.measure.build_worker"
 _DEFAULT = "retune.compiler.codegen.build:build_kernel"
-# A fresh process every 2,000 programs bounds what the compiler leaks, at the price of one import.
+# A fresh process every 2,000 programs bounds what the compiler leaks (TVM issue 11096), at the price of one import.
 _USES_PER_WORKER = 2000
 
 

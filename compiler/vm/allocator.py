@@ -16,6 +16,7 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
 
 POOLED, NAIVE = "pooled", "naive"
+# TVM's pool rounds to the same; larger steps would waste more, smaller ones fit fewer requests.
 _PAGE = 4096
 _BYTES = np.dtype(np.uint8)
 # At most a fifth of a block is wasted.
