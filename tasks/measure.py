@@ -21,6 +21,7 @@ from retune.storage.files import new_id
 from retune.tasks.device_limit import device_limit
 from retune.tasks.retry import after
 
+# A worker that was lost is replaced before the next try.
 RETRIES = 2
 
 _RETRIED: dict[str, Any] = {
@@ -78,12 +79,14 @@ def measure_round(
     try:
         building = [submit(place, BUILD, BuildRequest(search_task, part, options)) for place, part in enumerate(parts)]
         timing: list[tuple[list[BuiltProgram], Pending | None]] = []
+        # In order of submission: a chunk is timed as soon as it is built, while later ones build.
         for place, each in enumerate(building):
             builds: list[BuiltProgram] = each.result()
             request = TimeRequest.of(search_task, builds, options, best=best_seconds, round=token)
             timing.append((builds, submit(place, queue, request) if request.kernels else None))
         built = [one for builds, _ in timing for one in builds]
         found = [time for _, times in timing if times is not None for time in times.result()]
+    # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
     except BaseException:
         for each in pending:
             each.cancel()

@@ -46,6 +46,7 @@ def require_fleet(text: str) -> tuple[str, str]:
     """As `fleet_of`. Raises: OptionError also when the package of the engine is not installed."""
     kind, address = fleet_of(text)
     package = PACKAGES.get(kind)
+    # Looked for and not imported: this module stays free of Prefect.
     if package and find_spec(package) is None:
         raise OptionError(f"a fleet of {kind} needs the package {package.replace('_', '-')}: {install_hint(kind)}")
     return kind, address
