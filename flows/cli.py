@@ -76,6 +76,7 @@ def load(name: str) -> Any:
     return typer.main.get_command(found)
 
 
+# With rich's markup, brackets in help texts would be read as styles.
 app = typer.Typer(
     name="retune",
     cls=LazyGroup,

@@ -25,6 +25,7 @@ from retune.compiler.target import Target
 from retune.storage.store_url import Place, is_remote, local_folder, redacted
 from retune.tasks.plan import FleetPlan, require_fleet
 
+# About four minutes at the four trials a second that time budgets assume.
 DEFAULT_TRIALS = 1000
 DEVICE = "cpu"
 """The key of a fleet's device when none is named."""
@@ -182,6 +183,7 @@ class TuneJob:
             if about(one).group not in (BUDGET, FLEET)
             and (one.name in _ALWAYS or getattr(self.options, one.name) != one.default)
         }
+        # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.
         told = {"threads": self.threads, "target": self.target, "device": self.device, "tasks": sorted(task_keys)}
         return json.dumps({"network": self.network, "shapes": self.shapes, **options, **told}, sort_keys=True)
 

@@ -42,6 +42,7 @@ class Pool:
 
 POOLS = (
     Pool(
+        # One: two runs on one machine would time beside each other.
         "cpu-pool", 1,
         "Runs that time programs on the CPU of the worker's machine: one at a time, for undisturbed timings.",
     ),
@@ -78,6 +79,8 @@ def crash_automation(heartbeat_seconds: float) -> AutomationCore:
             expect={_BEAT, *_ENDS},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             for_each={"prefect.resource.id"},
+            # Proactive triggers fire when what is expected does not come; a run that is killed with -9 says nothing
+            # itself.
             posture=Posture.Proactive,
             threshold=1,
             within=timedelta(seconds=MISSED_HEARTBEATS * heartbeat_seconds),
@@ -106,6 +109,7 @@ async def make_pools() -> list[str]:
     """
     made: list[str] = []
     async with get_client() as client:
+        # As `prefect work-pool create` does: without it deployments have no job variables to set.
         template = ProcessWorker.get_default_base_job_template()
         for pool in POOLS:
             wanted = WorkPoolCreate(

@@ -106,6 +106,7 @@ def fetch(
     files = ArtifactStore(home).get(key)
     if files is None:
         raise OptionError(f"the files of run {info.run_id} are not in {home} any more")
+    # The key is the hash of the files, so it proves them also where the store's own list was replaced.
     if content_key(files) != key:
         raise CorruptRecordError(f"the files of run {info.run_id} in {home} are not those that it made")
     folder = (to or state_folder_of(store) / "runs" / info.run_id).absolute()
