@@ -78,6 +78,7 @@ class GraphModuleDebug(GraphModule):
         super().__init__(module)
         root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if dump_root is None else path_of(dump_root)
         temporary = dump_root is None
+        # Unlike `__del__`, a finalizer runs at the end of the interpreter too.
         self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True) if temporary else None
         self._nodes = graph.nodes
         self._first = graph.first_entries

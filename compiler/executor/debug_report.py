@@ -13,6 +13,7 @@ from typing import Any
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.timing import BenchmarkResult
 
+# The headers of TVM's reports, by which scripts find columns.
 _HEADER = ("Node Name", "Ops", "Time(us)", "Time(%)", "Shape", "Inputs", "Outputs", "Measurements(us)")
 _COLUMNS = ("Name", "Duration (us)", "Percent", "Device", "Count", "Argument Shapes", "Hash")
 _UNITS = {"Duration (us)": "microseconds", "Percent": "percent", "Count": "count"}

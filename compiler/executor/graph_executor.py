@@ -275,6 +275,7 @@ class GraphExecutor(TimedExecutor):
         buffers = self.network.plan.buffers
         found = self._known(load_param_dict(params_bytes))
         for number, array in found.items():
+            # All are checked before the first is copied: an error leaves the executor as it was.
             check_fit(array, buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
@@ -300,6 +301,7 @@ class GraphExecutor(TimedExecutor):
             check_fit(found[number], buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
+                # Borrowed: the array keeps its memory alive when the other executor is gone.
                 self._host.borrow(buffers[number], array, "parameter")
                 self._copies.mark_written(number)
                 self._loaded.add(buffers[number].name)

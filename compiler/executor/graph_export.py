@@ -69,6 +69,7 @@ class _GraphWriter:
 
     def _call(self, call: Call, kernel: KernelArtifact) -> None:
         flags = [spec.is_output for spec in kernel.args]
+        # False sorts before True: inputs first.
         if flags != sorted(flags):
             raise ArtifactError(f"kernel {kernel.name}: a graph wants its outputs after its inputs")
         count = len(kernel.inputs)

@@ -170,6 +170,7 @@ class _Importer:
         if node >= before or index >= self._nodes[node].num_outputs:
             raise ArtifactError(f"graph, {where}: there is no output {index} of a node {node} before it")
         entry = self._first[node] + index
+        # Reaching definitions, one a storage: a value is there until the next entry of its storage is written.
         if self._holds.get(self._entries[entry].storage_id) != self._buffers[entry].storage:
             name = self._nodes[node].name
             raise ArtifactError(f"graph, {where}: it reads {name}, whose memory was written over before")
@@ -233,6 +234,7 @@ def _first_entries(nodes: Sequence[GraphNode]) -> tuple[int, ...]:
 
 def _device_of(node: GraphNode, usual: int) -> int:
     given = node.attrs.get(DEVICE, str(usual))
+    # `int` would also take signs, spaces, and digits of any script and number.
     if not re.fullmatch(r"[0-9]{1,4}", given):
         raise ArtifactError(f"graph, node {node.name}: its device is {given!r:.40}, and must be a number such as 1")
     return int(given)

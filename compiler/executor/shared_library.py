@@ -40,6 +40,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
     network.require_cpu_code("a shared library")
     with atomic_write(path) as temporary:
         link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
+        # The loader of ELF reads only what its headers name, so that what stands behind does not disturb it.
         append_archive(temporary, _KIND, VERSION, network_parts(network, with_code=False))
     return path
 

@@ -44,6 +44,7 @@ _READABLE = ("retune-vm-2", VERSION)
 """Version 2 has no `run_plan` and `run_region`."""
 _ARRAY, _NAME = 0, 1
 _DIGEST = 32
+# NumPy's limit.
 _MOST_DIMENSIONS = 64
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ def decode_image(data: bytes) -> ProgramImage:
     """
     if len(data) < 8 + _DIGEST or data[:8] != struct.pack("<Q", _MAGIC):
         raise ArtifactError("these bytes are no bytecode of a virtual machine: Executable.save did not write them")
+    # A memoryview: its slices copy nothing, and constants may be most of the bytes.
     source = _Reader(memoryview(data)[: len(data) - _DIGEST], 8)
     try:
         version = source.text()

@@ -192,6 +192,7 @@ def _machine(target: Targets | None, target_host: Target | str | None) -> Target
             raise TargetError(f"a network is compiled for one target, not for {len(target)}")
         target = target[0]
     machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)  # type: ignore[arg-type]
+    # Asks LLVM now: a CPU that it does not know fails here, and not in the first kernel.
     backend_of(machine).describe(machine)
     return machine
 

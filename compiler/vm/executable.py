@@ -180,6 +180,7 @@ class Executable:
         try:
             save_param_dict_to_file(self.get_late_bound_consts(byte_limit), path)
         except ArtifactError:
+            # Constants that reached no file would be lost.
             self.image, self.library = before
             raise
 

@@ -64,6 +64,7 @@ class Interpreter:
         except MachineError as error:
             raise MachineError(f"{self._where(function, here)}: {error}") from error
         finally:
+            # A run that failed must not keep its arrays alive.
             control.value, control.args = None, ()
 
     def _where(self, function: int, here: int) -> str:

@@ -105,6 +105,7 @@ class ShapeFlow:
             except UnknownValueError:
                 self._graphs[key] = None
             except ShapeMismatchError as error:
+                # Errors are kept too: finding one costs an import of the region, and lowering asks again.
                 self._graphs[key] = error
         found = self._graphs[key]
         if isinstance(found, ShapeMismatchError):

@@ -244,6 +244,7 @@ class SpecializedRegion:
         """The region's graph. More inputs than the region said may turn out to decide on shapes."""
         every = dict(shapes) | {name: array.shape for name, array in self._fixed.items()}
         constants = self._compiler.library.arrays
+        # Ends: each round but the last adds an input to `_needed`, of which there are finitely many.
         while True:
             try:
                 with memoizing(self._compiler.memoized):
