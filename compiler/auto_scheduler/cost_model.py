@@ -90,6 +90,7 @@ class XGBModel:
         num_warmup_sample: int = 100,
         seed: int | None = None,
         model_file: str | Path | None = None,
+        # TVM's spelling, which scripts pass by name.
         adapative_training: bool = False,
         *,
         adaptive_training: bool = False,

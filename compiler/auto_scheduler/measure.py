@@ -254,6 +254,7 @@ class ProgramMeasurer:
             raise OptionError("some of the tasks are for CPUs and some for GPUs; tune these after those")
         # One runner serves all tasks, so it is bound to as many CPUs as the largest asks for.
         threads = max((task.hardware.num_cores for task in tasks), default=1)
+        # A GPU's number of cores is -1, and parameters from a log may be another machine's.
         threads = max(1, min(threads, len(usable_cpus())))
         callbacks = options.measure_callbacks or ()
         target = next((task.target for task in tasks), None)
@@ -287,6 +288,7 @@ class ProgramMeasurer:
             times = wanted.of(times.options)
         lane = times.cpus if times.options.overlap else ()
         builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
+        # Only what was made here is closed here: the rest is the caller's, who may use it again.
         self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
         return LocalMeasurer(builds, times)
 

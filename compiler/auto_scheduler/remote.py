@@ -140,6 +140,7 @@ class RPCRunner(FleetRunner):
         self._dask = DaskEngine(f"tcp://{host}:{port}", priority)
         try:
             self.facts = DeviceFacts.of_device(self._dask, key)
+        # A client that is not closed keeps its threads and its connection.
         except BaseException:
             self._dask.close()
             raise
@@ -211,6 +212,7 @@ class LocalRPCMeasureContext:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    # As TVM's: scripts end it by dropping their last reference.
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.close()

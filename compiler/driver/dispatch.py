@@ -293,6 +293,7 @@ class ApplyHistoryBest(DispatchContext):
         order = [best_trial(exact, layout=self.layout), best_trial(same, layout=self.layout)]
         if self.include_compatible:
             scaled = [(trial.seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]
+            # By the seconds alone, since trials have no order.
             order.extend(trial for seconds, trial in sorted(scaled, key=lambda pair: pair[0]) if seconds < float("inf"))
         return list(dict.fromkeys(trial for trial in order if trial is not None))
 

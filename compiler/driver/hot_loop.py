@@ -11,6 +11,7 @@ from dataclasses import dataclass
 X86, AARCH64, PTX = "x86", "aarch64", "ptx"
 
 _LABEL = re.compile(r"^([\w.$]+):")
+# With PTX's guards, such as @%p1.
 _INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.]*)\s*(.*)$")
 
 _ARITHMETIC = {
@@ -103,6 +104,7 @@ def _innermost(lines: list[str], code: list[_Instruction]) -> list[tuple[int, in
     labels = {found[1]: number for number, line in enumerate(lines) if (found := _LABEL.match(line))}
     spans: dict[int, int] = {}
     for one in code:
+        # Jumps of x86; b, cbz and tbz of AArch64; bra of PTX.
         if not one.mnemonic.startswith(("j", "b", "cb", "tb")):
             continue
         target = re.split(r"[\s,;]+", one.operands.strip().rstrip(";"))[-1]

@@ -100,6 +100,7 @@ OPERATORS: Mapping[str, Callable[..., list[Tensor]]] = {
 """The operators by name; their parameters are the sizes that are asked for. A task has the name after `retune.`."""
 
 for _name, _function in OPERATORS.items():
+    # A module that is imported again must not fail on names that it took itself.
     register_workload(f"retune.{_name}", _function, override=True)
 
 

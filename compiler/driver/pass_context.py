@@ -74,6 +74,7 @@ def _typed(name: str, value: object) -> object:
     return value
 
 
+# TVM's contexts belong to a thread too.
 class _Active(threading.local):
     """The stack of contexts of a thread, the innermost last."""
 
