@@ -110,6 +110,7 @@ for _name, (_, _summary) in COMMANDS.items():
     app.command(_name, help=_summary)(_stub)
 
 
+# No `Exception`: what a command catches of those must not swallow it.
 class _TerminatedError(BaseException):
     """SIGTERM came: what a command has begun is put away as after Ctrl-C."""
 

@@ -86,6 +86,7 @@ def engine_errors(text: str) -> Iterator[None]:
         raise
     except BaseException as error:  # some are no `Exception`
         is_of_engine = type(error).__module__.partition(".")[0] in _ENGINES
+        # An OSError of the system has a number; one without is a text of some engine.
         is_of_connection = isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno is None)
         if is_of_engine or is_of_connection:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]  # Ray adds a traceback

@@ -75,6 +75,7 @@ def measure_round(
         return pending[-1]
 
     parts = list(chunks([candidate.steps for candidate in candidates], at_once))
+    # By this name a worker knows chunks of one round, and gives up early what is slower than those before.
     token = new_id()
     try:
         building = [submit(place, BUILD, BuildRequest(search_task, part, options)) for place, part in enumerate(parts)]

@@ -123,6 +123,7 @@ def records_export(
 ) -> None:
     """Write records as a tuning log: JSON lines as TVM's auto-scheduler writes them."""
     output = Output(as_json, quiet)
+    # A log is appended to: an old one would be mixed with this one.
     if log.exists():
         raise OptionError(f"{log} exists already; name a file that does not")
     source = _records(store)

@@ -26,6 +26,7 @@ def runs(
     """List all runs, the newest last."""
     rows = []
     home = home_of(store)
+    # [-0:] is the whole list.
     for info in RunLedger(home).list()[-(limit or 0) :]:
         summary = info.summary or {}
         so_far = {} if info.is_complete else next(reversed(rounds_of(home, info.run_id)), {})
