@@ -62,6 +62,7 @@ CRASHES = "retune: runs whose heartbeats stop have crashed"
 them for ever.
 """
 
+# A single late one must not end a run that is alive.
 MISSED_HEARTBEATS = 3
 """So many must be missing."""
 

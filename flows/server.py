@@ -74,6 +74,8 @@ def server_errors() -> Iterator[None]:
                 reason = str(cause) or type(cause).__name__
                 raise ServerError(f"the Prefect server {where} failed ({reason}); {KEPT}") from error
             is_theirs = type(cause).__module__.partition(".")[0] in ("prefect", "httpx")
+            # The context counts only for their exceptions, which are raised while a transport error is handled: of ours
+            # it may be anything.
             cause = cause.__cause__ or (cause.__context__ if is_theirs else None)
         raise
 

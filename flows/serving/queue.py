@@ -47,6 +47,7 @@ class RequestQueue:
         self._batch_seconds = batch_seconds
         self._capacity = capacity
         self._instances = instances
+        # All state belongs to the event loop's thread, so that it needs no lock; only `_compute` runs in others.
         self._waiting: deque[_Waiting] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
