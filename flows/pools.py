@@ -31,13 +31,14 @@ from retune.tasks.device_limit import ensure_limit
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A work pool for flows in processes: `slots` flow runs at once on all its workers together. Runs in the queue
-    `high` start before others.
-    """
+    """A work pool for flows in processes. Runs in the queue `high` start before others."""
 
     name: str
+    """Its name on the server."""
     slots: int
+    """Flow runs at once on all its workers together."""
     description: str
+    """What people read of it in Prefect's UI."""
 
 
 POOLS = (

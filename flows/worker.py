@@ -51,16 +51,18 @@ IsStopping = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker does: build, with `parallel` processes (None: one per core), and time as a device of the key
-    `device` ("": not). `fleet` is the kind of the fleet and its address, `storage` the folder that the machines of a
-    Prefect server share.
-    """
+    """What a worker does."""
 
     fleet: str
+    """The kind of the fleet and its address."""
     storage: str
+    """The folder that the machines of a Prefect server share."""
     build: bool
+    """Whether it builds."""
     device: str
+    """The key of the device that it times on; "" if it times nothing."""
     parallel: int | None = None
+    """Processes that build; None: one per core."""
 
     @property
     def queues(self) -> tuple[str, ...]:

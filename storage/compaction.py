@@ -40,12 +40,12 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which records a compaction keeps: the `best` fastest of every task, target, device and thread count, at
-    least one; all that are younger than `days`; and all of unfinished runs, which are resumed from them.
-    """
+    """Which records a compaction keeps. All of unfinished runs stay too, which are resumed from them."""
 
     best: int = 1
+    """How many of the fastest stay of every task, target, device and thread count; at least one."""
     days: float = 0.0
+    """What is younger than so many days stays."""
 
     def __post_init__(self) -> None:
         if self.best < 1:

@@ -17,13 +17,14 @@ _SCHEMES = {DASK: "tcp", RAY: "ray"}
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """`kind` is a string for `fleet_of`, `storage` the folder that a Prefect server's workers share, `device` the key
-    of the device that times.
-    """
+    """How a run reaches the workers of its fleet."""
 
     kind: str
+    """A string for `fleet_of`."""
     storage: str
+    """The folder that a Prefect server's workers share."""
     device: str
+    """The key of the device that times."""
 
 
 def fleet_of(text: str) -> tuple[str, str]:

@@ -14,13 +14,14 @@ TRIALS_PER_SECOND = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may spend: `trials` programs and `seconds` of tuning; None means no limit of that kind. Rounds are
-    small enough that each task gets `rounds_each` of them; with 0 they are as large as they may be.
-    """
+    """What a run may spend; a limit that is None does not count."""
 
     trials: int | None
+    """Programs to measure."""
     seconds: float | None
+    """Seconds of tuning."""
     rounds_each: int = 2
+    """Rounds are small enough that each task gets so many of them; with 0 they are as large as they may be."""
 
     def is_spent(self, trials: int, elapsed: float, next_round: float = 0.0) -> bool:
         """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round`
