@@ -161,7 +161,7 @@ def _path(workload_key: str, name: str) -> Path:
 def _load(path: Path) -> Array | None:
     """Raises: OptionError when the file is there and cannot be read."""
     try:
-        # A pickle would run code of whoever wrote the file.
+        # No pickles: they would run code that the writer of the file chose.
         loaded: Array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         return None
