@@ -60,6 +60,7 @@ def encode_image(image: ProgramImage) -> bytearray:
     out.many(image.constants, out.constant)
     out.many(image.constant_devices, lambda number: out.pack("q", number))
     out.many(image.primitives, lambda primitive: out.text(primitive.name))
+    # Sorted, so that equal executables are equal bytes.
     out.many(image.primitives, lambda primitive: out.many(sorted(primitive.attrs.items()), out.pair))
     out.many(image.functions, out.function)
     out.data += hashlib.sha256(out.data).digest()

@@ -93,6 +93,7 @@ class Lowering:
         """The number of a function that is called with arguments of these shapes. Its last `captured` parameters come
         first, as those of a closure do.
         """
+        # One function for each set of argument shapes, as monomorphization makes one for each set of types.
         key = (name, captured, given)
         if key not in self._functions:
             others = sum(other == name for other, _, _ in self._functions)

@@ -167,6 +167,7 @@ class PlanRun:
             outputs.append(array)
             addresses.append(begin)
         if self._run is not None:
+            # Asked for in every call: another network may have made the shared arena larger, and so have moved it.
             addresses.append(self._arena.address(self._arena_bytes))
             self._run(addresses, note)
         for place, origin in self._copies:
