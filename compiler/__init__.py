@@ -66,6 +66,7 @@ def load_module(path: str | Path) -> Any:
     return importlib.import_module(f"{__name__}.loading").load_module(path)
 
 
+# TVM's scripts say `tvm.runtime.load_module`; set here because `runtime` itself loads no part that knows networks.
 runtime.load_module = load_module
 
 
@@ -87,7 +88,10 @@ class _CallablePackage(ModuleType):
         return text
 
 
+# TVM has `tvm.lower` the function, and we have a package of that name: a module's class may be replaced after its
+# import, so that both are one object.
 lower.__class__ = _CallablePackage
+# Early, so that `ctypes.CDLL` loads libraries linked with the FFI before its Python package is first used.
 load_ffi_library()
 
 

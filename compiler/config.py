@@ -78,6 +78,7 @@ def bounded_spinning() -> Iterator[None]:
     """While the body loads libgomp, the environment asks its threads to sleep soon when they wait for each other,
     unless the user's environment says how they wait.
     """
+    # libgomp reads these once, in its constructor. Both govern the same count, so that either is the user's decision.
     user_decides = {GOMP_SPIN_COUNT, "OMP_WAIT_POLICY"} & os.environ.keys()
     if not user_decides:
         os.environ[GOMP_SPIN_COUNT] = SPIN_COUNT
@@ -85,6 +86,7 @@ def bounded_spinning() -> Iterator[None]:
         yield
     finally:
         if not user_decides:
+            # libgomp has read it by now; children must wait as the user's environment says.
             del os.environ[GOMP_SPIN_COUNT]
 
 
@@ -116,11 +118,13 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
+        # Prefect's default is 20 s. On a machine at a load of 20 the server takes more than 120 s.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "240",
     }
     # A client asks again after 2, 4, 8, ... s. It must not give up before the run does.
     remote = {
         "PREFECT_API_URL": server or "",
+        # n tries bridge 2 + 4 + ... + 2^n = 2^(n+1) - 2 s; 5 are Prefect's default.
         "PREFECT_CLIENT_MAX_RETRIES": str(max(5, math.ceil(math.log2(settings.prefect_wait + 2)))),
     }
     wanted = {**quiet, **(remote if server else embedded)}
@@ -129,6 +133,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
 
 def usable_cores() -> int:
     """How many cores this process may run on."""
+    # The affinity mask, not `os.cpu_count`: containers and taskset leave a process fewer CPUs than the machine has.
     return len(usable_cpus())
 
 
@@ -155,6 +160,7 @@ def host_name() -> str:
 def device_name() -> str:
     """The identity of this machine's CPU, as records carry it: the same text means that times may be compared."""
     fields = _first_cpu()
+    # A marketing name alone is not enough: clouds sell several steppings, and slices of several sizes, under one.
     name = fields.get("model name") or platform.processor() or platform.machine()
     kind = [f"{key.removeprefix('cpu ')} {fields[key]}" for key in ("cpu family", "model", "stepping") if key in fields]
     return ", ".join([name, *([" ".join(kind)] if kind else []), f"{os.cpu_count()} cores"])
@@ -163,6 +169,7 @@ def device_name() -> str:
 def _first_cpu() -> dict[str, str]:
     """What Linux says of CPU 0, by field; empty elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
+    # One paragraph a CPU: the first says all, and the file has hundreds on a large server.
     text = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0] if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.splitlines())
     return {key.strip(): value.strip() for key, _, value in lines}

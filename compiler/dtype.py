@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16).name
+# No type of numbers that is known has a longer name; NumPy would parse, and remember, any text that a file holds.
 _LONGEST = 12
 HALVES = ("float16", BFLOAT16)
 """Floats of two bytes. Functions of them are computed in float32 and rounded once."""
@@ -19,6 +20,7 @@ def number_type(name: object) -> str:
 
     Raises: ValueError when it is none of numbers.
     """
+    # NumPy reads structures and byte orders too, such as "i4,>f8"; no name of a type has such signs.
     if not isinstance(name, str) or not name.isalnum() or len(name) > _LONGEST:
         raise ValueError(f"{name!r} is no element type")
     return _number_type(name)
@@ -32,6 +34,7 @@ def _number_type(name: str) -> str:
         dtype = np.dtype(name)
     except TypeError:
         raise ValueError(f"{name!r} is no element type") from None
+    # The types of ml_dtypes are of NumPy's kind V, so bfloat16 is known by its name.
     if dtype.kind not in "biuf" and dtype.name != BFLOAT16:
         raise ValueError(f"{name!r} is no element type of numbers")
     return dtype.name
@@ -67,6 +70,7 @@ def finite_limit(dtype: str, *, is_least: bool) -> float:
     if not is_float(dtype):
         limits = np.iinfo(dtype)
         return int(limits.min if is_least else limits.max)
+    # NumPy's `finfo` refuses bfloat16; this one takes both.
     known = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return float(known.min if is_least else known.max)
 

@@ -41,6 +41,7 @@ from contextlib import contextmanager
 HIDDEN = "***"
 """What is shown in place of a password."""
 
+# Greedy up to the last @ before the path: a password may hold an unescaped @, and must not show by half.
 _PASSWORD = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s/?#:@]*:)[^\s/?#]*@")
 
 
@@ -69,6 +70,7 @@ class WorkloadError(RetuneError):
     """A workload key or registration is wrong."""
 
 
+# Second bases are Python's own classes: scripts written for TVM catch those.
 class DuplicateWorkloadError(WorkloadError, RuntimeError):
     """The name of a workload is taken."""
 
@@ -81,6 +83,7 @@ class UnknownWorkloadError(WorkloadError, KeyError):
     """No registered workload has this key."""
 
     def __str__(self) -> str:
+        # `KeyError.__str__` would show the message as a literal, in quotes.
         return without_passwords(Exception.__str__(self))
 
 
@@ -103,6 +106,7 @@ class DeviceLimitError(LoweringError):
         super().__init__(message)
         self.limit = limit
 
+    # An exception is pickled by its `args`, which lack `limit`: without this it could not cross to another process.
     def __reduce__(self) -> tuple[type["DeviceLimitError"], tuple[str, str]]:
         return type(self), (str(self), self.limit)
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Of every GPU since compute capability 7.0, by the tables of NVIDIA's CUDA programming guide and its occupancy
+# calculator: registers are allotted to warps, shared memory to blocks, each in these units.
 _WARP = 32
 _PARTITIONS = 4
 """Parts of a multiprocessor with registers of their own, to each of which belongs every fourth warp."""
 _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
+# Eight bits of an instruction name a register; one of their 256 values, RZ, reads as zero.
 _MOST_REGISTERS = 255
 
 STATIC_SHARED = 48 * 1024
@@ -24,27 +27,32 @@ _Count = int | NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What a GPU does in a second and holds at once.
-
-    `lanes` is how many float32 multiply-adds a multiprocessor starts in a cycle, `tensor` how many of halves summed in
-    float32 its tensor cores do for the instructions of a warp (an H100 does 2048 for those of four warps together, and
-    five eighths of that for these), `clock` its cycles a second,
-    `bandwidth` the bytes that all of them get from memory in a second, `cache` the bytes of the cache that they share.
-    Of each multiprocessor: `registers` of 32 bits, `shared` bytes (of which every block costs `reserved` more than it
-    asks for), and the most `threads` and `blocks` at a time.
-    """
+    """What a GPU does in a second and holds at once; from `lanes` on, what each of its multiprocessors does."""
 
     multiprocessors: int
+    """How many there are."""
     clock: float
+    """Cycles a second."""
     bandwidth: float
+    """Bytes that all of them get from memory in a second."""
     cache: int
+    """Bytes of the cache that they share."""
     lanes: int = 128
+    """Float32 multiply-adds that start in a cycle."""
     tensor: int = 0
+    """Multiply-adds of halves, summed in float32, that the tensor cores do in a cycle for the instructions of a warp.
+    An H100 does 2048 for those of four warps together, and five eighths of that for these.
+    """
     registers: int = 65536
+    """Registers of 32 bits."""
     shared: int = 100 * 1024
+    """Bytes of shared memory."""
     reserved: int = 1024
+    """Bytes of it that every block costs beyond what it asks for."""
     threads: int = 2048
+    """The most threads at a time."""
     blocks: int = 32
+    """The most blocks at a time."""
 
     @property
     def most_shared(self) -> int:
@@ -58,7 +66,9 @@ class GpuFacts:
         warps = -(-np.asarray(threads, np.int64) // _WARP)
         each = -(-np.asarray(registers, np.int64) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
         bytes_each = -(-(np.asarray(shared, np.int64) + self.reserved) // _SHARED_UNIT) * _SHARED_UNIT
+        # Every partition has a quarter of the registers: warps beyond a multiple of four do not fit one more into each.
         held = self.registers // np.maximum(each, 1) // _PARTITIONS * _PARTITIONS
+        # Occupancy as NVIDIA defines it: the tightest of threads, registers, shared memory and block slots.
         fitting = np.minimum(self.threads // (warps * _WARP), held // warps)
         fitting = np.minimum(np.minimum(fitting, self.shared // np.maximum(bytes_each, 1)), self.blocks)
         return np.asarray(np.where(np.asarray(registers) > _MOST_REGISTERS, 0, fitting))
@@ -66,10 +76,12 @@ class GpuFacts:
     def most_registers(self, threads: _Count) -> NDArray[np.int64]:
         """Registers that each thread of a block of so many can have at most."""
         warps = -(-np.asarray(threads, np.int64) // (_WARP * _PARTITIONS)) * _PARTITIONS
+        # Rounded down: `resident` rounds up, and a block of what is returned here must fit.
         each = self.registers // warps // _REGISTER_UNIT * _REGISTER_UNIT // _WARP
         return np.asarray(np.minimum(each, _MOST_REGISTERS))
 
 
+# NVIDIA's data sheets and architecture white papers; the clocks are the boost clocks given there.
 _KNOWN = {
     70: GpuFacts(80, 1.53e9, 900e9, 6 << 20, 64, shared=96 << 10, reserved=0),
     75: GpuFacts(40, 1.59e9, 320e9, 4 << 20, 64, shared=64 << 10, reserved=0, threads=1024, blocks=16),
@@ -89,6 +101,7 @@ USUAL_ARCH = f"sm_{_USUAL}"
 def facts_of(arch: str) -> GpuFacts:
     """The facts of an architecture: those of the newest known that is no newer; of an A100 without a name."""
     capability = _capability(arch) or _USUAL
+    # Near enough for an estimate; what code may use is looked up by the exact architecture, see `most_shared_of`.
     return _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
 
 
@@ -105,6 +118,8 @@ def runs_code(here: str, made_for: str, *, assembled: bool) -> bool:
     that of older ones of its generation, and what is made for one alone (sm_90a) only that. No name is the oldest.
     """
     mine, its = _capability(here), _capability(made_for)
+    # NVIDIA's compatibility: PTX is assembled by the driver for any later GPU, a cubin runs on the same major version
+    # alone, and what is specific to an architecture (suffix a) on no other.
     if not made_for.removeprefix("sm_").isdigit() and made_for:
         return mine == its
     return its <= mine and (not assembled or its // 10 == mine // 10)
@@ -118,4 +133,5 @@ def _capability(arch: str) -> int:
 
 def lanes_of(capability: tuple[int, int]) -> int:
     """Float32 multiply-adds that a multiprocessor of a compute capability starts in a cycle."""
+    # The A100, 8.0, is the last with 64.
     return 64 if capability < (8, 6) else 128

@@ -29,6 +29,7 @@ def array(values: Any, device: Device | None = None) -> NDArray:
         source = values.numpy() if isinstance(values, NDArray) else np.asarray(values)
     except ValueError as error:  # lists of different lengths
         raise ArtifactError(f"the values make no array: {error}") from None
+    # Copied into our own memory even if `values` is an array: NumPy aligns to 16 bytes, kernels expect 64.
     made = empty(source.shape, source.dtype.name, device)
     made.numpy()[...] = source
     return made
@@ -53,6 +54,7 @@ def from_dlpack(source: Any) -> NDArray:
     """
     try:
         made = tensor_of(source)
+    # What producers of DLPack raise is not specified: NumPy has BufferError, PyTorch RuntimeError and others.
     except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
         raise ArtifactError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
     if not isinstance(made, NDArray):

@@ -22,20 +22,26 @@ workers. A flow takes the groups that mean something for it.
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of an option or a setting: its meaning in words, the group it belongs to, the numbers from `least`
-    to `most` or `above` a bound, or the `choices`, that it may be, and its names: the `setting` in retune.toml and the
-    `flag` if they differ from the field's, and the environment variables, of which the first that is set counts.
-    """
+    """What is known of an option or a setting."""
 
     meaning: str
+    """What it means, in words for people."""
     group: str = ""
+    """The group it belongs to, such as `BUDGET`; empty for a setting that is no option of a run."""
     least: float | None = None
+    """The least number it may be."""
     most: float | None = None
+    """The greatest number it may be."""
     above: float | None = None
+    """A bound that a number must exceed, where there is no least one."""
     choices: tuple[str, ...] = ()
+    """The texts it may be; none: any."""
     setting: str = ""
+    """Its name in retune.toml, if that is not the field's."""
     flag: str = ""
+    """Its name on the command line, if that is not the field's."""
     variables: tuple[str, ...] = ()
+    """Its environment variables, of which the first that is set counts; none: RETUNE_ and the setting's name."""
 
     @property
     def range(self) -> str:
@@ -88,6 +94,7 @@ def check_value(one: Field[Any], kind: type[Any], value: Any, where: str) -> Any
         raise OptionError(f"{where} must be a smaller number")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    # In Python a bool is an int: True must not pass as 1 trial, nor 1 as yes.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise OptionError(f"{where} must be {KINDS[kind]}, not {value!r}")
     if isinstance(value, int | float) and not known.allows(value):
@@ -105,6 +112,7 @@ class SchedulerOptions:
         "gradient", "how rounds are given to tasks: gradient, or round-robin", SEARCH,
         choices=("gradient", "round-robin"),
     )  # fmt: skip
+    # alpha, beta and the window are the defaults of TVM's task scheduler.
     alpha: float = option(
         0.2, "share of the recent progress of a task in its gradient; the rest is optimism", SEARCH, least=0, most=1
     )
@@ -127,6 +135,7 @@ class SchedulerOptions:
             value = getattr(self, one.name)
             if value is not None:
                 known = check_value(one, kinds[one.name], value, one.name.replace("_", " "))
+                # As frozen dataclasses set fields themselves; an integer given for a float is a float from here on.
                 object.__setattr__(self, one.name, known)
 
 
@@ -175,6 +184,7 @@ class TuneOptions(SchedulerOptions):
         """
         values = {one.name: getattr(defaults, one.name) for one in fields(TuneOptions)}
         if given.get("trials") is not None or given.get("minutes") is not None:
+            # Otherwise a limit of retune.toml could end the run before the one that is given here.
             values.update(trials=None, minutes=None)
         return cls(**{**values, **{name: value for name, value in given.items() if value is not None}})
 

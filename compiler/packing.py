@@ -27,6 +27,7 @@ class Packing:
     order: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        # Also of what is read from files: `pack` would otherwise repeat or lose weights without an error.
         if sorted(self.order) != list(range(len(self.dims))):
             raise ArtifactError(
                 f"packing order {self.order} is no permutation of the {len(self.dims)} digits {self.dims}"
@@ -51,6 +52,7 @@ class Packing:
         packed = np.empty(self.size, array.dtype) if out is None else out
         self._check(packed)
         digits = packed.reshape(self.shape)
+        # One pass over both, without a packed copy in between; a cast would hide a wrong type.
         np.copyto(digits, array.reshape(self.dims).transpose(self.order), casting="no")
         return packed
 
@@ -60,6 +62,7 @@ class Packing:
         Raises: ArtifactError when the number of elements differs.
         """
         self._check(packed)
+        # Sorting a permutation by its values gives its inverse.
         inverse = np.argsort(self.order)
         digits = packed.reshape(self.shape)
         return np.ascontiguousarray(digits.transpose(inverse)).reshape(shape)

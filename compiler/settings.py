@@ -83,6 +83,7 @@ def resolve(
     """
     plain = Settings()
     values: dict[str, Value] = {name: getattr(plain, one.name) for name, one in _fields().items()}
+    # Absolute at once: a run and its children may change their working directory.
     values["home"] = folder / plain.home
     sources = dict.fromkeys(values, "default")
     for layer, places in (
@@ -115,12 +116,14 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """The one of `known` that looks most like `word`."""
     names = sorted(known)
+    # Ratcliff and Obershelp's similarity, as in Python's own hints; ties go by the alphabet.
     return max(names, key=lambda name: difflib.SequenceMatcher(None, word.lower(), name.lower()).ratio())
 
 
 def _of_file(environment: Mapping[str, str], folder: Path) -> tuple[dict[str, Value], dict[str, str]]:
     named = environment.get(FILE_VARIABLE)
     path = folder / (named or FILE)
+    # A file that is named must be there; the usual one need not.
     if not named and not path.is_file():
         return {}, {}
     try:
@@ -134,6 +137,7 @@ def _of_file(environment: Mapping[str, str], folder: Path) -> tuple[dict[str, Va
         raise OptionError(f"{path} is no file of settings: it is nested too deep") from None
     known = list(_fields())
     for key in read:
+        # An unknown key is an error, not a warning: a misspelled limit would let a run go on for hours.
         if key not in known:
             raise OptionError(
                 f"{path}: there is no setting {key!r}; the nearest is {nearest(key, known)!r}, "
@@ -154,6 +158,7 @@ def _of_environment(environment: Mapping[str, str], folder: Path) -> tuple[dict[
             if text:
                 values[name] = _check(name, _read(text, _kinds()[name]), folder, variable)
                 sources[name] = variable
+                # The first variable that is set counts; one that OpenMP would ignore lets the next speak.
                 break
     return values, sources
 
@@ -167,6 +172,7 @@ def _of_flags(flags: Mapping[str, Value], folder: Path) -> tuple[dict[str, Value
 def _threads(text: str) -> str:
     """The first number of a list, as OpenMP reads it; empty for what OpenMP ignores."""
     first = text.partition(",")[0].strip()
+    # "4,2" is 4 threads at the outermost level of nested parallelism, and kernels have no other.
     return first if first.isdecimal() and first.strip("0") else ""
 
 
@@ -195,6 +201,7 @@ def _check(name: str, value: Any, folder: Path, where: str) -> Value:
     if kind is Path and isinstance(value, str) and "://" in value:
         raise OptionError(f"{where} must be a folder of this machine, not {value}: give that URL as --store")
     if kind is Path and isinstance(value, str) and value:
+        # Not `resolve`: a state folder behind a symbolic link keeps the name that the person gave it.
         value = Path(folder / value).absolute()
     found: Value = check_value(_fields()[name], kind, value, where)
     return found

@@ -98,6 +98,7 @@ class Target:
     device: str
     arch: str
     math: str
+    # Neither changes the code that is generated: targets that differ in them alone share records and compiled kernels.
     num_cores: int = dataclasses.field(default=0, compare=False)
     host_target: "Target | None" = dataclasses.field(default=None, compare=False)
 
@@ -134,6 +135,7 @@ class Target:
             host = kind.get("host") if host is None else host
             kind = _text_of(kind)
         name, parsed, cores = _parsed(_TAGS.get(kind, kind) if isinstance(kind, str) else kind)
+        # The class is frozen and has its own `__init__`: this is the way around its `__setattr__`.
         object.__setattr__(self, "num_cores", num_cores or cores)
         object.__setattr__(self, "host_target", host_target if host is None else Target(host))
         values = {field: value or parsed.get(field, "") for field, value in given.items()}
@@ -166,6 +168,7 @@ class Target:
 
     def __str__(self) -> str:
         options = ((option, getattr(self, field)) for option, field in self.traits.options.items())
+        # In the order of the kind's options: one target has one text, by which records are looked up.
         return " ".join([self.kind, *(f"{option}={value}" for option, value in options if value)])
 
 
@@ -203,6 +206,7 @@ def _parsed(text: str) -> tuple[str, dict[str, str], int]:
     values: dict[str, str] = {}
     num_cores = 0
     for word in words[1:]:
+        # TVM reads options with one dash and with two.
         option, _, value = (word[1:] if word.startswith("--") else word).partition("=")
         if option == _NUM_CORES:
             num_cores = _cores(text, value)
@@ -228,32 +232,35 @@ def _check(text: str, kind: str, field: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HardwareParams:
-    """The limits that steer the search; those of a GPU are 0 on a CPU.
-
-    `num_cores` is the number of threads that the tuned kernel will run on (-1 on a GPU, which has many),
-    `vector_unit_bytes` the width of a vector register, `cache_line_bytes` the unit of memory traffic. Of a GPU block:
-    `max_shared_memory_per_block` and `max_local_memory_per_block` (registers of all threads) in bytes,
-    `max_threads_per_block`, `max_vthread_extent` (how many virtual threads one thread may run), `warp_size` (threads
-    that run in step). The first eight fields, in this order, are those of a record. `vector_registers` is how many
-    vector registers there are (0: as many as x86 has of that width), `stack_bytes` how much stack the buffers of one
-    thread may take, `facts` what estimates know of a GPU (None: what is usual).
-    """
+    """The limits that steer the search; those of a GPU are 0 on a CPU. The first eight fields are those of a record."""
 
     num_cores: int
+    """Threads that the tuned kernel will run on; -1 on a GPU, which has many."""
     vector_unit_bytes: int = 64
+    """The width of a vector register."""
     cache_line_bytes: int = 64
+    """The unit of memory traffic."""
     max_shared_memory_per_block: int = 0
+    """Bytes of shared memory of a GPU block."""
     max_local_memory_per_block: int = 0
+    """Bytes of the registers of all threads of a GPU block."""
     max_threads_per_block: int = 0
+    """Threads of a GPU block."""
     max_vthread_extent: int = 0
+    """How many virtual threads one thread of a GPU may run."""
     warp_size: int = 0
+    """Threads of a GPU that run in step."""
     vector_registers: int = 0
+    """How many vector registers there are; 0: as many as x86 has of that width."""
     stack_bytes: int = 256 * 1024
+    """How much stack the buffers of one thread may take."""
     facts: GpuFacts | None = None
+    """What estimates know of a GPU; None: what is usual."""
 
     @property
     def registers(self) -> int:
         """How many vector registers a kernel can use."""
+        # AVX-512 doubled x86's 16 registers; NEON has 32 of 16 bytes, which detection says in `vector_registers`.
         return self.vector_registers or (32 if self.vector_unit_bytes >= 64 else 16)
 
     @property
@@ -275,6 +282,7 @@ class HardwareParams:
         """How many multiply-adds of float32 all cores begin in a cycle; a CPU core has `units` vector units."""
         if self.is_gpu:
             return float(self.gpu.lanes * self.gpu.multiprocessors)
+        # Four bytes a float32.
         return units * self.vector_unit_bytes / 4.0 * self.num_cores
 
     def to_row(self) -> list[int]:
@@ -294,4 +302,5 @@ class HardwareParams:
         return cls(cores, vector, line, shared, local, threads, virtual, warp)
 
 
+# TVM writes these eight into its logs in this order; further fields must come after them.
 _RECORDED = tuple(field.name for field in fields(HardwareParams))[:8]

@@ -58,6 +58,7 @@ def allocate_trials(
         return time.monotonic() - began
 
     bar = bar or ProgressBar.begun(run_id, job.network)
+    # After the replay: worker processes that idle meanwhile would only hold memory.
     with open_workers(measuring, job.plan, job.gpu, kept) as workers:
         for round_ in tuning.rounds_until(budget, job.options.batch, job.options.early_stopping, clock):
             tune_round(job, tuning, round_, workers, clock)

@@ -76,6 +76,7 @@ def load(name: str) -> Any:
     return typer.main.get_command(found)
 
 
+# With rich's markup, brackets in help texts would be read as styles.
 app = typer.Typer(
     name="retune",
     cls=LazyGroup,
@@ -109,6 +110,7 @@ for _name, (_, _summary) in COMMANDS.items():
     app.command(_name, help=_summary)(_stub)
 
 
+# No `Exception`: what a command catches of those must not swallow it.
 class _TerminatedError(BaseException):
     """SIGTERM came: what a command has begun is put away as after Ctrl-C."""
 

@@ -91,6 +91,7 @@ def compile_best(
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
     kernels = {(one.task_key, text): kernel for one in chosen for text, kernel in one.kernels.items()}
+    # Its own folder: a network that is called "untuned" would otherwise replace it.
     untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file, opaque(kernels))
     tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file, opaque(kernels))
     announce(PhaseStarted("comparing outputs and times"))

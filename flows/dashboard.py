@@ -26,6 +26,7 @@ from retune.flows.progress import (
     duration,
 )
 
+# The columns that answer "how far, how fast" have 0; what the report shows as well needs a wider terminal.
 COLUMNS = (
     (60, "share", 5),
     (110, "uses", 4),
@@ -112,6 +113,7 @@ class Dashboard:
         if not self._tuning:
             done, total = self._pieces or (0, 0)
             return ProgressBar(total=float(total) if total else None, completed=float(done), pulse=not total, width=30)
+        # The clock goes on between events: a round may take a minute, and a bar that stands looks like a hang.
         passed = self._clock() - self._since
         elapsed, left = self._elapsed + passed, max(0.0, self._left - passed)
         trials = f"{self._trials}" + (f"/{self._limits[0]}" if self._limits[0] else "")
@@ -136,6 +138,7 @@ class Dashboard:
         table.add_column("  task", no_wrap=True, width=names + 2)
         for heading, letters in columns:
             table.add_column(heading, justify="right", no_wrap=True, width=letters)
+        # Half of the screen, so that the lines above stay readable; at least three rows, whatever the height.
         shown = self._shown(max(3, height // 2 - CHROME))
         whole = sum(_weighted(row) for row in self._rows)
         for index in shown:

@@ -10,6 +10,7 @@ import sys
 
 from retune.compiler import config
 
+# SQLite commits within milliseconds, and the reaper kills what is left.
 STOP_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 
@@ -55,6 +56,7 @@ def start() -> str:
     """Start the server of this process, which ends with it. Returns its URL."""
     global _started
     _started = EmbeddedServer()
+    # For ordinary ends; a process that is killed has its reaper.
     atexit.register(_started.stop)
     return _started.url
 

@@ -2,6 +2,7 @@
 
 import signal
 
+# 69 and 70 are EX_UNAVAILABLE and EX_SOFTWARE of sysexits.h; above 128 the number of the signal is added, as in shells.
 OK = 0
 """All went well."""
 

@@ -23,6 +23,7 @@ from retune.flows.summary import show_report
 from retune.flows.toplevel import guarded
 from retune.flows.tune_network import tune_network
 
+# Prefect needs a request or two to mark the run; supervisors such as Docker kill after ten seconds.
 GRACE_SECONDS = 8.0
 """How long a run may take to tell a server at an address that it was stopped."""
 

@@ -61,6 +61,7 @@ from retune.compiler.driver.tuning import TaskRow
 from retune.flows.commands.output import json_line
 from retune.flows.progress import Event, RoundDone, RunOpened
 
+# What is written once has to stay: fields that may change are left out.
 _OF_TERMINALS = ("index", "untimed", "model")
 
 
@@ -73,6 +74,7 @@ class JsonView:
     def show(self, event: Event) -> None:
         """Write the event's line."""
         self._stream.write(json_line(event_fields(event)) + "\n")
+        # A program that reads a pipe must see an event when it happens, not when a buffer is full.
         self._stream.flush()
 
     def close(self) -> None:

@@ -105,6 +105,7 @@ class KernelExplainer:
         here = task.target == Target.host()
         if here and self._limits is None:
             self._limits = measure_limits(self._network.threads)
+        # A default schedule has no record unless the task was tuned, so it is timed here.
         seconds = record.seconds if record else time_kernel(task, default_steps_of(task), self._network.threads)
         return Explanation(
             task, self._uses.get(name, 0), record, seconds, self._nodes(task), self._search(task),

@@ -81,6 +81,7 @@ def end_on_signals_within(seconds: float, module: str) -> None:
     def watch() -> None:
         while (number := os.read(receiver, 1)[0]) not in SIGNALS:
             continue
+        # The grace period runs in this thread: it ends even if the main thread never returns to Python.
         time.sleep(seconds)
         end(SENTENCES[module], stopped_by(number))
 
@@ -103,6 +104,7 @@ def main() -> None:
 def run(module: str) -> None:
     """Run the module as main program; its arguments are what is left in `sys.argv`."""
     end_on_signals(module)
+    # Before the imports, which make most of the objects of a command.
     gc.set_threshold(_GARBAGE)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -67,6 +67,7 @@ class LiveView:
             console=console,
             auto_refresh=refreshes > 0,
             refresh_per_second=refreshes or 1.0,
+            # The final table of the report replaces the live one.
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,

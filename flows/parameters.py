@@ -25,6 +25,7 @@ from retune.compiler.target import Target
 from retune.storage.store_url import Place, is_remote, local_folder, redacted
 from retune.tasks.plan import FleetPlan, require_fleet
 
+# About four minutes at the four trials a second that time budgets assume.
 DEFAULT_TRIALS = 1000
 DEVICE = "cpu"
 """The key of a fleet's device when none is named."""
@@ -77,25 +78,26 @@ def _parameter(one: Field[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TuneJob:
-    """One request to tune a network.
-
-    `network` is a name of the zoo or the path of an ONNX file, `shapes` what dynamic inputs are fixed to, see
-    `parse_shape`. `home` is the absolute path of the state folder, `store` the URL, without a password, where records
-    and what was learned are kept instead of there (see docs/reference/storage.md). The run ends when a limit of the
-    options is reached; one of them is set.
-
-    With a fleet programs are built by its workers and timed on its device of the key `on_device`; `storage` is the
-    place that it shares. `machine` and `cache_bytes` are then those of the device, see `retune.flows.device`.
-    """
+    """One request to tune a network. The run ends when a limit of the options is reached; one of them is set."""
 
     network: str
+    """A name of the zoo or the path of an ONNX file."""
     options: TuneOptions
+    """What was asked for, completed by the settings. With a fleet programs are timed on its device `on_device`."""
     home: str
+    """The absolute path of the state folder."""
     shapes: tuple[str, ...] = ()
+    """What dynamic inputs are fixed to, see `parse_shape`."""
     store: str = ""
+    """The URL, without a password, where records and what was learned are kept instead of `home`, see
+    docs/reference/storage.md.
+    """
     storage: str = ""
+    """The place that a fleet shares."""
     machine: str = ""
+    """The identity of a fleet's device or of a GPU, see `retune.flows.device`; empty for this machine's CPU."""
     cache_bytes: int = 0
+    """The last cache of a fleet's device; 0 where it is this machine's."""
 
     @classmethod
     def of(cls, network: str, *, shapes: Sequence[str] | None = None, home: str | None = None, **given: Any) -> Self:
@@ -182,6 +184,7 @@ class TuneJob:
             if about(one).group not in (BUDGET, FLEET)
             and (one.name in _ALWAYS or getattr(self.options, one.name) != one.default)
         }
+        # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.
         told = {"threads": self.threads, "target": self.target, "device": self.device, "tasks": sorted(task_keys)}
         return json.dumps({"network": self.network, "shapes": self.shapes, **options, **told}, sort_keys=True)
 

@@ -31,17 +31,19 @@ from retune.tasks.device_limit import ensure_limit
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A work pool for flows in processes: `slots` flow runs at once on all its workers together. Runs in the queue
-    `high` start before others.
-    """
+    """A work pool for flows in processes. Runs in the queue `high` start before others."""
 
     name: str
+    """Its name on the server."""
     slots: int
+    """Flow runs at once on all its workers together."""
     description: str
+    """What people read of it in Prefect's UI."""
 
 
 POOLS = (
     Pool(
+        # One: two runs on one machine would time beside each other.
         "cpu-pool", 1,
         "Runs that time programs on the CPU of the worker's machine: one at a time, for undisturbed timings.",
     ),
@@ -61,6 +63,7 @@ CRASHES = "retune: runs whose heartbeats stop have crashed"
 them for ever.
 """
 
+# A single late one must not end a run that is alive.
 MISSED_HEARTBEATS = 3
 """So many must be missing."""
 
@@ -78,6 +81,8 @@ def crash_automation(heartbeat_seconds: float) -> AutomationCore:
             expect={_BEAT, *_ENDS},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             for_each={"prefect.resource.id"},
+            # Proactive triggers fire when what is expected does not come; a run that is killed with -9 says nothing
+            # itself.
             posture=Posture.Proactive,
             threshold=1,
             within=timedelta(seconds=MISSED_HEARTBEATS * heartbeat_seconds),
@@ -106,6 +111,7 @@ async def make_pools() -> list[str]:
     """
     made: list[str] = []
     async with get_client() as client:
+        # As `prefect work-pool create` does: without it deployments have no job variables to set.
         template = ProcessWorker.get_default_base_job_template()
         for pool in POOLS:
             wanted = WorkPoolCreate(

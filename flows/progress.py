@@ -196,6 +196,7 @@ DETAILS = (RoundStarted, PhaseAdvanced)
 
 def announce(event: Event) -> None:
     """Log `event` to the current flow run."""
+    # Prefect sends INFO and above to its API, a request a batch; details would fill a run's log.
     level = logging.DEBUG if isinstance(event, DETAILS) else logging.INFO
     get_run_logger().log(level, str(event), extra={EVENT: event})
 

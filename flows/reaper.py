@@ -15,6 +15,7 @@ import psutil
 
 from retune.compiler import config
 
+# Four checks a second cost nothing, and the next command finds no server of the last one.
 _POLL_SECONDS = 0.25
 
 

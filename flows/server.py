@@ -74,6 +74,8 @@ def server_errors() -> Iterator[None]:
                 reason = str(cause) or type(cause).__name__
                 raise ServerError(f"the Prefect server {where} failed ({reason}); {KEPT}") from error
             is_theirs = type(cause).__module__.partition(".")[0] in ("prefect", "httpx")
+            # The context counts only for their exceptions, which are raised while a transport error is handled: of ours
+            # it may be anything.
             cause = cause.__cause__ or (cause.__context__ if is_theirs else None)
         raise
 
@@ -84,6 +86,8 @@ def _impatient_client(url: str) -> Iterator[SyncPrefectClient]:
     settings = {
         PREFECT_API_URL: url,
         PREFECT_API_REQUEST_TIMEOUT: TIMEOUT_SECONDS,
+        # Prefect's client repeats a request five times with growing pauses, which is what this thread has to see
+        # through.
         PREFECT_CLIENT_MAX_RETRIES: 0,
     }
     with temporary_settings(settings), get_client(sync_client=True) as client:
@@ -138,6 +142,7 @@ def _answers(server: EmbeddedServer) -> bool:
                 if client.get(f"{server.url}/health").is_success:
                     return True
             time.sleep(0.1)
+    # A server that came up after all would hold the port and the database's lock against the second try.
     process.kill()
     process.wait()
     return False

@@ -46,9 +46,13 @@ def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[in
                 write_through(probe, b"probe")
                 seconds = time.perf_counter() - began
                 with probe.open("r+b") as file:
+                    # The ledger's locks; NFS mounts without a lock service refuse them here, not in the middle of a
+                    # run.
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # Reserves blocks, where a sparse file would succeed on a full disk; quotas count as well.
                     os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
                 with closing(sqlite3.connect(folder / "probe.db")) as database:
+                    # Prefect's mode, which needs shared memory and locks that some network file systems lack.
                     database.execute("PRAGMA journal_mode = WAL")
                     database.execute("CREATE TABLE probe (id INTEGER)")
             return free, seconds

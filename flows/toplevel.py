@@ -46,4 +46,5 @@ def _is_cut_off() -> bool:
     """Whether the reader of stdout is gone; other pipes and sockets break too."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # errors are reported always
+    # A pipe without a reader polls as POLLERR at its writing end.
     return bool(poll.poll(0))

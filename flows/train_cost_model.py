@@ -47,6 +47,7 @@ def train_cost_model(
     job = TuneJob.of(networks[0], home=home, trials=1, **options)
     subjects = [extract(name, job.target, job.threads) for name in networks]
     tasks = list({task.workload_key: task for subject in subjects for task in subject.tasks}.values())
+    # The largest network decides, as measuring options are part of what every record has in common.
     run_info = job.run_info(new_id(), job.measuring(max(subject.constant_bytes for subject in subjects)))
     trained = learn_records(tasks, job.place, run_info, holdout)
     save_checkpoint(job.place, trained.tuning)

@@ -51,6 +51,7 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
         compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, spent.rounds, spent.elapsed, kept)
         announce(PhaseStarted("writing the report"))
         report = publish(run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
+        # Completed before the page: a fault in drawing it must not make the next command repeat the run.
         complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
         facts = write_page(run.run_id, job.place, job.run_folder(run.run_id))
         show_report(report, facts.course)

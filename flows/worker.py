@@ -36,6 +36,7 @@ from retune.tasks.engines import background_task, shared_storage
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.plan import PREFECT, RAY, fleet_of, require_fleet
 
+# A flag that is asked, and no handler of asyncio: Prefect's worker sets its own handlers.
 POLL_SECONDS = 0.2
 """How often a worker checks for a signal."""
 LEAVE_SECONDS = 10.0
@@ -50,16 +51,18 @@ IsStopping = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker does: build, with `parallel` processes (None: one per core), and time as a device of the key
-    `device` ("": not). `fleet` is the kind of the fleet and its address, `storage` the folder that the machines of a
-    Prefect server share.
-    """
+    """What a worker does."""
 
     fleet: str
+    """The kind of the fleet and its address."""
     storage: str
+    """The folder that the machines of a Prefect server share."""
     build: bool
+    """Whether it builds."""
     device: str
+    """The key of the device that it times on; "" if it times nothing."""
     parallel: int | None = None
+    """Processes that build; None: one per core."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -165,6 +168,7 @@ async def _serve_prefect(queues: Sequence[str], place: str, is_stopping: IsStopp
     tasks = [background_task(task, queue, place) for queue in queues for task in (build, measure, ask_device)]
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     while not is_stopping():
+        # Two at once: a build and a timing, as with the threads of a worker of Dask.
         worker = asyncio.create_task(TaskWorker(*tasks, limit=2).astart())
         _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
         while not is_stopping() and not worker.done():

@@ -52,6 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'retune' has no attribute {name!r}; it has {', '.join(__all__)}")
     found = getattr(import_module(_HOMES[name]), name)
+    # PEP 562 asks only for names that are not there: the next use finds this one without a call.
     globals()[name] = found
     return found
 
@@ -60,5 +61,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+# IPython is in memory before a notebook's first cell runs; where it is not, nothing is to be registered.
 if "IPython" in sys.modules:
     import_module("retune.notebook").register_tables()

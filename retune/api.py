@@ -111,12 +111,15 @@ def tune(
         raise OptionError(f"effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
     if effort is not None and (minutes is not None or trials is not None):
         raise OptionError("give the effort, or a limit in minutes or trials, not both")
+    # Some limit, or `of` would take those of retune.toml; which one does not matter here, since the fingerprint of a
+    # request has no budget in it.
     limits = {"minutes": minutes, "trials": 1 if trials is None else trials}
     job = TuneJob.of(known.source, shapes=texts, home=place, **{**chosen, **limits})
     extracted = extract_network(known.source, job.target, job.threads, texts, job.options.winograd)
     if minutes is None and trials is None:
         trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))
     chosen.update(minutes=minutes, trials=trials)
+    # By the fingerprint, not by the arguments: the same request from a script and from the command line is one run.
     done = _finished(job, extracted, trials, minutes)
     if done is None:
         report = run_tuning(known.source, _flags(chosen, texts, place), progress=progress)
@@ -246,6 +249,7 @@ def _finished(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, min
             continue
         asked = run.describe
         enough = _at_least(asked.get("trials"), trials) and _at_least(asked.get("minutes"), minutes)
+        # The folder of a run may have been deleted by hand since.
         if enough and run.summary.get("is_right") and Path(str(run.summary.get("artifact"))).exists():
             found.append(run)
     return min(found, key=lambda run: float((run.summary or {})["tuned_seconds"] or 0.0), default=None)

@@ -43,6 +43,7 @@ def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folde
         return Model(str(model))
     if isinstance(model, onnx.ModelProto):
         return Model(store_onnx(model, model.graph.name or "model", folder))
+    # By name, so that PyTorch is not imported, which takes seconds, where a model comes from elsewhere.
     if any(kind.__module__ == "torch.nn.modules.module" and kind.__name__ == "Module" for kind in type(model).__mro__):
         return _exported(model, args, kwargs, folder, dynamic=dynamic)
     raise ModelFormatError(
@@ -54,13 +55,17 @@ def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folde
 def store_onnx(model: onnx.ModelProto, name: str, folder: Path) -> str:
     """The path of an ONNX file with this model; its name has the checksum of the content."""
     try:
+        # Without it protobuf writes maps in an order that changes, and equal models would be different files.
         content = model.SerializeToString(deterministic=True)
     except ValueError as error:  # of protobuf, beyond 2 GiB
         raise ModelFormatError(f"the model {name} is larger than one ONNX file can be; save it with external data and "
                                "give the path") from error  # fmt: skip
     label = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]
+    # 12 hexadecimal digits are 48 bits: a collision is not to be feared among the models of one state folder.
     path = folder / f"{label}-{hashlib.sha256(content).hexdigest()[:12]}.onnx"
     if not path.exists():
+        # Processes that store the same model at once write the same bytes: whichever is last wins, and readers see it
+        # complete.
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return str(path)
@@ -94,6 +99,7 @@ class TorchSignature:
         """What the module returns."""
         from torch.utils import _pytree as pytree
 
+        # The exporter leaves out results that are None: the structure does not fit then.
         if self.returns is None or self.returns.num_leaves != len(outputs):
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         return pytree.tree_unflatten(outputs, self.returns)
@@ -124,6 +130,7 @@ def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fol
         raise ModelError(f"{name} or its inputs are on {', '.join(sorted(elsewhere))}: move them to the CPU first")
     proto, returns = export_onnx(module, args, kwargs, dynamic=dynamic)
     tensors = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    # PyTorch leaves out inputs that nothing reads, by which the places of the others would shift.
     if len(proto.graph.input) != len(tensors):
         unused = len(tensors) - len(proto.graph.input)
         raise ModelError(f"{name} does not read {unused} of its {len(tensors)} input tensors: leave them out")
@@ -156,6 +163,7 @@ def export_onnx(
     if dynamic:
         shapes = _dynamic_shapes(module, args, kwargs)
     try:
+        # Without gradients, so that no operator of autograd is captured.
         with torch.no_grad(), _silence():
             program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
             program._guards_code = []  # checks of the inputs, which fail in PyTorch's own retracing of some graphs

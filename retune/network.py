@@ -252,6 +252,7 @@ class _GraphCalls:
         roots = [plan.buffers[spec.storage] for spec in self._outputs]
         storages = [spec.storage for spec in self._outputs]
         self._writes_in_place = [
+            # Not what shares memory with an input, a constant or another output: writing it would change that too.
             spec.nbytes >= LARGE_BYTES
             and root.kind not in READ_ONLY
             and spec.nbytes == root.nbytes
@@ -312,6 +313,7 @@ class _GraphCalls:
         sums: dict[str, list[float]] = {}
         for time in times:
             sums.setdefault(time.kernel, []).append(time.seconds)
+        # Infinity makes every share 0 where nothing was timed.
         total = sum(map(sum, sums.values())) or math.inf
         rows = []
         for kernel, seconds in sums.items():
@@ -371,6 +373,7 @@ class _Kind:
     @classmethod
     def of(cls, value: Any) -> "_Kind":
         """The kind of an array."""
+        # By the module's name: a program without PyTorch must not import it to find that out.
         if type(value).__module__.partition(".")[0] == "torch":
             return cls(_to_torch)
         space = getattr(value, "__array_namespace__", None)
@@ -401,10 +404,12 @@ def _as_numpy(value: Any) -> Any:
         raise OptionError(f"a tensor on {value.device} was given; the network runs on the CPU: pass tensor.cpu()")
     if value.layout is not torch.strided:
         raise OptionError(f"a tensor with the layout {value.layout} was given: pass tensor.to_dense()")
+    # NumPy refuses tensors that record gradients, and conjugates that PyTorch has not carried out yet.
     tensor = value.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
+        # Through integers of the same size: `Tensor.numpy` knows no bfloat16.
         return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
     return tensor.numpy()
 
@@ -414,6 +419,7 @@ def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any
     array = _as_numpy(value)
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__") and not on_gpu(array):
         array = np.from_dlpack(array)
+    # Bound only where kernels may read it as it is: dense, and aligned as their vector loads assume.
     is_large = spec.nbytes >= LARGE_BYTES and isinstance(array, np.ndarray)
     if (
         is_large

@@ -18,6 +18,7 @@ def kernel_shell() -> Any:
     """The IPython shell of this process when a notebook's kernel runs it, else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
+    # The IPython of a terminal has a shell too, but no kernel, and shows no HTML.
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
@@ -27,6 +28,7 @@ def register_tables() -> None:
     """
     shell = kernel_shell()
     if shell is not None:
+        # By name: the storage is not imported until something else does.
         shell.display_formatter.formatters["text/html"].for_type_by_name("retune.storage.runs", "RunInfo", run_table)
 
 

@@ -35,6 +35,7 @@ from retune.network import Network
 
 _log = logging.getLogger(__name__)
 
+# As many as Dynamo compiles a frame for before it gives up, `torch._dynamo.config.recompile_limit`.
 MOST_SHAPES = 8
 """For how many different shapes of its inputs a graph is compiled; calls with further ones run as PyTorch would."""
 
@@ -70,6 +71,7 @@ def retune_backend(
     if mode not in (None, "default"):
         raise OptionError(f"the backend retune has no mode {mode!r}: say options={{'effort': 'thorough'}} instead")
     chosen = _check_options(options or {})
+    # AOTAutograd would split the graph into a forward and a backward one; there is no backward kernel to run.
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs):
         raise OptionError(
             "Retune compiles inference, and gradients are recorded here: call the model under torch.inference_mode() "
@@ -77,6 +79,7 @@ def retune_backend(
         )
 
     def compile_forward(forward: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        # AOTAutograd's calling convention: one list of arguments, which the callee may empty to free them early.
         boxed: Callable[..., Any] = make_boxed_func(_Forward(forward, _weights(graph, forward), chosen))
         return boxed
 
@@ -104,6 +107,8 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
     """
     before = [node for node in graph.graph.nodes if node.op == "placeholder"]
     after = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    # It lifts or drops inputs for aliases, for one; a weight taken for an input costs time, the reverse would compile
+    # in what changes.
     if len(before) != len(after):
         return frozenset()
     return frozenset(
@@ -130,6 +135,7 @@ class _Frozen(torch.nn.Module):
         self._fixed = {place: arguments[place] for place in fixed}
         for place, value in self._fixed.items():
             if isinstance(value, torch.Tensor):
+                # Buffers become initializers of the exported model, which Retune packs and folds as constants.
                 self.register_buffer(f"weight_{place}", value.detach())
 
     def forward(self, *free: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -139,6 +145,7 @@ class _Frozen(torch.nn.Module):
             (getattr(self, f"weight_{place}", self._fixed[place]) if place in self._fixed else next(rest))
             for place in range(self._count)
         ]
+        # Read from the tensors, so that the exporter sees them as the same symbol and not as a number.
         for place, (tensor, dim) in self._extents.items():
             arguments[place] = free[tensor].shape[dim]
         return tuple(one for one in _listed(self._forward(*arguments)) if isinstance(one, torch.Tensor))
@@ -198,6 +205,7 @@ class _Dynamic:
             {dim for dim, extent in enumerate(inputs[place].shape) if isinstance(extent, torch.SymInt)}
             for place in self._free
         ]
+        # By the symbol's text: equal symbols are equal extents, whichever input has them first.
         known = {
             str(inputs[place].shape[dim]): (number, dim)
             for number, (place, dims) in enumerate(zip(self._free, symbolic, strict=True))
@@ -211,6 +219,7 @@ class _Dynamic:
                 extents[place] = known[str(inputs[place])]
         if not all(isinstance(one, torch.Tensor) for one in _listed(forward(*arguments))):
             raise ModelError("the graph returns numbers that follow from symbolic extents")
+        # AUTO lets PyTorch find equal or fixed extents by itself, where a named dimension would be an error.
         auto = torch.export.Dim.AUTO
         dims = tuple({dim: auto if dim in one else None for dim in range(arguments[place].dim())}
                      for place, one in zip(self._free, symbolic, strict=True))  # fmt: skip
@@ -255,6 +264,7 @@ class _Forward:
         """What the graph returns."""
         if self._is_dynamic and (found := self._for_any_shape(arguments)) is not None:
             return found
+        # Without the weights, which are many and the same at every call; their identity is checked by `is_current`.
         key = tuple(
             (tuple(one.shape), one.dtype, one.device.type) if isinstance(one, torch.Tensor) else one
             for place, one in enumerate(arguments)
@@ -340,6 +350,7 @@ class _Forward:
             # The partitioner changes the graph, which is still needed where a part is declined.
             copy.deepcopy(self._forward),
             _Taken(trial.taken),
+            # One operator alone would cost a call of a network, and has nothing to be fused with.
             allows_single_node_partition=False,
         ).partition_and_fuse()
         inputs = [node for node in split.graph.nodes if node.op == "placeholder"]
@@ -482,6 +493,8 @@ def _declined_of(cases: Sequence[tuple[str, _Operator]], *, is_known: bool = Fal
         return []
     if len(cases) == 1:
         return list(cases)
+    # Group testing by halves: d failing ones of n take about d log2(n) exports instead of n. If none fails in the first
+    # half, one must in the second, whose test is saved.
     half = len(cases) // 2
     before = _declined_of(cases[:half])
     return before + _declined_of(cases[half:], is_known=not before)
@@ -538,6 +551,7 @@ def _listed(returned: Any) -> Sequence[Any]:
 
 def _are_current(weights: Sequence[Any], known: Sequence[Any], versions: Sequence[Any]) -> bool:
     pairs = zip(weights, known, versions, strict=True)
+    # Identity first: a weight that was replaced may lie at the address of the old one.
     return all(one is other and _version(one) == version for one, other, version in pairs)
 
 

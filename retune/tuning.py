@@ -15,6 +15,7 @@ from retune.compiler.errors import MeasureError
 from retune.compiler.runtime.readable import milliseconds
 from retune.notebook import LiveTable, kernel_shell
 
+# More than the 8 s in which the command itself tells a server at an address that the run is over.
 GRACE_SECONDS = 20.0
 """How long a tuning process may take to end after Ctrl-C before it is killed."""
 
@@ -28,10 +29,12 @@ def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> dict[str
     with the run: so this is its own process. Ctrl-C ends it; finished rounds are kept.
     Raises: MeasureError with the command's own sentence when it fails.
     """
+    # -P: a file such as numpy.py in the working directory must not take a module's place.
     command = [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", source, "--json", *flags]
     report: dict[str, Any] | None = None
     said: list[str] = []
     with _started(command) as child, _shown(progress) as show:
+        # stderr has its own reader: a child blocks as soon as the pipe that nobody reads is full, 64 KiB on Linux.
         complaints = threading.Thread(target=lambda: said.extend(child.stderr or ()), daemon=True)
         complaints.start()
         for line in child.stdout or ():
@@ -58,6 +61,7 @@ def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     try:
         yield child
     except BaseException:
+        # As Ctrl-C: the command then keeps what is measured, and ends its server and its workers.
         child.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             child.wait(GRACE_SECONDS)

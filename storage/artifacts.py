@@ -22,6 +22,7 @@ from retune.storage.store_url import open_blob_store
 
 ARTIFACTS = "artifacts"
 
+# Begins with a letter or digit: no "..", no hidden file, no option of a command; 128 letters fit every file system.
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CONTENT_KEY = re.compile(r"[0-9a-f]{64}")
 _LISTED = ".json"
@@ -41,6 +42,7 @@ def content_key(files: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name in sorted(files):
         for text in (name.encode(), files[name]):
+            # Each text after its length, or ("ab", "c") and ("a", "bc") would have one hash.
             digest.update(len(text).to_bytes(8, "little"))
             digest.update(text)
     return digest.hexdigest()
@@ -76,6 +78,7 @@ class ArtifactStore:
         if self._blobs.exists(listed):
             return
         contents = {name: {"size": len(data), "sha256": _digest(data)} for name, data in named.items()}
+        # Files first, the list last: readers find a key by its list, so a writer that is killed here leaves no key.
         self._blobs.put({f"{folder}/{name}": data for name, data in named.items()})
         self._blobs.create(listed, json.dumps(contents, sort_keys=True).encode())
 
@@ -136,6 +139,7 @@ def _digest(data: bytes) -> str:
 
 
 def _relative(name: str) -> str:
+    # "/" and ".." would write outside the key's folder, and names may come from another machine.
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise StoreError(f"{name!r} cannot be a file of an artifact: a relative path without '..' is needed")

@@ -109,6 +109,7 @@ class RecordStore(ABC):
         """The records that match every argument given, by timestamp, round and id."""
         unique: dict[str, MeasureRecord] = {}
         for record in self.scan(Selection(task_key, target, device, threads, run_id)):
+            # A retried append, or a compaction that was interrupted, leaves an id in two files.
             unique.setdefault(record.record_id, record)
         return sorted(unique.values(), key=lambda r: (r.timestamp, r.round, r.record_id))
 
@@ -155,4 +156,5 @@ class RecordStore(ABC):
 
 def speed(record: MeasureRecord) -> tuple[float, float, str]:
     """The order of "best": fewest seconds, then earliest."""
+    # The id breaks the last tie, so that every store and every reader names the same winner.
     return record.seconds, record.timestamp, record.record_id

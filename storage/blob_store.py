@@ -22,6 +22,7 @@ from retune.storage.files import make_folder, put, write_through
 
 logger = logging.getLogger(__name__)
 
+# For these a missing file is an answer (a compaction took it), for other verbs a fault of the store.
 READING = ("read", "move")
 """What is done to a file that must be there."""
 
@@ -125,6 +126,7 @@ class LocalBlobStore(BlobStore):
     """A folder. Files are written under another name, flushed to the disk and renamed."""
 
     def __init__(self, root: Path | str) -> None:
+        # Absolute: the working folder may change, and a pickled store must mean the same folder in another process.
         self.root = Path(root).absolute()
         super().__init__(str(self.root))
         with self._refusals("open", ""):
@@ -197,6 +199,7 @@ class LocalBlobStore(BlobStore):
                         self._walk(name, found)
                     else:
                         found.append(name)
+        # Folders may go while they are walked: what is gone holds no files.
         except (FileNotFoundError, NotADirectoryError):
             return
 
@@ -228,6 +231,7 @@ class LocalBlobStore(BlobStore):
             make_folder((self.root / name).parent)
             with (self.root / name).open("ab+", buffering=0) as file:
                 end = file.seek(0, os.SEEK_END)
+                # "a+" may read anywhere, but O_APPEND sets each write to the end at that moment.
                 file.seek(max(0, end - 1))
                 broken = b"" if file.read(1) in (b"", b"\n") else b"\n"  # by a writer that was killed
                 text = broken + line + b"\n"
@@ -255,6 +259,7 @@ class LocalBlobStore(BlobStore):
         """
         with self._refusals("lock", name):
             make_folder((self.root / name).parent)
+            # Not "w": opening must not empty the file, which names the owner for the error below.
             file = (self.root / name).open("a+")
             try:
                 # The kernel releases it when the process dies, however it dies: no stale lock has to be broken.

@@ -17,6 +17,7 @@ from retune.storage.files import ID, new_id
 from retune.storage.layout import target_slug
 from retune.storage.store_url import open_blob_store
 
+# Several, not one: runs that began earlier still resume from what was newest before their horizon.
 KEPT = 8
 """Files kept of a place and version: each holds what is worth knowing of those before."""
 
@@ -30,6 +31,7 @@ class CheckpointStore:
     """
 
     def __init__(self, root: Path | str, target: str, device: str, threads: int, version: int) -> None:
+        # Device names hold spaces and slashes; 32 bits of a hash suffice to tell a few machines apart.
         place = hashlib.sha256(device.encode()).hexdigest()[:8]
         self._blobs = open_blob_store(root)
         self._folder = f"lessons/{target_slug(target)}-{place}-{threads}/features-{version}"
@@ -51,6 +53,7 @@ class CheckpointStore:
 
         Raises: StoreError when it cannot be read.
         """
+        # By the id's time and not the file's: an object store has no times that a writer controls.
         found = [name for name in self._names() if _id(name).timestamp < before]
         try:
             return self._blobs.read(found[-1]) if found else None

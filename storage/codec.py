@@ -16,6 +16,7 @@ from retune.compiler.errors import CorruptRecordError, SchemaError, StoreError
 from retune.compiler.measure.record import MOMENTS, SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.schema import SCHEMA
 
+# The unit of Arrow's timestamp column: finer times would not survive the round trip.
 MICROSECOND = 1_000_000
 FIELDS = tuple(field.name for field in fields(MeasureRecord))
 """The columns that make a record; the others in the schema are derived from them."""
@@ -91,10 +92,12 @@ def from_table(table: Any, source: str = "the table") -> list[MeasureRecord]:
         CorruptRecordError: a status has no name in this version.
     """
     columns = {name: table.column(name) for name in FIELDS}
+    # Not to_pylist on the timestamps: Python's datetime ends with the year 9999 and is slow to make.
     columns["timestamp"] = columns["timestamp"].cast(pa.int64())
     values = {name: column.to_pylist() for name, column in columns.items()}
     values["costs"] = [tuple(costs) for costs in values["costs"]]
     values["timestamp"] = [moment / MICROSECOND for moment in values["timestamp"]]
+    # `upgrade` has brought the rows to this version, whatever the file was.
     values["schema_version"] = [SCHEMA_VERSION] * table.num_rows
     try:
         values["status"] = [_STATUS[status] for status in values["status"]]

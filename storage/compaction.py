@@ -24,12 +24,15 @@ from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, rea
 from retune.storage.runs import RunLedger
 from retune.storage.store_url import open_blob_store
 
+# A query pays for each file it opens; below so few files a rewrite gains less than it costs.
 LEAST_PARTS = 8
 """Fewer files of a task than this are not worth a rewrite."""
 
+# Rewriting costs as much as the file is large: a full one is never read again to join a few rows to it.
 FULL_ROWS = 500_000
 """A file of so many rows is left as it is, and none is made with more."""
 
+# The fastest first, so that `best` reads the first row group of a compacted file alone.
 _ORDER = [("seconds", "ascending"), ("timestamp", "ascending"), ("round", "ascending"), ("record_id", "ascending")]
 
 _DAY = 86_400.0
@@ -37,12 +40,12 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which records a compaction keeps: the `best` fastest of every task, target, device and thread count, at
-    least one; all that are younger than `days`; and all of unfinished runs, which are resumed from them.
-    """
+    """Which records a compaction keeps. All of unfinished runs stay too, which are resumed from them."""
 
     best: int = 1
+    """How many of the fastest stay of every task, target, device and thread count; at least one."""
     days: float = 0.0
+    """What is younger than so many days stays."""
 
     def __post_init__(self) -> None:
         if self.best < 1:
@@ -106,6 +109,7 @@ def compact(
             if key is not None and (rows < FULL_ROWS or retention):
                 groups.setdefault((name.rpartition("/")[0], key), []).append(name)
     done = Compaction(0, 0, 0)
+    # A resumed run replays its records: without them it would ask for other candidates than the run that was stopped.
     unfinished = {run.run_id for run in RunLedger(root).list() if not run.is_complete} if retention else set()
     moment = time.time() if now is None else now
     for (folder, _), names in groups.items():
@@ -178,5 +182,6 @@ class _Joined:
 
 def _unique(table: Any) -> Any:
     """The rows with the first of every record id."""
+    # `np.unique` gives the first index of each value, so among duplicates the oldest file's row stays.
     _, first = np.unique(table.column("record_id").to_numpy(zero_copy_only=False), return_index=True)
     return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))

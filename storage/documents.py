@@ -13,10 +13,12 @@ from retune.storage.blob_store import BlobStore
 logger = logging.getLogger(__name__)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+# Finite, and far from overflow when pages multiply or add such numbers.
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=1e30)]
 Moment = Annotated[float, Field(ge=0, lt=MOMENTS.stop)]
 """Seconds since 1970."""
+# Bounded to what DuckDB's BIGINT holds: a larger number would be an error of every SQL query.
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 Document = TypeVar("Document")
@@ -135,6 +137,7 @@ def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Docu
     except ValidationError as error:
         first: Any = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:80]
+        # A place in the error means that the JSON was parsed: the form is unknown, as of a newer version, not damaged.
         kind_of_error = UnknownFormError if place else CorruptRecordError
         raise kind_of_error(f"{where} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from error
 

@@ -36,6 +36,7 @@ def put(files: Mapping[Path, bytes]) -> None:
     try:
         for path, data in files.items():
             make_folder(path.parent)
+            # In the same folder: a rename is atomic only within one file system.
             temporary = temporary_in(path.parent)
             pending.append((temporary, path))
             write_through(temporary, data)
@@ -55,6 +56,7 @@ def put(files: Mapping[Path, bytes]) -> None:
 
 def write_through(path: Path, data: bytes) -> None:
     """Write a new file and wait until the disk has it."""
+    # "x": a temporary is the writer's own, so two of one name are a fault and never overwrite each other.
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -68,6 +70,7 @@ def make_folder(path: Path) -> None:
         return
     if path.parent != path:
         make_folder(path.parent)
+    # Another process may make the folder at the same time.
     path.mkdir(exist_ok=True)
     # A folder that is not durable in its parent would take its files with it.
     sync_folder(path.parent)

@@ -27,12 +27,14 @@ _WORKLOAD = "workload="
 
 def target_slug(target: str) -> str:
     """A readable folder name for a target, distinct for distinct strings."""
+    # Cut for people's eyes and for paths of 255 bytes; the hash keeps targets of equal beginnings apart.
     words = re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-")[:48]
     return f"{words}-{_digest(target, 8)}"
 
 
 def workload_hash(task_key: str) -> str:
     """Sixteen letters that stand for a task key; the first keeps tools from reading a number."""
+    # 60 bits: by the birthday bound a collision is likely only near 2^30 tasks; a column holds the whole key anyway.
     return f"w{_digest(task_key, 15)}"
 
 
@@ -60,7 +62,9 @@ def parts_below(blobs: BlobStore, folder: str) -> list[str]:
     found = []
     for name in blobs.files(folder):
         _, *folders, base = name.split("/")
+        # Names that begin with a dot are temporaries of writers at work.
         is_part = base.endswith(SUFFIX) and not base.startswith(".") and len(folders) == 2
         if is_part and folders[0].startswith(_SLUG) and folders[1].startswith(_WORKLOAD):
             found.append((base, name))
+    # File names begin with a ULID, so sorting by name sorts by time across folders.
     return [name for _, name in sorted(found)]

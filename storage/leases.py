@@ -28,6 +28,7 @@ from retune.compiler.runtime.temporaries import is_gone, process_space, process_
 from retune.storage.documents import Count, parse_document
 from retune.storage.files import new_id
 
+# A beat is one put and one list request, so a night costs some thousand; six may fail before the lease is void.
 BEAT_SECONDS = 5.0
 """How often an owner renews its claim."""
 PATIENCE_SECONDS = 30.0
@@ -78,6 +79,7 @@ class Lease:
         if self._closed.is_set():
             return
         self._closed.set()
+        # Joined before the last put, or a renewal in flight could overwrite `is_free`.
         self._thread.join()
         try:
             self._put({**self._claim, "is_free": True})
@@ -117,6 +119,7 @@ def acquire(objects: Objects, folder: str) -> Lease:
     Raises: StoreError when another process owns it, or the store refuses.
     """
     claim = {"owner": new_id(), "beat": 0, "is_free": False, **_process()}
+    # Optimistic concurrency: read the highest number, then create the next; who loses the create starts over.
     while True:
         number = _highest(objects, folder)
         if number:
@@ -167,11 +170,13 @@ def _await_end(objects: Objects, folder: str, number: int) -> None:
                 "wait for it, stop it, or change an option"
             )
         beat = claim["beat"]
+        # More often than owners beat, so a living one is noticed soon after its next beat.
         time.sleep(min(1.0, BEAT_SECONDS / 2))
 
 
 def _process() -> dict[str, Any]:
     """What tells this process from every other one."""
+    # A pid alone is reused by the kernel; with the time of its start it names one process of a machine.
     return {"host": platform.node(), "space": process_space(), "pid": os.getpid(), "born": process_start(os.getpid())}
 
 

@@ -73,6 +73,7 @@ class ParquetRecordStore(RecordStore):
         self._unreadable: set[str] = set()
         self._marked = self._check_marker()
 
+    # The cache and its lock stay behind: Prefect and Dask pickle stores to send them to workers.
     def __reduce__(self) -> tuple[type["ParquetRecordStore"], tuple[str]]:
         return type(self), (self.blobs.url,)
 
@@ -90,6 +91,7 @@ class ParquetRecordStore(RecordStore):
             data = encode(rows)
             name = f"{folder}/{part_name(data)}"
             files[name], parts[name] = data, tuple(rows)
+        # Before the records: an older Retune that looks between the two is refused, not misled.
         self._write_marker()
         self.blobs.put(files)
         for name, kept in parts.items():
@@ -113,6 +115,7 @@ class ParquetRecordStore(RecordStore):
                 elif selection.wants(*outline.key):
                     outlines[name] = outline
                     fastest[outline.key] = min(outline.seconds, fastest.get(outline.key, math.inf))
+        # Footers give each file's minimum, so only the files that hold a task's minimum are opened (zone maps).
         names = [n for n, o in outlines.items() if o is None or o.seconds == fastest[o.key] < math.inf]
         found = [
             record
@@ -155,6 +158,7 @@ class ParquetRecordStore(RecordStore):
         moments = rows.column("timestamp").cast(pa.int64())  # Python has no dates after the year 9999
         rows = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", moments)
         rows = rows.append_column("failed", pc.not_equal(rows.column("status"), int(MeasureStatus.OK)))
+        # One thread: "last" is defined only where rows are seen in order.
         sums = rows.group_by(key, use_threads=False).aggregate(
             [("task_name", "last"), ("seconds", "min"), ("timestamp", "last"), ("failed", "sum"), ([], "count_all")]
         )

@@ -32,10 +32,13 @@ BEST_KEY = ("task_key", "target", "device", "threads")
 Key = tuple[str, str, str, int]
 """The values of `BEST_KEY`."""
 
+# The first group is small because it is all that `best` reads; the others large, since every group costs footer space.
 FIRST_ROWS, GROUP_ROWS = 64, 8192
 """Rows in the first group of a compacted file, and in the others."""
 
+# A Parquet file ends with the footer's length (four bytes, little endian) and "PAR1".
 _TAIL = 8
+# Footers of one append take less, so one request of an object store is the rule and two the exception.
 _USUAL_FOOTER = 32 * 1024
 """So many bytes are read for the footer of a file before its length is known."""
 _NAME = re.compile(rf"\w+-(?P<footer>[0-9a-f]{{8}})-(?P<body>[0-9a-f]{{8}}){re.escape(SUFFIX)}")
@@ -241,6 +244,7 @@ class PartCache:
     def outline(self, name: str) -> Outline | None:
         """What a file's footer says. Raises as `read_part`."""
         if name not in self._outlines:
+            # Without the lock: two threads may read the same footer, and both get the same value.
             self._outlines[name] = read_outline(self._blobs, name)
         return self._outlines[name]
 

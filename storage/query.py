@@ -36,6 +36,7 @@ try:
 except ImportError:  # the extra `report` is not installed; `connect` says so
     duckdb = None  # type: ignore[assignment]
 
+# Waits 0.02 x (1 + ... + 9) = 0.9 s in all: a compaction removes the files of one task at a time.
 _ATTEMPTS, _PAUSE_SECONDS = 10, 0.02
 """How often a query is tried while compactions go on, and how much longer each time it waits before."""
 
@@ -133,6 +134,7 @@ def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Resul
 def _connected(blobs: BlobStore, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
     """A connection with all views; `careful` looks at every JSON file before DuckDB does."""
     connection = duckdb.connect()
+    # Days of `drift` would otherwise begin at another hour on each machine.
     connection.execute("SET TimeZone = 'UTC'")
     if isinstance(blobs, LocalBlobStore):
         _view_folder(connection, blobs, careful=careful)
@@ -167,6 +169,7 @@ def _run_alone(blobs: BlobStore, sql: str, *, careful: bool) -> tuple[list[str],
         _refuse_changes(connection, sql)
         if isinstance(blobs, LocalBlobStore):
             connection.execute(f"SET allowed_directories = [{_quoted(f'{blobs.root}/')}]")
+        # In this order: after the first nothing else may be opened, and the second keeps a query from undoing it.
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
         result = connection.execute(sql)
         return _distinct([column[0] for column in result.description or []]), result.fetchall()
@@ -233,6 +236,7 @@ def _table(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Any:
 
 def _rounds_view(root: Path) -> str:
     """The view of all rounds that were noted; of one noted twice, after a run was resumed, the later."""
+    # The run's clock goes on across a resume, so the later line of a round has the larger time.
     latest = "row_number() OVER (PARTITION BY run_id, round ORDER BY elapsed DESC) = 1"
     noted = _json_view(root, "rounds", f"runs/*/{ROUNDS}", "newline_delimited", ROUND_COLUMNS)
     return f"{noted} QUALIFY {latest}"
@@ -283,6 +287,7 @@ def _files(root: Path, pattern: str, names: Sequence[str], *, listed: bool = Fal
 
 def _glob(root: Path, pattern: str) -> str:
     """A pattern below the root as a literal."""
+    # A folder whose name holds a glob character must not match others: "[*]" is a literal star.
     return _quoted(re.sub(r"([*?\[\]])", r"[\1]", str(root)) + f"/{pattern}")
 
 

@@ -48,6 +48,7 @@ def _rounds(blobs: BlobStore, name: str) -> list[dict[str, Field]]:
     for line in lines:
         try:
             row = parse_document(line, ROUND, blobs.where(name))
+        # The last line of a writer that was killed: the round is repeated when the run is resumed.
         except CorruptRecordError:
             continue
         if isinstance(number := row.get("round"), int):

@@ -94,6 +94,7 @@ class RunLedger:
         try:
             unfinished = [run for run in self.list() if run.fingerprint == fingerprint and not run.is_complete]
             if unfinished:
+                # Ids are ULIDs, so the last of the sorted list is the newest run.
                 newest = unfinished[-1]
                 info = replace(newest, resumed=(*newest.resumed, time.time()))
             else:
@@ -167,6 +168,7 @@ class RunLedger:
 
     def _read(self, name: str) -> RunInfo:
         info = read_document(self._blobs, name, RUN)
+        # A copied file would show one run twice, and completing it would leave the copy unfinished.
         if f"{RUNS}/{info.run_id}.json" != name:
             raise UnknownFormError(f"{self._blobs.where(name)} says that it is the run {info.run_id}")
         return info

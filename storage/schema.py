@@ -129,6 +129,7 @@ def upgrade(
     if table.schema.equals(SCHEMA):
         return table
     try:
+        # `select` orders the columns: upgrades append theirs at the end.
         return table.select(SCHEMA.names).cast(SCHEMA)
     except (KeyError, ValueError, pa.ArrowException) as error:
         raise CorruptRecordError(f"{source} does not fit record schema {to}: {error}") from error

@@ -57,6 +57,7 @@ def open_blob_store(place: Place) -> BlobStore:
     place = unredacted(place)
     if not is_remote(place):
         return LocalBlobStore(local_folder(place))
+    # The mask would be sent as the password, and the store's refusal would not say why.
     if f":{HIDDEN}@" in str(place):
         raise StoreError(f"{place} is shown without its password: give the URL as it was given first")
     return ObjectBlobStore(str(place))

@@ -19,6 +19,7 @@ class View:
     sql: str
 
 
+# An append that is retried and a compaction that is under way leave a record in two files: one row of each id counts.
 RECORDS = View(
     "records",
     "every trial once",
@@ -74,6 +75,7 @@ PROGRESS = View(
     """,
 )
 
+# A failure has speed 0, as the cost model learns it.
 CALIBRATION = View(
     "calibration",
     "a trial that the cost model scored: predicted and measured speed, and both ranks within its round",
@@ -104,6 +106,8 @@ FAILURES = View(
     """,
 )
 
+# Programs timed again measure the machine, not the search: their ratio to the first time is its drift. A confirmation
+# of a top candidate's own record is its first time, so it is left out.
 DRIFT = View(
     "drift",
     "a day of a device: how busy it was, and how programs timed again compare with their first time",

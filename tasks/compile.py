@@ -39,6 +39,7 @@ def compile_to(
     """
     about = extracted.graph, extracted.target, best
     build = reuse_kernels(kernels)
+    # The report lists fallbacks once; two compilations, tuned and untuned, would warn of them twice.
     with telling_nothing():
         network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition, build=build)
     return SavedNetwork(network.save(path), CoverageReport.of(network.coverage))

@@ -36,4 +36,5 @@ def device_limit(queue: str) -> AbstractContextManager[object]:
     if queue == BUILD:
         return nullcontext()
     name = lock_name(queue.removeprefix(device_queue("")))
+    # strict: without it Prefect passes silently when nobody has made the limit, and two processes time at once.
     return concurrency(name, occupy=1, strict=True, lease_duration=LEASE_SECONDS)

@@ -36,10 +36,12 @@ from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
 from retune.tasks.plan import DASK, PACKAGES, PREFECT, RAY, FleetPlan, fleet_of, require_fleet
 
+# A poll is two requests to a Prefect server; a run may have dozens of chunks waiting.
 POLL_SECONDS = 2.0
 """How often a run that waits for a fleet checks whether a worker serves it."""
 PATIENCE_SECONDS = 1800.0
 """The run fails when no worker has served a queue for so long."""
+# A request that kills its worker would otherwise take down the fleet, one machine after the other.
 ATTEMPTS = 5
 """So many workers may be lost with one request."""
 SLACK_SECONDS = 120.0
@@ -64,6 +66,7 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
         return PrefectTaskRunner()  # type: ignore[no-untyped-call]
     module, resources = import_module(PACKAGES[kind]), dict.fromkeys(queues, 1)
     if kind == DASK:
+        # Every worker has each queue once: its two threads serve a build and a timing.
         local = {"n_workers": 2, "threads_per_worker": 2, "resources": resources, "dashboard_address": None}
         runner = module.DaskTaskRunner(address=address) if address else module.DaskTaskRunner(cluster_kwargs=local)
     else:
@@ -83,6 +86,7 @@ def engine_errors(text: str) -> Iterator[None]:
         raise
     except BaseException as error:  # some are no `Exception`
         is_of_engine = type(error).__module__.partition(".")[0] in _ENGINES
+        # An OSError of the system has a number; one without is a text of some engine.
         is_of_connection = isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno is None)
         if is_of_engine or is_of_connection:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]  # Ray adds a traceback
@@ -116,6 +120,7 @@ class FlowEngine:
             with self._placed(queue):
                 if self._kind != PREFECT:
                     return task.submit(label, queue, message)
+                # As text: base 85 adds a quarter, base 64 would add a third.
                 text = base64.b85encode(message).decode()
                 return background_task(task, queue, storage).submit(label, queue, text)
 

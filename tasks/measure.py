@@ -21,6 +21,7 @@ from retune.storage.files import new_id
 from retune.tasks.device_limit import device_limit
 from retune.tasks.retry import after
 
+# A worker that was lost is replaced before the next try.
 RETRIES = 2
 
 _RETRIED: dict[str, Any] = {
@@ -74,16 +75,19 @@ def measure_round(
         return pending[-1]
 
     parts = list(chunks([candidate.steps for candidate in candidates], at_once))
+    # By this name a worker knows chunks of one round, and gives up early what is slower than those before.
     token = new_id()
     try:
         building = [submit(place, BUILD, BuildRequest(search_task, part, options)) for place, part in enumerate(parts)]
         timing: list[tuple[list[BuiltProgram], Pending | None]] = []
+        # In order of submission: a chunk is timed as soon as it is built, while later ones build.
         for place, each in enumerate(building):
             builds: list[BuiltProgram] = each.result()
             request = TimeRequest.of(search_task, builds, options, best=best_seconds, round=token)
             timing.append((builds, submit(place, queue, request) if request.kernels else None))
         built = [one for builds, _ in timing for one in builds]
         found = [time for _, times in timing if times is not None for time in times.result()]
+    # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
     except BaseException:
         for each in pending:
             each.cancel()

@@ -10,6 +10,7 @@ from retune.compiler.driver.operators import label_of
 def named(verb: str, parameter: str) -> Callable[[], str]:
     """The name of a run of a task whose `parameter` is a network or an operator."""
 
+    # A function and no template: Prefect's templates print a parameter as it is, a path of any length.
     def name() -> str:
         return f"{verb}-{label_of(str(task_run.parameters[parameter]))}"
 

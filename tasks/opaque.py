@@ -13,4 +13,5 @@ Value = TypeVar("Value")
 
 def opaque(value: Value) -> Value:
     """Mark a parameter of a task, which Prefect then passes on as it is. Use it only in the call of a task or flow."""
+    # Prefect unwraps `quote` before it calls the function, so the callee gets the value itself.
     return cast(Value, quote(value))

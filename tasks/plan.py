@@ -17,13 +17,14 @@ _SCHEMES = {DASK: "tcp", RAY: "ray"}
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """`kind` is a string for `fleet_of`, `storage` the folder that a Prefect server's workers share, `device` the key
-    of the device that times.
-    """
+    """How a run reaches the workers of its fleet."""
 
     kind: str
+    """A string for `fleet_of`."""
     storage: str
+    """The folder that a Prefect server's workers share."""
     device: str
+    """The key of the device that times."""
 
 
 def fleet_of(text: str) -> tuple[str, str]:
@@ -46,6 +47,7 @@ def require_fleet(text: str) -> tuple[str, str]:
     """As `fleet_of`. Raises: OptionError also when the package of the engine is not installed."""
     kind, address = fleet_of(text)
     package = PACKAGES.get(kind)
+    # Looked for and not imported: this module stays free of Prefect.
     if package and find_spec(package) is None:
         raise OptionError(f"a fleet of {kind} needs the package {package.replace('_', '-')}: {install_hint(kind)}")
     return kind, address

@@ -13,6 +13,7 @@ def after(*kinds: type[BaseException]) -> Callable[[Any, TaskRun, State[Any]], b
     """A condition that holds when a task failed with one of `kinds`."""
 
     def condition(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+        # `state.data` is the exception itself as long as the state was made in this process.
         return isinstance(state.data, kinds)
 
     return condition

@@ -65,6 +65,7 @@ def show_report(report: Report, course: tuple[tuple[float, float], ...]) -> None
 
 def key_of(kind: str, network: str) -> str:
     """The name of an artifact: runs of the same network are its versions. Only small letters, digits and dashes."""
+    # Prefect's server refuses any other letters in a key.
     words = re.sub(r"[^a-z0-9]+", "-", PurePath(network).stem.lower()).strip("-")
     return f"{kind}-{words or 'network'}"
 

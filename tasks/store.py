@@ -19,6 +19,7 @@ from retune.storage.rounds import Field, append_round
 from retune.storage.runs import Run, RunInfo, RunLedger
 from retune.storage.store_url import Place
 
+# Records keep microseconds, ids (ULIDs) milliseconds.
 _MOMENT = 1e-3
 """More than the times of records and training data are rounded by, in seconds."""
 

@@ -55,6 +55,7 @@ def replay(
 @task(name="keep-checkpoint", task_run_name="keep-checkpoint", cache_policy=NO_CACHE)
 def keep_checkpoint(run_id: str, home: Place, tuning: Tuning) -> None:
     """Keep what the model knows now for later runs on this device."""
+    # A run that measured nothing knows nothing new, and would push an older checkpoint out.
     if tuning.trials:
         _save(home, tuning)
 

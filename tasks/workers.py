@@ -60,5 +60,6 @@ def open_workers(
         yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK, kept)
         return
     with WorkerService(gpu=gpu) as service:
+        # Without CPUs to spare chunks would only alternate building and timing, and pay a task run for each.
         at_once = LOCAL_CHUNK if service.overlaps(options) else WHOLE_ROUND
         yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once, kept)

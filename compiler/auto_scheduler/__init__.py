@@ -144,4 +144,5 @@ __all__ = [
     "workload_registry",
 ]
 
+# TVM's scripts import it from `measure`, which the module that defines it imports: set here, there is no cycle.
 measure.recover_measure_input = recover_measure_input

@@ -29,5 +29,6 @@ def build(
     """
     machine = Target.host() if target is None else Target(str(target))
     hardware = hardware_of(machine, len(usable_cpus()))
+    # The graph already has the layout that the program reads; a second rewrite would transform it again.
     task = SearchTask(name, ComputeDAG(args), machine, hardware, layout=LayoutRewriteOption.NO_REWRITE)
     return driver.build(task, schedule.steps, name)

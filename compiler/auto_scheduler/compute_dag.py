@@ -41,6 +41,7 @@ class ComputeDAG(dag.ComputeDAG):
     @classmethod
     def of(cls, graph: dag.ComputeDAG) -> "ComputeDAG":
         """A graph of the compiler with these methods."""
+        # Not made of tensors again: the analysis of the graph is shared.
         return cls._from_parts(graph.nodes, graph.inputs, graph.outputs)  # type: ignore[return-value]
 
     def __repr__(self) -> str:

@@ -32,6 +32,7 @@ from retune.compiler.target import HardwareParams
 Scores = NDArray[np.float64]
 Features = NDArray[np.float32]
 
+# Old logs name no hardware: `completed` fills the rest in from the target.
 _UNKNOWN_HARDWARE = HardwareParams(num_cores=1)
 
 
@@ -89,6 +90,7 @@ class XGBModel:
         num_warmup_sample: int = 100,
         seed: int | None = None,
         model_file: str | Path | None = None,
+        # TVM's spelling, which scripts pass by name.
         adapative_training: bool = False,
         *,
         adaptive_training: bool = False,
@@ -113,6 +115,8 @@ class XGBModel:
         for task, measured in by_task.values():
             block = _padded([features for features, _ in measured])
             seconds = np.array([seconds for _, seconds in measured], dtype=np.float64)
+            # A batch a task: speeds are relative to the fastest program of a task, so batches of several would mix
+            # scales.
             self.learn(TrainingBatch(task.workload_key, block, seconds))
 
     def learn(self, batch: TrainingBatch) -> None:
@@ -133,6 +137,7 @@ class XGBModel:
         parts = self.model.predict_statements(features)
         flat = [*self.model.predict(features)]
         for place in range(len(features)):
+            # Rows of zeros are padding: a statement has at least one store, which counts in its features.
             used = features[place].any(axis=1)
             mine = [] if parts is None else [*parts[place][used]]
             flat += [float(len(mine)), *mine]
@@ -213,6 +218,7 @@ def searchable(model: CostModel) -> cost_model.CostModel:
 
 def learns_by_itself(model: CostModel) -> bool:
     """Whether the search itself teaches the model."""
+    # The exact types: a subclass may override `update`, and wants to be told of programs.
     return type(model) in (RandomModel, XGBModel)
 
 

@@ -28,6 +28,7 @@ __all__ = ["ApplyHistoryBest", "ApplyHistoryBestOrSample", "DispatchContext", "F
 
 _log = logging.getLogger(__name__)
 
+# TVM's values for ApplyHistoryBestOrSample.
 _SAMPLING = {"eps_greedy": 0.01, "evolutionary_search_num_iters": 0}
 """A sample is drawn, not bred."""
 
@@ -77,6 +78,7 @@ class ApplyHistoryBestOrSample(ApplyHistoryBest):
         num_measure: int = -1,
     ) -> None:
         """Raises: LogFormatError, StoreError when the cost model cannot be read."""
+        # As TVM's: a program of a smaller size costs nothing, a sample costs measurements.
         super().__init__(records, include_compatible=True)
         self.sample_simple_workloads = sample_simple_workloads
         self.num_measure = num_measure

@@ -53,5 +53,6 @@ def get_per_store_features_from_measure_pairs(
     for inp, result in zip(inputs, results, strict=True):
         assert isinstance(inp.task, SearchTask)
         features.append(features_of_steps(inp.task, inp.state.steps))
+        # Throughput relative to the best, as the models learn it: comparable between tasks of different sizes.
         labels.append(best[inp.task.identity] / result.seconds if np.isfinite(result.seconds) else 0.0)
     return features, np.array(labels, dtype=np.float64)

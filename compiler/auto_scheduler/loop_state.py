@@ -17,6 +17,7 @@ from retune.compiler.schedule.steps import Step, steps_of
 from retune.compiler.te.tensor import Operation, Tensor
 
 
+# TVM's numbers, which scripts compare with.
 class ComputeAtKind(IntEnum):
     """Where a stage is computed: in a loop nest of its own, wherever it is read, or inside a loop of another stage."""
 
@@ -99,6 +100,7 @@ class State:
         return Stage(found.op, found.iters, kind, found.unroll_limit, offset)
 
     def __eq__(self, other: object) -> bool:
+        # By their text, as TVM's: steps may differ where the loops are the same.
         return isinstance(other, State) and str(self) == str(other)
 
     def __str__(self) -> str:
@@ -123,6 +125,7 @@ class State:
 
     def unroll(self, stage: StageRef, iterator: LoopRef, max_unroll: int | None = None) -> Iterator:
         """Replace a loop by its copies, unless it is known to be longer than `max_unroll`."""
+        # -1 is "no limit" in the steps of TVM's logs.
         limit = -1 if max_unroll is None else max_unroll
         self._state, loop = primitives.unroll(self._state, stage, iterator, limit)
         return loop

@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 MeasureErrorNo = MeasureStatus
 """How a measurement ended, by TVM's numbers."""
 
+# TVM's default.
 MAX_CONTINUOUS_ERROR = 150
 """After so many failures in a row a search gives up, unless told otherwise."""
 
@@ -103,6 +104,7 @@ class MeasureResult:
     timestamp: float
 
     def __post_init__(self) -> None:
+        # TVM's costs are FloatImm nodes: scripts read `cost.value`.
         object.__setattr__(self, "costs", tuple(map(Cost, self.costs)))
 
     @classmethod
@@ -167,25 +169,27 @@ class PythonBasedMeasureCallback:
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """How much is measured, and how.
-
-    `num_measure_trials` programs are measured, `num_measures_per_round` at a time; with 0 nothing is, and the search
-    gives the program that it would try first (TVM does not measure with 1 either). The search ends early when more
-    than `early_stopping` measurements brought nothing. With `verbose` 0 it says nothing, else how it goes: in the log
-    where that shows INFO, else on the standard output. `builder` is "local" or a `LocalBuilder`; `runner` is "local",
-    a `LocalRunner`, an `RPCRunner`, or anything with the method `measure` of
-    `retune.compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs of Retune do:
-    races, with as many threads as the task has cores. `measure_callbacks` are told of every round.
-    Raises: OptionError for anything else.
-    """
+    """How much is measured, and how. Raises: OptionError for what makes no sense."""
 
     num_measure_trials: int = 0
+    """So many programs are measured; with 0 none is, and the search gives the program that it would try first (TVM does
+    not measure with 1 either).
+    """
     early_stopping: int | None = None
+    """The search ends early when more than so many measurements brought nothing."""
     num_measures_per_round: int = 64
+    """Programs that are measured at a time."""
     verbose: int = 1
+    """With 0 the search says nothing, else how it goes: in the log where that shows INFO, else on standard output."""
     builder: LocalBuilder | str = "local"
+    """Either "local" or a `LocalBuilder`."""
     runner: LocalRunner | FleetRunner | Measurer | str = "local"
+    """Either "local", a `LocalRunner`, an `RPCRunner`, or anything with the method `measure` of
+    `retune.compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs of Retune do:
+    races, with as many threads as the task has cores.
+    """
     measure_callbacks: Sequence[MeasureCallback] | None = None
+    """Told of every round."""
 
     def __post_init__(self) -> None:
         least = {"num_measure_trials": 0, "num_measures_per_round": 1, "early_stopping": 1, "verbose": 0}
@@ -248,7 +252,9 @@ class ProgramMeasurer:
             check_measurable(task)
         if len({task.target.kind for task in tasks}) > 1:
             raise OptionError("some of the tasks are for CPUs and some for GPUs; tune these after those")
+        # One runner serves all tasks, so it is bound to as many CPUs as the largest asks for.
         threads = max((task.hardware.num_cores for task in tasks), default=1)
+        # A GPU's number of cores is -1, and parameters from a log may be another machine's.
         threads = max(1, min(threads, len(usable_cpus())))
         callbacks = options.measure_callbacks or ()
         target = next((task.target for task in tasks), None)
@@ -282,6 +288,7 @@ class ProgramMeasurer:
             times = wanted.of(times.options)
         lane = times.cpus if times.options.overlap else ()
         builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
+        # Only what was made here is closed here: the rest is the caller's, who may use it again.
         self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
         return LocalMeasurer(builds, times)
 
@@ -360,5 +367,6 @@ def check_measurable(task: SearchTask) -> None:
 
 def _plain(task: SearchTask) -> SearchTask:
     """The task without what only scripts need, so that worker processes need not import that."""
+    # A copy of the plain class: unpickling the subclass would import this package in every worker.
     graph = task.dag.with_nodes(task.dag.nodes)
     return SearchTask(task.name, graph, task.target, task.hardware, task.key, task.layout)

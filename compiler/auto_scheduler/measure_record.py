@@ -141,6 +141,7 @@ def recover_measure_input(inp: MeasureInput, rebuild_state: bool = False) -> Mea
         )
     if not rebuild_state:
         return MeasureInput(task, inp.state)
+    # Replay gives loops without the extents of attached stages, which TVM's recovered states have.
     return MeasureInput(task, State(infer_bounds(immutable.replay(task.dag, inp.state.steps))))
 
 

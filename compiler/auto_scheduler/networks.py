@@ -56,6 +56,8 @@ def extract_tasks(
     cut = partition(graph, machine, hardware, rewrites)
     direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.worth_tuning()
     ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]
+    # Each way is a task of full weight: the scheduler does not know that they exclude each other, TVM's has no such
+    # layers.
     tasks = [task for found in ways for task in found]
     counts = [weight for found, weight in zip(ways, weights, strict=True) for _ in found]
     found = [

@@ -23,9 +23,11 @@ from retune.compiler.target import Target
 
 LOCAL_KEY = "local-cpu"
 """The device of a worker that is started for a script."""
+# A poll asks Dask's scheduler for its workers: one request a second from each waiting run.
 POLL_SECONDS = 1.0
 """How often a script that waits looks whether anybody serves its device."""
 CONNECT_SECONDS = 10.0
+# Clusters may start machines on demand, which takes minutes.
 PATIENCE_SECONDS = 300.0
 """So long a script waits for a worker of its device."""
 
@@ -41,6 +43,7 @@ class DaskEngine:
             raise OptionError(f"workers of Dask need the package distributed: {install_hint('dask')}") from error
         self._priority = priority
         try:
+            # Not the default client: the script may use a cluster of its own.
             self._client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
@@ -49,6 +52,7 @@ class DaskEngine:
     def submit(self, queue: str, request: Request, name: str = "") -> Pending:
         """See `Engine`."""
         message, placed = to_bytes(request), {queue: 1}
+        # pure=False: Dask would give the answer of an equal request again, and times are no function of it.
         future = self._client.submit(serve, queue, message, resources=placed, priority=self._priority, pure=False)
         return _DaskRequest(self._client, queue, future, name)
 
@@ -136,6 +140,7 @@ class RPCRunner(FleetRunner):
         self._dask = DaskEngine(f"tcp://{host}:{port}", priority)
         try:
             self.facts = DeviceFacts.of_device(self._dask, key)
+        # A client that is not closed keeps its threads and its connection.
         except BaseException:
             self._dask.close()
             raise
@@ -162,6 +167,7 @@ def check_target(task: SearchTask, facts: DeviceFacts, key: str) -> None:
     if task.target.kind != there.kind:
         nouns = task.target.traits.noun, there.traits.noun
         raise OptionError(f"{task.name} is for {nouns[0]}, and {key} is {nouns[1]}: {advice}")
+    # "llvm" alone means the machine of the script, whose code may not run on the device.
     is_named = task.target.arch or task.target.cpu
     if not is_named and facts.device != config.device_name():
         raise OptionError(f"{task.name} is for this machine, and {key} is another one: {advice}")
@@ -206,6 +212,7 @@ class LocalRPCMeasureContext:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    # As TVM's: scripts end it by dropping their last reference.
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.close()

@@ -33,6 +33,7 @@ from retune.compiler.search.options import SearchOptions
 
 _log = logging.getLogger(__name__)
 
+# TVM's names and values: scripts read and change this dictionary.
 DEFAULT_PARAMS: Mapping[str, Any] = {
     "eps_greedy": 0.05,
     "retry_search_one_round_on_empty": 1,
@@ -49,6 +50,7 @@ DEFAULT_PARAMS: Mapping[str, Any] = {
 }
 """The parameters of `SketchPolicy`; `SearchOptions.of_params` says what each is here."""
 
+# TVM's default, too: a policy without a model searches at random.
 _KNOWS_NOTHING = RandomModel()
 
 GAVE_UP = "too many of its programs failed in a row"
@@ -129,6 +131,7 @@ class SearchPolicy:
 
     def preload(self, results: Sequence[search.Observation]) -> None:
         """Take in what was measured before, without teaching the cost model where that can be avoided."""
+        # The model may have been loaded from a file that has learned these results already.
         take = getattr(self.policy, "preload", self.policy.tell)
         take(results)
 
@@ -189,6 +192,7 @@ class SearchPolicy:
             finish_round(loop, 0, inputs, results, measurer)
             best = min(seconds, default=math.inf)
             unimproved = len(seconds) - 1 - seconds.index(best) if math.isfinite(best) else 0
+            # More than, and counted in measurements, as TVM does.
             if early_stopping is not None and unimproved > early_stopping:
                 self._say(f"stopped early: {unimproved} measurements brought nothing")
                 break

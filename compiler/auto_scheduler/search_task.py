@@ -87,6 +87,7 @@ class SearchTask(task.SearchTask):
         if not is_registered(self.workload_key):  # so that records of it can be recovered
             register_workload_tensors(self.workload_key, self.compute_dag.tensors)
         host = Target(target_host) if isinstance(target_host, str) else target_host
+        # The base class is frozen.
         object.__setattr__(self, "target_host", host)
         names = register_task_inputs(
             self.workload_key, task_inputs or (), task_inputs_overwrite, task_inputs_save_to_file
@@ -127,6 +128,7 @@ class SearchTask(task.SearchTask):
         policy = search_policy_of(self, policy)
         reason = ""
         trials, per_round = tuning_options.num_measure_trials, tuning_options.num_measures_per_round
+        # As TVM: nothing is measured, the program that would be tried first serves.
         if trials == 0:
             best = policy.search(0, None, per_round, None)
         else:

@@ -179,6 +179,7 @@ class TaskScheduler:
     @property
     def best_costs(self) -> NDArray[np.float64]:
         """Best seconds of every task, 1e10 where none is known; may be set."""
+        # 1e10 as in TVM: objective functions of scripts add and multiply these, and infinity would give NaN.
         return np.array([min(state.best_seconds, UNKNOWN_SECONDS) for state in self.states])
 
     @best_costs.setter
@@ -225,6 +226,7 @@ class TaskScheduler:
         Raises: OptionError, LogFormatError; MeasureError, DeviceError as `SearchTask.tune`.
         """
         trials = tune_option.num_measure_trials
+        # Every task must get its warm-up round out of the trials, as in TVM.
         self.num_measures_per_round = min(tune_option.num_measures_per_round, trials // len(self.tasks))
         if self.num_measures_per_round < 1:
             raise OptionError(
@@ -318,6 +320,7 @@ class TaskScheduler:
                 if trial.task.workload_key == key and code_target(trial.task.target_text) == target
             ]
             one.fastest = fastest((*mine, *one.fastest))
+            # Records say no rounds: cut into pieces of today's size they give the gradient its history.
             one.state = replace(one.state, rounds=0, best_seconds=math.inf, history=())
             for start in range(0, len(mine), self.num_measures_per_round):
                 measured = mine[start : start + self.num_measures_per_round]

@@ -14,13 +14,14 @@ TRIALS_PER_SECOND = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may spend: `trials` programs and `seconds` of tuning; None means no limit of that kind. Rounds are
-    small enough that each task gets `rounds_each` of them; with 0 they are as large as they may be.
-    """
+    """What a run may spend; a limit that is None does not count."""
 
     trials: int | None
+    """Programs to measure."""
     seconds: float | None
+    """Seconds of tuning."""
     rounds_each: int = 2
+    """Rounds are small enough that each task gets so many of them; with 0 they are as large as they may be."""
 
     def is_spent(self, trials: int, elapsed: float, next_round: float = 0.0) -> bool:
         """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round`
@@ -29,6 +30,7 @@ class Budget:
         A round that would overrun a time limit by less than half of itself is still begun.
         """
         out_of_trials = self.trials is not None and trials >= self.trials
+        # Half a round: runs end as often a little late as a little early, by half a round at most.
         return out_of_trials or (self.seconds is not None and elapsed + next_round / 2 >= self.seconds)
 
     def spent(self, trials: int, elapsed: float) -> float:
@@ -52,6 +54,7 @@ class Budget:
             expected.append(self.trials)
         if self.seconds is not None:
             expected.append(self.seconds * TRIALS_PER_SECOND)
+        # Small rounds let the scheduler move trials between tasks; large ones cost less orchestration a trial.
         size = min(batch, max(MIN_ROUND, int(min(expected) / shares))) if shares else batch
         left = size if self.trials is None else self.trials - trials
         return max(1, min(size, left))

@@ -29,6 +29,7 @@ from retune.compiler.target import Target
 
 REFERENCE = "ONNX Runtime"
 OPENVINO = "OpenVINO"
+# The minimum of 25 passes meets a quiet moment on most machines; slow networks end after `_TOTAL_SECONDS`.
 _PASSES = 25
 _LEAST_PASSES = 3
 _PASS_SECONDS = 0.05
@@ -63,8 +64,10 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
             outputs[REFERENCE] = session.run(inputs)
             runs[REFERENCE] = lambda: session.run(inputs)
             if _is_quantized(loaded.values()):
+                # Its unfused nodes dequantize to float32, so nothing saturates.
                 outputs[REFERENCE] = OnnxRuntime(model, threads, is_optimized=False).run(inputs)
         except MeasureError as error:
+            # A peer that cannot run the model must not end our comparison.
             note = str(error)
     if openvino.is_installed():
         try:
@@ -154,6 +157,7 @@ def _error(outputs: Outputs, reference: Outputs) -> float:
         if got.shape != wanted.shape:
             return float("inf")
         wide = np.asarray(wanted, np.float64)
+        # Relative to the largest output: elements near 0 are differences of large terms, and have no relative accuracy.
         scale = float(np.max(np.abs(wide), initial=0.0)) or 1.0
         difference = float(np.max(np.abs(np.asarray(got, np.float64) - wide), initial=0.0)) / scale
         worst = max(worst, difference if np.isfinite(difference) else float("inf"))

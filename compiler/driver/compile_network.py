@@ -79,6 +79,7 @@ def reuse_kernels(built: Mapping[tuple[str, str], KernelArtifact]) -> BuildKerne
 
     def take(program: ChosenProgram) -> KernelArtifact:
         kernel = built.get((program.task.workload_key, dump_steps(program.steps)))
+        # The name is the symbol in the object code, and the target decides its instructions: both must be the same.
         fits = kernel is not None and (kernel.name, kernel.target) == (program.task.name, str(program.task.target))
         return kernel if kernel is not None and fits else program.build()
 
@@ -107,6 +108,7 @@ def compile_graph(
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
     best = best or {}
+    # Before programs are chosen: a task that lost to an alternative needs none.
     rewritten, cut = with_alternatives(graph, cut, fastest_alternatives(cut, best))
     with telling_nothing():
         choices = [

@@ -61,6 +61,7 @@ def _stack() -> "list[DispatchContext]":
     entered some. A warning says once that it has none because several other threads have.
     """
     own = _own_stack()
+    # A copy: other threads enter and leave meanwhile. TVM's contexts are global, so scripts build in pools of threads.
     others = dict(_ENTERED)
     if len(own) > 1 or not others:
         return own
@@ -68,6 +69,7 @@ def _stack() -> "list[DispatchContext]":
     if found is None and len(others) == 1:
         (found,) = others.values()
     if found is not None:
+        # A copy again: its owner may leave contexts while this thread asks.
         return list(found)
     if not (_ACTIVE.has_warned or _ACTIVE.silent):
         _ACTIVE.has_warned = True
@@ -287,9 +289,11 @@ class ApplyHistoryBest(DispatchContext):
         trials = [trial for trial in self._best if carries_over(trial.task.target_text, str(target))]
         same = [trial for trial in trials if trial.task.workload_key == workload_key]
         exact = [trial for trial in same if code_target(trial.task.target_text) == str(target)]
+        # Times of another CPU rank programs there, not here: so the exact target first, whatever the times.
         order = [best_trial(exact, layout=self.layout), best_trial(same, layout=self.layout)]
         if self.include_compatible:
             scaled = [(trial.seconds * distance(workload_key, trial.task.workload_key), trial) for trial in trials]
+            # By the seconds alone, since trials have no order.
             order.extend(trial for seconds, trial in sorted(scaled, key=lambda pair: pair[0]) if seconds < float("inf"))
         return list(dict.fromkeys(trial for trial in order if trial is not None))
 

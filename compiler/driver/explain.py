@@ -171,6 +171,7 @@ class Explanation:
         bound, reached = max(by_arithmetic, by_memory), max(by_arithmetic, by_memory) / self.seconds
         kind = "arithmetic" if by_arithmetic >= by_memory else f"moving data through {where}"
         share = f"it runs at {reached:.0%} of the limit by {kind} ({milliseconds(bound)} ms)"
+        # No kernel is faster than the machine; 5% allow for the scatter of both timings.
         if reached > 1.05:
             return f"{share}: the limits, measured just now, are too low, so this machine is busy; try again"
         if reached >= NEAR:
@@ -253,6 +254,7 @@ class Explanation:
     def _bounds(self, limits: MachineLimits) -> tuple[float, float, str]:
         """Seconds that arithmetic and moving data take at least, and where the data is."""
         size = moved_bytes(self.task.dag)
+        # The roofline model (Williams, Waterman, Patterson, 2009) with one of two bandwidths.
         is_cached = size <= last_cache_bytes()
         rate, where = (limits.cache_gbs, "the caches") if is_cached else (limits.memory_gbs, "memory")
         return self.task.flop_count / limits.peak_gflops / 1e9, size / rate / 1e9, where
@@ -313,6 +315,7 @@ def find_names(names: Sequence[str], wanted: str) -> list[str]:
         return [wanted]
     found = [name for name in names if name.startswith(wanted.rstrip("…").rstrip("."))]
     if not found:
+        # No cutoff: some suggestion helps more than none.
         close = difflib.get_close_matches(wanted, names, n=3, cutoff=0) or list(names[:3])
         raise OptionError(f"there is no kernel {wanted!r}; the nearest are {', '.join(close)}")
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 X86, AARCH64, PTX = "x86", "aarch64", "ptx"
 
 _LABEL = re.compile(r"^([\w.$]+):")
+# With PTX's guards, such as @%p1.
 _INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.]*)\s*(.*)$")
 
 _ARITHMETIC = {
@@ -75,6 +76,7 @@ def find_hot_loop(listing: str, dialect: str) -> HotLoop | None:
     candidates = [_count(code, dialect, *span, is_loop=True) for span in loops]
     if not candidates:
         return _count(code, dialect, code[0].line, code[-1].line, is_loop=False)
+    # The register tile is unrolled, so the loop with the most multiply-adds in its text runs most of them.
     return max(candidates, key=lambda one: (one.multiply_adds, one.arithmetic, one.loads + one.stores))
 
 
@@ -102,11 +104,13 @@ def _innermost(lines: list[str], code: list[_Instruction]) -> list[tuple[int, in
     labels = {found[1]: number for number, line in enumerate(lines) if (found := _LABEL.match(line))}
     spans: dict[int, int] = {}
     for one in code:
+        # Jumps of x86; b, cbz and tbz of AArch64; bra of PTX.
         if not one.mnemonic.startswith(("j", "b", "cb", "tb")):
             continue
         target = re.split(r"[\s,;]+", one.operands.strip().rstrip(";"))[-1]
         start = labels.get(target)
         if start is not None and start <= one.line:
+            # Several branches back to one label are one loop, which ends at the last of them.
             spans[start] = max(one.line, spans.get(start, 0))
     return [
         (first, last)
@@ -165,5 +169,6 @@ def _written(one: _Instruction, dialect: str) -> str:
 def _vector_registers(body: list[_Instruction], dialect: str) -> set[str]:
     if dialect == PTX:
         return set()
+    # xmm, ymm and zmm of one number are parts of one register.
     pattern = r"%[xyz]mm(\d+)" if dialect == X86 else r"\b[qv](\d+)\b"
     return {number for one in body for number in re.findall(pattern, one.operands)}

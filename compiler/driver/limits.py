@@ -41,6 +41,7 @@ class MachineLimits:
 def measure_limits(threads: int) -> MachineLimits:
     """Take a second to find the limits of this machine. Raises: MemoryError when there is too little for a stream."""
     run, gflop = peak_kernel(threads)
+    # Twice the last cache, so that at most a part of a call's data is left from the call before.
     through_memory = min(2 * last_cache_bytes() + (64 << 20), MOST_BYTES, (free_memory_bytes() or MOST_BYTES) // 4)
     return MachineLimits(
         threads,
@@ -52,7 +53,9 @@ def measure_limits(threads: int) -> MachineLimits:
 
 def _bytes_a_second(size: int, threads: int) -> float:
     """Of a stream that reads two bytes for every one that it writes."""
+    # The mix of STREAM's triad (McCalpin, 1995).
     run, moved = stream_kernel(size * 2 // 3, size // 3, threads)
+    # A cached stream takes microseconds: 64 calls lift it above the cost of reading the clock.
     return moved / least_seconds(run, calls=1 if size > 1 << 24 else 64)
 
 

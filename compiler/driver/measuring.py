@@ -20,5 +20,6 @@ def network_options(
     cache = last_cache_bytes() if cache_bytes is None else cache_bytes
     exceed = constant_bytes > cache
     rotate = weights == "memory" or (weights == "auto" and exceed)
+    # After twice its size an LRU cache holds nothing of the slot that comes round again.
     pool = min(constant_bytes, 2 * cache) if exceed else 2 * cache
     return MeasureOptions(threads=threads, rotate_bytes=pool if rotate else 0)

@@ -41,4 +41,5 @@ def build_network(
 
 def optimized(graph: Graph) -> Graph:
     """The graph after the passes that the pass context asks for."""
+    # As TVM's opt_level 0: no optimization, but what code generation cannot do without.
     return optimize(graph, PIPELINE if PassContext.current().opt_level else NECESSARY)

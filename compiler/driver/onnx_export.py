@@ -20,6 +20,7 @@ from retune.compiler.runtime.atomic_write import atomic_write
 from retune.compiler.runtime.linking import LINKERS, link_objects
 
 _SUFFIX = ".onnx"
+# By their sonames: libm.so itself comes with a package for developers.
 _LIBRARIES = ("libm.so.6", "libc.so.6")
 
 PROVIDER = "onnxruntime-ep"
@@ -96,6 +97,7 @@ def _write(
 ) -> ExportedModel:
     library = library_path(path)
     with tempfile.TemporaryDirectory() as folder:
+        # Before either file is opened: what fails here leaves both as they were.
         objects = library_objects(ops, Path(folder), library_text)
     with atomic_write(path) as model_file, atomic_write(library) as library_file:
         write_model(model, model_file)

@@ -30,7 +30,9 @@ class OnnxRuntime:
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        # One operator at a time, as we run: a second pool would compete for the same cores.
         options.inter_op_num_threads = 1
+        # Errors alone; its warnings on stderr would look like ours.
         options.log_severity_level = 3
         if not is_optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -40,6 +40,7 @@ class OpenVino:
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
         """The network's outputs, in its order. Raises: MeasureError when it cannot run."""
         try:
+            # Without copies of the inputs, as our executors run.
             found = self._request.infer(dict(inputs), share_inputs=True)
             return [np.asarray(found[output]) for output in self._compiled.outputs]
         except Exception as error:  # as above

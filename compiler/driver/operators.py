@@ -29,6 +29,7 @@ from retune.compiler.target import Target
 from retune.compiler.te.tensor import Tensor
 
 PREFIX = "operator:"
+# PyTorch's and ONNX's default.
 _EPSILON = 1e-5
 
 Argument = int | float | str | list[Any] | None
@@ -99,6 +100,7 @@ OPERATORS: Mapping[str, Callable[..., list[Tensor]]] = {
 """The operators by name; their parameters are the sizes that are asked for. A task has the name after `retune.`."""
 
 for _name, _function in OPERATORS.items():
+    # A module that is imported again must not fail on names that it took itself.
     register_workload(f"retune.{_name}", _function, override=True)
 
 

@@ -18,6 +18,7 @@ USE_AUTO_SCHEDULER = "use_auto_scheduler"
 
 _OPTIONS: Mapping[str, type] = {USE_AUTO_SCHEDULER: bool}
 _TVM_PREFIX = "relay.backend."
+# TVM's: scripts pass opt_level=3.
 _LEVELS = range(4)
 
 
@@ -73,6 +74,7 @@ def _typed(name: str, value: object) -> object:
     return value
 
 
+# TVM's contexts belong to a thread too.
 class _Active(threading.local):
     """The stack of contexts of a thread, the innermost last."""
 

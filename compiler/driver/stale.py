@@ -16,6 +16,7 @@ from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import TaskState, gradients, network_latency
 
+# The largest batch of a run (`--batch`).
 ROUND = 64
 """Trials that count as one round, whatever the rounds were that they were measured in."""
 USUAL_TRIAL_SECONDS = 0.1

@@ -47,6 +47,7 @@ def train_model(
     early: dict[str, Sequence[MeasureRecord]] = {}
     late: dict[str, Sequence[MeasureRecord]] = {}
     for task in tasks:
+        # The latest are held out, not random ones: a search predicts later programs from earlier ones, too.
         found = sorted(records.get(task.workload_key, ()), key=lambda one: (one.timestamp, one.record_id))
         cut = len(found) - round(len(found) * holdout)
         early[task.workload_key], late[task.workload_key] = found[:cut], found[cut:]

@@ -27,6 +27,7 @@ def transfer_program(task: SearchTask, programs: Iterable[BestProgram]) -> tuple
     if not close:
         return None
     context = SketchContext(task.hardware, SearchOptions())
+    # Fitted to a sketch of this task: lengths are set for these extents, and the result is legal by construction.
     spaces = spaces_of(task.dag, context, derive_sketches(task.dag, context, rules_of(context)))
     for one in close:
         try:

@@ -208,6 +208,7 @@ class Tuning(TuningLoop[TunedTask]):
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
                 keys = {task.task.workload_key for task in self.tasks}
+                # Those of own tasks are left out: their records are replayed, and would count twice.
                 self.model.learn([batch for batch in training_data if batch.task_key not in keys])
             self._replay(history, own)
 
@@ -238,6 +239,7 @@ class Tuning(TuningLoop[TunedTask]):
         """
         task = self.tasks[index]
         first: tuple[Candidate, ...] = ()
+        # The default schedule is measured first: the report's speedup and the confirmation compare with it.
         if task.state.rounds == 0:
             steps = default_steps_of(task.task)
             text = dump_steps(steps)
@@ -282,6 +284,7 @@ class Tuning(TuningLoop[TunedTask]):
         failure = common_failure(records) if is_first else ""
         self.finish_round(index, [*map(BestProgram.of, records)], failure, task.guessed_seconds)
         self.rounds = max([before, *(record.round + 1 for record in records)])
+        # max: records of one round may be told in any order, and the clock never goes back.
         self.elapsed = max([self.elapsed, *(record.elapsed for record in records)])
         self._contention += contention_of(records)
 

@@ -29,10 +29,12 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, SketchPolicy
 from retune.compiler.search.transfer import k_nearest
 
+# As many builds and checks for each kernel that the budget missed: some seconds for a network, not minutes.
 TRIED = 4
 """How many programs are tried for a task that no record knows."""
 _TRANSFERRED = 0.5
 """Which share of these may be fitted programs of similar tasks."""
+# One disturbed timing may hide a good program; one that hides half of its speed is not expected.
 REACH = 2.0
 """Programs slower than so many times the fastest do not take part in the comparison."""
 CLOSE = 1.2
@@ -174,6 +176,7 @@ def _confirmation(
         if result.status is not MeasureStatus.OK
     )
     chosen = programs[place] if place < len(programs) else None
+    # The default schedule's kernel too: the network is compiled once more with it alone, for the comparison.
     kept = ((texts[each], builds[each].artifact) for each in (place, len(programs)))
     kernels = {text: kernel for text, kernel in kept if kernel is not None}
     about = task.workload_key, task.name, chosen

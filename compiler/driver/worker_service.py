@@ -121,6 +121,7 @@ class WorkerService:
                 request.task, request.candidates
             )
         device = CPU if self.gpu is None else f"cuda:{self.gpu}"
+        # The thread lock first, so that one thread of a process at most waits for the device.
         with self._timing, device_lock(device) if self._is_shared else nullcontext():
             match request:
                 case TimeRequest():
@@ -188,6 +189,7 @@ class WorkerService:
             if request.passes:
                 return runner.compare(task, builds, request.passes)
             times = runner.run(task, builds, best)
+        # Chunks of one round arrive one by one: those that follow give up as early as if they were one batch.
         self._round = request.round, min([best, *(cost for time in times for cost in time.costs)])
         return times
 

@@ -72,6 +72,7 @@ def _reached(task: SearchTask, steps: Sequence[Step]) -> Iterator[tuple[str, Loo
 
 def _wrong(function: LoopFunction, inputs: Sequence[Array], wanted: Sequence[Array]) -> str:
     """What is wrong with the outputs; empty if nothing is."""
+    # A grid of one thread runs loops in order, which is what the CPU's IR means without its parallel annotations.
     one_thread = Kernel(function, (1, 1, 1), (1, 1, 1))
     device = DeviceFunction(function.name, function.params, function.workspace, function.outputs, (one_thread,))
     try:

@@ -21,6 +21,7 @@ def position_of(key: object, names: Mapping[str, int]) -> int:
 
 def parameter_names(plan: Plan) -> dict[str, int]:
     """The buffers that parameters can be loaded into, by name: inputs, and constants with a unique name."""
+    # Only constants that own memory: one that shows another's would change that one too.
     constants = [
         (spec.name, number)
         for number, spec in enumerate(plan.buffers)
@@ -37,6 +38,7 @@ def as_array(value: Any, spec: BufferSpec, what: str) -> Array:
     Raises: OptionError when it does not fit.
     """
     try:
+        # A number of Python has no element type of its own, so that it takes the buffer's.
         array = _number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
     except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # nested lists of different lengths; 300
         # as int8; a tensor of PyTorch that is on a GPU, or wants a gradient

@@ -56,6 +56,7 @@ def order_steps(
 ) -> tuple[BoundCall, ...]:
     """The steps of a run: calls of one device that follow each other as one, and the copies between them."""
     steps: list[BoundCall] = []
+    # `groupby` joins neighbors only, so that the order of the steps stays.
     for device, group in groupby(placed.steps, key=_device_of):
         made = [calls[step.call] if isinstance(step, Run) else copies.step(step) for step in group]
         steps += made if device is None else memories[device].capture(made)

@@ -34,6 +34,7 @@ class Claims:
         if before != thread:
             self._lost_inputs.setdefault(before, {})[key] = name
         self._set[key] = thread
+        # The thread has set again what it had lost.
         if self._lost_inputs and thread in self._lost_inputs:
             self._lost_inputs[thread].pop(key, None)
         self._lost_runs.discard(thread)

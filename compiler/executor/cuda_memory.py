@@ -67,6 +67,7 @@ class CudaMemory(DeviceMemory):
         self.ready()
         if artifact.name not in self._programs:
             self._programs[artifact.name] = DeviceProgram(self.driver, self.stream, artifact)
+        # One workspace for all: kernels of one stream run one after the other.
         need = artifact.workspace_bytes
         if need and (self._workspace is None or self._workspace.nbytes < need):
             self._workspace = self._made((need,), "uint8")
@@ -95,6 +96,7 @@ class CudaMemory(DeviceMemory):
     def write(self, number: int, values: Array) -> None:
         """Copy an array into a buffer; a constant that others may read gets own memory first."""
         self.ready()
+        # Copy on write.
         if number in self._shared:
             self._put(number, self._new(number))
             del self._shared[number]

@@ -47,6 +47,7 @@ _GRAPH = "_tvmdbg_graph_dump.json"
 _TRACE = "_tvmdbg_execution_trace.json"
 _VALUES = "output_tensors.params"
 _TABLE = "table.txt"
+# As TVM's profile: the first runs touch new pages and cold caches.
 _WARM_UPS = 3
 
 
@@ -58,6 +59,7 @@ def create(
     Raises: as `retune.compiler.executor.graph_module.create`; ArtifactError when the folder cannot be written,
     OptionError when `dump_root` is no path.
     """
+    # Unshared: in an arena a node would overwrite what an earlier node, run again alone, still has to read.
     graph = import_graph_for(graph_json_str, libmod).unshared()
     return GraphModuleDebug(create_executor(graph.plan, libmod, device), graph, json.loads(graph_json_str), dump_root)
 
@@ -76,6 +78,7 @@ class GraphModuleDebug(GraphModule):
         super().__init__(module)
         root = Path(tempfile.mkdtemp(prefix="retune-debug-")) if dump_root is None else path_of(dump_root)
         temporary = dump_root is None
+        # Unlike `__del__`, a finalizer runs at the end of the interpreter too.
         self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True) if temporary else None
         self._nodes = graph.nodes
         self._first = graph.first_entries

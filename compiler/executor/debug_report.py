@@ -13,6 +13,7 @@ from typing import Any
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.timing import BenchmarkResult
 
+# The headers of TVM's reports, by which scripts find columns.
 _HEADER = ("Node Name", "Ops", "Time(us)", "Time(%)", "Shape", "Inputs", "Outputs", "Measurements(us)")
 _COLUMNS = ("Name", "Duration (us)", "Percent", "Device", "Count", "Argument Shapes", "Hash")
 _UNITS = {"Duration (us)": "microseconds", "Percent": "percent", "Count": "count"}
@@ -53,6 +54,7 @@ def trace_json(times: Sequence[NodeTime]) -> str:
     events: list[dict[str, object]] = []
     now = 0.0
     for time in times:
+        # Chrome's trace event format: a pair of begin and end events.
         for phase in "BE":
             events.append({"name": time.name, "cat": time.op, "ph": phase, "ts": now, "pid": 1, "tid": 1})
             now += time.result.mean * 1e6 if phase == "B" else 0.0

@@ -36,6 +36,8 @@ class DeviceConstants:
 
         Raises: DeviceError when there is no memory.
         """
+        # The address stands for the contents: constants are read-only, and the entry keeps its array, so it is not
+        # reused.
         key = (id(driver), number, address(source), source.shape, source.dtype.name)
         with self._lock:
             found = self._known.get(key)

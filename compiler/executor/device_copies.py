@@ -170,6 +170,7 @@ def _read(plan: Plan, memory: DeviceMemory, number: int) -> Array:
     """A copy of a buffer on a device."""
     spec = plan.buffers[number]
     root = plan.buffers[spec.storage]
+    # The owner is read whole: memories copy buffers by the number of the one that owns memory.
     whole = aligned_array(root.shape, root.dtype)
     memory.read(spec.storage, whole)
     return whole.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape)

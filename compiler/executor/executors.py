@@ -48,6 +48,7 @@ def executor_of(
     cuda_driver = driver()
     for gpu in gpus_of(gpus):
         check_gpu(network, gpu)
+    # Graphs: a network's small kernels take less time than the host needs to launch them one by one.
     memories = [CudaMemory(cuda_driver, device.device_id, graphs=True) for device in gpus]
     return GraphExecutor(network, threads, kernels, functions, memories)
 

@@ -67,6 +67,7 @@ class GraphExecutor(TimedExecutor):
         if functions is not None and not isinstance(functions, Mapping):
             raise OptionError(f"functions are given by their names, not as {functions!r:.80}")
         functions = functions or {}
+        # Before any memory is allocated: what the plan says of offsets decides which memory kernels write.
         network.verify(functions)
         check_machine(network)
         check_devices(network.plan, functions, len(memories))
@@ -274,6 +275,7 @@ class GraphExecutor(TimedExecutor):
         buffers = self.network.plan.buffers
         found = self._known(load_param_dict(params_bytes))
         for number, array in found.items():
+            # All are checked before the first is copied: an error leaves the executor as it was.
             check_fit(array, buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
@@ -299,6 +301,7 @@ class GraphExecutor(TimedExecutor):
             check_fit(found[number], buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
+                # Borrowed: the array keeps its memory alive when the other executor is gone.
                 self._host.borrow(buffers[number], array, "parameter")
                 self._copies.mark_written(number)
                 self._loaded.add(buffers[number].name)

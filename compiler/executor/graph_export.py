@@ -69,6 +69,7 @@ class _GraphWriter:
 
     def _call(self, call: Call, kernel: KernelArtifact) -> None:
         flags = [spec.is_output for spec in kernel.args]
+        # False sorts before True: inputs first.
         if flags != sorted(flags):
             raise ArtifactError(f"kernel {kernel.name}: a graph wants its outputs after its inputs")
         count = len(kernel.inputs)
@@ -140,6 +141,7 @@ def storage_ids(plan: Plan) -> tuple[int, ...]:
         if spec.storage == number and spec.kind is not BufferKind.INTERMEDIATE:
             give(number)
     for step, call in enumerate(plan.calls):
+        # Best fit over live ranges, as TVM's GraphPlanMemory: a storage grows to the largest buffer that it gets.
         roots = list(dict.fromkeys(plan.buffers[number].storage for number in call.buffers))
         for root in roots:
             if root not in ids:

@@ -141,6 +141,7 @@ class _Importer:
         sizes: dict[int, int] = {}
         for entry in self._entries:
             nbytes = BufferSpec("", entry.shape, entry.dtype, BufferKind.INTERMEDIATE, 0).nbytes
+            # TVM sizes a storage by the largest entry in it.
             sizes[entry.storage_id] = max(nbytes, sizes.get(entry.storage_id, 0))
         own = [storage for storage in sizes if storage not in self._kept]
         ends = list(accumulate((_aligned(sizes[storage]) for storage in own), initial=0))
@@ -169,6 +170,7 @@ class _Importer:
         if node >= before or index >= self._nodes[node].num_outputs:
             raise ArtifactError(f"graph, {where}: there is no output {index} of a node {node} before it")
         entry = self._first[node] + index
+        # Reaching definitions, one a storage: a value is there until the next entry of its storage is written.
         if self._holds.get(self._entries[entry].storage_id) != self._buffers[entry].storage:
             name = self._nodes[node].name
             raise ArtifactError(f"graph, {where}: it reads {name}, whose memory was written over before")
@@ -189,6 +191,7 @@ class _Importer:
         self._buffers[written[0]] = replace(view, kind=root.kind, storage=shown.storage, offset=root.offset)
 
     def _write(self, read: Sequence[int], written: range, where: str) -> None:
+        # A kernel's output is noalias, so no storage may be read and written by one node.
         taken = {self._entries[entry].storage_id for entry in read} | self._kept
         for entry in written:
             storage = self._entries[entry].storage_id
@@ -231,6 +234,7 @@ def _first_entries(nodes: Sequence[GraphNode]) -> tuple[int, ...]:
 
 def _device_of(node: GraphNode, usual: int) -> int:
     given = node.attrs.get(DEVICE, str(usual))
+    # `int` would also take signs, spaces, and digits of any script and number.
     if not re.fullmatch(r"[0-9]{1,4}", given):
         raise ArtifactError(f"graph, node {node.name}: its device is {given!r:.40}, and must be a number such as 1")
     return int(given)

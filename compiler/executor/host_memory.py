@@ -48,6 +48,7 @@ class HostMemory(DeviceMemory):
         self._claim()
         self._plan = plan
         roots = [number for number, spec in enumerate(plan.buffers) if spec.storage == number]
+        # Constants count as borrowed from the start: one that is written to gets own memory first.
         self._borrowed = {number for number in roots if plan.buffers[number].kind is BufferKind.CONSTANT}
         self._uses: dict[int, list[tuple[BoundKernel | HostCall, int, int]]] = {number: [] for number in roots}
         """The arguments of calls that are, or show, the memory of a buffer: call, argument, number of the buffer."""

@@ -116,12 +116,14 @@ class Library:
             raise OptionError(f"devices are needed, such as cpu() or cuda(0), not {devices!r:.80}")
         network = self.network
         if not self._complete:
+            # In the graph parameters are inputs, which is what they are now.
             plan = import_graph(self.get_graph_json(), self.gpu_kernels, self.network.plan.name).plan
             network = replace(self.network, plan=plan, constants={})
         return executor_of(network, self.threads, devices, self.kernels)
 
     def __iter__(self) -> Iterator[object]:
         """The graph's JSON text, this library, the parameters."""
+        # TVM's scripts unpack what a build returns into graph, library and parameters.
         return iter((self.get_graph_json(), self, self.get_graph_params()))
 
     def get_graph_json(self) -> str:
@@ -140,6 +142,7 @@ class Library:
 
     def remove_params(self) -> "Library":
         """The same library without parameters: its executors take them with `load_params` or `set_input`."""
+        # The kernels go along: they are loaded once, however many libraries share them.
         bare = Library(self.network, self.kernels)
         bare._graph, bare._complete = self.get_graph_json(), False
         return bare

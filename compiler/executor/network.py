@@ -69,10 +69,12 @@ class CompiledNetwork:
     constants: Mapping[int, Array]
     coverage: tuple[Coverage, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # A frozen network that was found consistent stays so; executors would otherwise check it again each time.
     _is_verified: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Take hold of the constants."""
+        # Read-only from here on: executors, processes that map one file, and GPUs' copies all share these arrays.
         held = {number: constant_array(np.asarray(array)) for number, array in self.constants.items()}
         object.__setattr__(self, "constants", held)
 

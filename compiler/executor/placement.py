@@ -84,6 +84,7 @@ def place_copies(plan: Plan, kernels: Mapping[str, KernelArtifact], functions: C
 
     Raises: ArtifactError when a call is of neither, or reads what nothing has written.
     """
+    # One forward pass (as dataflow over straight-line code): per buffer the devices that have its latest value.
     where: dict[int, list[int]] = {}
     for number, spec in enumerate(plan.buffers):
         if spec.storage == number and spec.kind in (BufferKind.INPUT, BufferKind.CONSTANT):
@@ -100,6 +101,7 @@ def place_copies(plan: Plan, kernels: Mapping[str, KernelArtifact], functions: C
             raise ArtifactError(f"plan {plan.name}: {plan.buffers[storage].name} is read before anything writes it")
         constant = plan.buffers[storage].kind is BufferKind.CONSTANT
         (once if constant else steps).append(Copy(storage, known[0], device))
+        # From now on up to date on both, so a second reader there copies nothing.
         known.append(device)
 
     for number, call in enumerate(plan.calls):
@@ -117,6 +119,7 @@ def place_copies(plan: Plan, kernels: Mapping[str, KernelArtifact], functions: C
         steps.append(Run(number, call.device))
         for root, written in zip(roots, writes, strict=True):
             if written:
+                # A write makes every other copy stale.
                 where[root] = [call.device]
     for number in plan.outputs:
         bring(plan.buffers[number].storage, HOST)

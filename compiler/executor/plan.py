@@ -26,6 +26,7 @@ from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 PLAN_VERSION = 1
 _MOST_DIMENSIONS = 64
 """Of an array of NumPy."""
+# Far above any machine: it keeps a damaged plan from asking for billions of memories.
 _MOST_DEVICES = 64
 """Beside the CPU."""
 
@@ -121,6 +122,7 @@ class Plan:
         if not 0 <= buffer.storage < len(self.buffers):
             raise ArtifactError(f"{where}: no buffer {buffer.storage} to share memory with")
         root = self.root(number)
+        # A view shows the memory of an owner, never of another view: one step leads to the memory.
         if root.storage != buffer.storage or root.nbytes < buffer.nbytes or root.kind is not buffer.kind:
             raise ArtifactError(f"{where}: cannot share the memory of buffer {buffer.storage} ({root.name})")
         if buffer.kind is BufferKind.INTERMEDIATE and buffer.storage == number:

@@ -40,6 +40,7 @@ def write_shared_library(network: CompiledNetwork, path: Path, linkers: Sequence
     network.require_cpu_code("a shared library")
     with atomic_write(path) as temporary:
         link_objects([kernel.object_code for kernel in network.kernels], temporary, linkers)
+        # The loader of ELF reads only what its headers name, so that what stands behind does not disturb it.
         append_archive(temporary, _KIND, VERSION, network_parts(network, with_code=False))
     return path
 
@@ -52,6 +53,7 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
     """
     path = Path(path).absolute()
     with refusing_damage("library of a network (strip removes what stands at the end)", path):
+        # Before dlopen, which would run the constructors of a damaged or foreign file.
         archive = Archive(path, _KIND, VERSION)
         if archive.is_legacy:
             about = archive.json(_LEGACY_CODE)

@@ -124,11 +124,13 @@ class TimedExecutor(TimedFunctions):
         with self.lock:
             self.run()
             calls = [self.single_call(place) for place in range(len(self.network.plan.calls))]
+            # Runs outside, calls inside: each call finds the caches as its predecessors leave them in a real run.
             for row in samples:
                 for place, call in enumerate(calls):
                     start = time.perf_counter_ns()
                     call()
                     row[place] = time.perf_counter_ns() - start
+        # The median: one interrupt in ten runs must not show as a slow kernel.
         medians = np.median(samples, axis=0) / 1e9
         return tuple(
             CallTime(call.kernel, call.label, float(seconds))

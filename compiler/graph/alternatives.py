@@ -51,6 +51,7 @@ class Variant:
 
     def described(self, graph: Graph) -> Graph:
         """The graph with the new values described; the new constants have a shape and no contents yet."""
+        # Strides of 0: a description needs shapes alone, and transformed weights of a network may have hundreds of MB.
         hollow = {one.value.name: np.broadcast_to(np.zeros((), one.value.dtype), one.value.shape) for one in self.made}
         return self._with(graph, hollow)
 

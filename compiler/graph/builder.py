@@ -15,6 +15,7 @@ KEPT = ("identity", "dequantize")
 """Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""
 
 
+# A visitor takes some frames a level, and Python has a thousand; 64 levels leave room for what is fused around them.
 _MOST_JOINED = 64
 """Operands of a concatenation; one of more is a concatenation of others. Its expression is as deep as it has operands.
 """
@@ -208,6 +209,7 @@ class GraphBuilder:
         return name
 
 
+# Below that looking for a free number costs less than remembering where to begin.
 _MANY = 100
 """So many values of one name are no accident."""
 

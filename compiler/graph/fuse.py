@@ -23,6 +23,7 @@ from retune.compiler.ops import OPS, FusionKind
 
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")
+# What is fused on a branch is recomputed with each tile of the convolution: a few operations an element, not many.
 _LONGEST_CHAIN = 8
 _DEEPEST = 24
 """Element-wise nodes of a group that read each other. They become one expression, which many visitors walk

@@ -77,6 +77,7 @@ def graph_from_parts(head: Mapping[str, Any], constants: Sequence[Array]) -> Gra
         constants=dict(zip(head["constants"], constants, strict=True)),
         values=values,
     )
+    # Its structure first: `verify` of the operators indexes values by names that must exist.
     graph.verify()
     return graph
 

@@ -66,6 +66,7 @@ class Node(Attributed):
         return f"{call} {{{attrs}}}" if attrs else call
 
 
+# Passes compare graphs by their text: constants of shapes, which they rewrite, must show in it.
 _PRINTED_INTEGERS = 8
 
 
@@ -153,6 +154,7 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash (32 hex digits) of structure, attributes, shapes and constants; names do not matter."""
         digest = hashlib.sha256()
+        # Numbers in place of names: two exports of one network differ in names alone.
         number: dict[str, int] = {}
 
         def describe(name: str) -> str:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 from retune.compiler.graph.ir import Array
 
+# Below a MiB computing again takes under a millisecond, and would push large results out of the cache.
 _LARGE_BYTES = 1 << 20
+# Every specialization computes factors and biases again, at other addresses with the same content.
 _SMALL_BYTES = 1 << 16
 _active = threading.local()
 
@@ -34,6 +36,7 @@ class MemoizedConstants:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key][1]
+        # Without the lock: packing a weight may take seconds. Two threads may compute one result, and both are right.
         found = compute()
         with self._lock:
             if key not in self._entries:

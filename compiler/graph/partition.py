@@ -26,6 +26,7 @@ from retune.compiler.te.tensor import ComputeOp, Tensor
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
+# Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
 """Letters of a kernel's name, at the most."""
 
@@ -144,6 +145,7 @@ def partition(
     for group in fusion.groups:
         inputs, dag = express(graph, group)
         key = dag.workload_key
+        # Hash consing by workload key: layers that compute the same are tuned once, and their weights add up.
         if key not in tasks:
             name = _unique(_describe(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)

@@ -24,25 +24,34 @@ from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
 
 PIPELINE: tuple[GraphPass, ...] = (
+    # First: pairs of quantize and dequantize still stand around single operators, as the exporter put them.
     Quantized(),
     FoldConstants(),
     FoldBatchNorm(),
+    # Before what looks for 1x1 convolutions: some dilated 3x3 ones become such.
     DropPaddingTaps(),
     CommonSubexpressions(),
+    # On what exporters write, before simplification merges constants that patterns name.
     Recognize(),
     Simplify(),
+    # Simplified arithmetic shows more of them, as x * (1 / n) for a mean.
     Recognize(name="recognize_simplified"),
     FoldScales(),
+    # After scales are in the weights: a slice has fewer nodes to move through.
     SliceWeights(),
     Simplify(),
     FoldScales(name="fold_scales_of_slices"),
+    # After transposes have sunk to the products, and before those of ChannelsLast are added.
     TransposedProducts(),
     ChannelsLast(),
+    # SubpixelConv, ResampleLater and MergeProducts know channels-last convolutions only.
     SubpixelConv(),
     Simplify(),
     ResampleLater(),
     MergeProducts(),
+    # Late: its pads and slices would stop the rules above.
     PadRows(),
+    # At the end: a transpose that has become a reshape no longer cancels against another transpose.
     Simplify(name="settle", rules=SETTLING_RULES),
     CommonSubexpressions(name="common_subexpressions_again"),
 )

@@ -164,6 +164,8 @@ class Program:
         match self.main.body:
             case (Call(region=region, inputs=names, outputs=outputs),) if len(known) == len(shapes):
                 results = tuple(result.name for result in self.main.results)
+                # A graph fixes names, order and shapes of its outputs: one that renames or repeats them stays a
+                # program.
                 if region.determining or outputs != results or self.outputs != region.outputs:
                     return None
                 if names != tuple(shapes) or region.inputs != names:

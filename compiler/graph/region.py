@@ -82,6 +82,7 @@ class Region(ABC):
     @cached_property
     def key(self) -> str:
         """A hash (32 hex digits), equal for regions that compute the same from the same constants, in every process."""
+        # 128 bits: no two regions of a process collide in practice.
         return hashlib.sha256(self._content()).hexdigest()[:32]
 
     @abstractmethod

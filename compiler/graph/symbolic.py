@@ -21,6 +21,8 @@ from retune.compiler.ir.dims import Dim, Guard, integers, substitute
 
 _SCALES = (7, 37, 211)
 """Extents that most networks take: the first ones are small, pooling needs larger ones."""
+# With the first scale these are the primes from 7 to 31. At no scale does one number divide another, so a relation that
+# holds for the numbers is one of the network and no accident.
 _APART = (0, 4, 6, 10, 12, 16, 22, 24)
 """What is added to a scale for each symbol, so that symbols differ."""
 _MOST_TRIES = 16
@@ -188,6 +190,7 @@ def variants(
     of those before, such as an extent of 1, or two that are equal.
     """
     found: list[SymbolicGraph] = []
+    # Breadth first: variants close to the general one are the likeliest to occur.
     waiting, tried = deque(_general(symbols)), set[tuple[int, ...]]()
     while waiting and len(tried) < _MOST_TRIES:
         numbers = waiting.popleft()

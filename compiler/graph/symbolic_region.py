@@ -62,6 +62,7 @@ class SymbolicRegion(Region):
                     graph = variant.static(numbers, every)
                 except (LookupError, ArithmeticError, ValueError):  # of NumPy, for shapes that fit no operator
                     break  # the original says what is wrong with them
+                # What reads the results was compiled for the shapes that were inferred.
                 check_results(self, graph)
                 return graph
         return self.original.specialize(shapes, values, constants)

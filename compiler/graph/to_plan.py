@@ -138,6 +138,7 @@ def _place(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
                 root = table.buffers[number].storage
                 first.setdefault(root, step)
                 last[root] = step
+    # Live ranges by first and last call: a buffer may share memory from the call after its last reader on.
     numbers = sorted(first)
     memory = plan_memory([Request(table.buffers[n].nbytes, first[n], last[n]) for n in numbers])
     return dict(zip(numbers, memory.offsets, strict=True)), memory.arena_bytes

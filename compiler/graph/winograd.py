@@ -20,6 +20,7 @@ from retune.compiler.graph.ir import Array, Graph, Node, Value
 from retune.compiler.ops.winograd import KERNEL, transformed_weight
 from retune.compiler.target import HardwareParams, Target
 
+# Products grow with channels in x out, transforms with in + out.
 LEAST_CHANNELS = 16
 """With fewer channels, in or out, the transforms cost more than the products they save."""
 LEAST_TILES = 12
@@ -58,6 +59,7 @@ class Winograd:
         if not self._applies(graph, node):
             return None
         weight = graph.values[node.inputs[1]]
+        # Lavin and Gray, 2015: F(m x m, r x r) needs (m + r - 1)^2 products for m^2 results, in place of m^2 r^2.
         alpha = self.tile + KERNEL - 1
         packed = Value(f"{weight.name}.{self.name}", (alpha, alpha, *weight.shape[2:]), weight.dtype)
         made = MadeConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
@@ -70,6 +72,7 @@ class Winograd:
         weight = graph.constants[node.inputs[1]]
         # Every result channel is computed independently, so evenly spaced ones are a sample of the error.
         weight = weight[..., :: max(1, weight.shape[3] // _PROBED_CHANNELS)]
+        # A fixed seed: whether a layer has the alternative must be the same in every process of a run.
         image = np.random.default_rng(0).standard_normal((1, _PROBE, _PROBE, weight.shape[2]))
         # The transforms of larger tiles have larger constants and lose accuracy by cancellation, depending on the
         # weights. The error is measured with the layer's own weights instead of being bounded for all.

@@ -17,8 +17,10 @@ from retune.compiler.runtime.timing import time_calls
 
 _PROBES = 2
 """How often a program may look too slow before it is believed."""
+# Doubling reaches 2^100 calls; the bound ends the search where the clock does not advance.
 _MOST_PASSES = 100
 """Where the search for a number of calls ends in any case."""
+# The call count is an estimate: insisting on the exact length would repeat passes that are off by timing noise alone.
 _CLOSE = 0.9
 """A pass this close to the least length is long enough."""
 
@@ -127,6 +129,7 @@ class AdaptiveTimer:
                 break
         if self._options.cooldown_interval:
             time.sleep(self._options.cooldown_interval)
+        # `best` is None only where every pass was too short; the last one had the most calls.
         return best or sample
 
     def _is_disturbed(self, sample: _Sample) -> bool:

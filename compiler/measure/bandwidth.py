@@ -33,6 +33,8 @@ def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[Bo
     artifact = KernelArtifact("stream", compile_module(text, target), args, 0, str(target))
     buffers = [aligned_array(arg.shape, arg.dtype) for arg in args]
     for buffer in buffers:
+        # Written once: untouched pages of zeros are one shared page of the kernel, which stays in the first-level
+        # cache.
         buffer[...] = 1.0
     return load_kernels([artifact])["stream"].bind(buffers, threads), (read + written) * block
 
@@ -40,6 +42,7 @@ def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[Bo
 def _module(lanes: int, read: int, written: int, threads: int, attributes: str) -> str:
     """A kernel: each thread copies, then reads or writes what is left, in blocks of `UNROLL` vectors."""
     vector, block = f"<{lanes} x float>", lanes * UNROLL
+    # The smaller side is moved as a copy, so that loads and stores overlap as they do in a kernel.
     both = min(read, written)
     alone = "call void @stream.team(ptr %buffers)"
     team = "call void @GOMP_parallel(ptr @stream.team, ptr %buffers, i32 %threads, i32 0)"
@@ -84,6 +87,7 @@ def _loop(name: str, before: str, first: int, end: int, vector: str, lanes: int,
     """Blocks `first` to `end`, from where block `before` ends to a block called `name.done`."""
     if first == end:
         return f"  br label %{name}.done\n{name}.done:"
+    # One accumulator a vector of the iteration: a single chain of fadd would measure its latency, not the memory.
     numbers = range(UNROLL)
     lines = [
         f"  br label %{name}",
@@ -118,5 +122,6 @@ def _loop(name: str, before: str, first: int, end: int, vector: str, lanes: int,
             for n in numbers
             if n
         ]
+        # The sum is stored, or LLVM would delete the loads as dead code.
         lines.append(f"  store {vector} %{name}.c{UNROLL - 1}, ptr %own")
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 
+# One timing of a few ms is too noisy to rank near-equal programs; each program more costs seven passes.
 SHORTLIST = 5
 """How many of a task's fastest programs are timed again before one may serve."""
 
@@ -41,6 +42,8 @@ class BuiltPrograms:
         kept = self._kept.setdefault(task.identity, {})
         for text, built, one in zip(texts, builds, measured, strict=True):
             if built.artifact is not None and one.costs:
+                # The rank sorts the default schedule first, so that the cut below, which has one more place for it,
+                # never drops it.
                 kept[text] = _Kept((text != default, one.censored, min(one.costs)), built)
         has_default = any(not each.rank[0] for each in kept.values())
         for text in sorted(kept, key=lambda each: kept[each].rank)[self._most + has_default :]:

@@ -12,6 +12,7 @@ import numpy as np
 from retune.compiler.dtype import HALVES, epsilon, is_float
 from retune.compiler.runtime.artifact import ArgSpec, Array
 
+# Small integers, so that sums of products stay far from overflow, where programs would agree by wrapping around.
 _SMALL_SIGNED, _SMALL = 8, 8
 
 TF32_ROUNDING = 256.0
@@ -73,6 +74,7 @@ class Expected:
         finite = np.abs(values[np.isfinite(values)])
         scale = float(finite.max()) if finite.size else 0.0
         # A wrong program is off by about the size of its terms, several orders above this allowance.
+        # Probabilistic error bound of summation (Higham and Mary, 2019): lambda * sqrt(n) * u, here with lambda = 4.
         relative = factor * unit * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
         allowed = np.where(np.isfinite(values), relative * (np.abs(values, dtype=np.float64) + scale), 0.0)
         return cls(name, values, allowed.astype(values.dtype))
@@ -93,6 +95,7 @@ class Expected:
                     return ""
                 same = (actual == self.values) | (np.isnan(actual) & np.isnan(self.values))  # infinities and NaN
                 error = np.where(same, 0.0, error)
+            # Negated "<=" and not ">": a comparison with NaN is false, so a NaN counts as wrong.
             wrong = ~(error <= self.allowed)
             if not wrong.any():
                 return ""

@@ -28,6 +28,7 @@ from retune.compiler.runtime.cuda_array import DeviceArray
 from retune.compiler.runtime.cuda_driver import Driver, GpuDevice
 from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
 
+# After a sticky error every CUDA call of the process fails: NVIDIA's only remedy is to end the process.
 BROKEN = 86
 """With this code a worker ends whose CUDA does nothing more."""
 
@@ -152,6 +153,7 @@ def compare_stream(
     try:
         watch = _watch(gpu, options)
         calls = [_bound(gpu, task, artifact) for artifact in artifacts]
+        # All are bound and probed before the first pass: loading a module between passes would disturb what follows it.
         probes = [watch.probe(call) for call in calls]
         for _ in range(passes):
             for call, probe, found in zip(calls, probes, costs, strict=True):
@@ -224,6 +226,7 @@ def _end(failure: DeviceError) -> None:
     """Nothing works any more in this process: the parent sees the last words and starts another."""
     sys.stderr.write(f"{failure}\n")
     sys.stderr.flush()
+    # Not sys.exit: finalizers would free memory in the broken context.
     os._exit(BROKEN)
 
 

@@ -55,6 +55,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises: MeasureError.
     """
     while True:
+        # flock belongs to the open file, so the kernel drops it when its process ends, however it ends.
         handle = _opened(path)
         try:
             try:
@@ -100,6 +101,8 @@ def _holder_of(handle: int) -> str:
 
 def _opened(path: Path) -> int:
     """A handle of the file to lock; anybody may open it, and only to look. Raises: MeasureError."""
+    # Read-only suffices for flock, and the kernel refuses to open another user's file in a sticky folder with O_CREAT
+    # (fs.protected_regular). O_NONBLOCK: opening a FIFO of that name must not block.
     safe = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
         try:

@@ -211,6 +211,7 @@ class FleetRunner:
                     pending.append(self._submit(task, left.popleft(), best=best))
                 found += pending[0].result()
                 pending.popleft()
+                # Chunks submitted from now on give up on slow programs as early as a local runner would.
                 best = min([best, *(cost for time in found for cost in time.costs)])
         except BaseException:
             for each in pending:

@@ -40,6 +40,7 @@ def distance(wanted: str, known: str) -> float:
         return math.inf
     factor = 1.0
     for one, other in zip(ours, theirs, strict=True):
+        # Work is taken to grow with the product of the extents, as it does for every operator with dense loops.
         factor *= _factor(one, other)
     return factor
 
@@ -94,6 +95,7 @@ def best_trial(
         factor = 1.0 if workload_key is None else distance(workload_key, trial.task.workload_key)
         if factor != 1.0 and not include_compatible:
             continue
+        # A tuple: the layout decides first, the cost only among trials of equal standing.
         rank = (layout not in (None, trial.task.layout), trial.seconds * factor)
         if rank < lowest:
             best, lowest = trial, rank
@@ -122,6 +124,7 @@ def distill(source: Path, destination: Path) -> int:
     unfinished.unlink(missing_ok=True)
     append_log(unfinished, found)
     try:
+        # A rename is atomic: a reader sees the old log or the new one, never a part.
         unfinished.replace(destination)
     except OSError as error:
         raise LogFormatError(f"cannot write the log {destination}: {error.strerror}") from error

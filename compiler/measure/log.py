@@ -40,6 +40,7 @@ _HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16,}|-?\d{9,}")
 """What stands for a computation in a key, where no function is named: an MD5 sum, or what another function made."""
 _LONGEST_NAME = 100
 _TIMES = "x"
+# TVM keeps hardware parameters in an int.
 _PARAMETER = 2**31 - 1
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch", "-math")
@@ -141,6 +142,7 @@ def read_line(text: str) -> LoggedTrial:
     timed = trial.status is MeasureStatus.OK and is_timed(trial.costs)
     if trial.status is MeasureStatus.OK and not timed:
         raise LogFormatError(f"the line {_shortened(text)} claims success with costs of {list(trial.costs)} seconds")
+    # TVM writes the cost 1e10 for a failure; kept, it would enter means and plots.
     return trial if timed else replace(trial, costs=())
 
 
@@ -251,6 +253,7 @@ def from_record(record: MeasureRecord) -> LoggedTrial:
         steps = load_steps(record.steps)
     except ScheduleError as error:
         raise LogFormatError(f"record {record.record_id}: {error}") from None
+    # A record keeps the threads alone: 64-byte vectors and cache lines stand in, which are TVM's defaults for a CPU.
     hardware = (record.threads, 64, 64, 0, 0, 0, 0, 0)
     task = LoggedTask(record.task_key, record.target, hardware, "", _network_layout(record.target))
     known = _logged_options(record.options)
@@ -385,6 +388,7 @@ def _digest(text: str) -> str:
 
 def _id_of(timestamp: int, identity: str) -> str:
     """A ULID: 48 bits of milliseconds, then 80 bits of the text's digest."""
+    # 20 hexadecimal digits are the 80 bits that a ULID has for randomness; time first, so that ids sort by it.
     number = ((timestamp * 1000) & (2**48 - 1)) << 80 | int(_digest(identity)[:20], 16)
     return "".join(_ULID_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 

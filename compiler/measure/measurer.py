@@ -21,6 +21,7 @@ from retune.compiler.schedule.task import SearchTask
 
 __all__ = ["LocalMeasurer", "Measurement", "Measurer"]
 
+# A group pays one request to the worker; larger ones leave built programs waiting and the timing CPU idle.
 _GROUP = 4
 """How many programs are timed between two looks at what was built meanwhile."""
 
@@ -96,6 +97,7 @@ class LocalMeasurer:
             done = as_completed(builds)
             while ready := list(islice(done, group)):
                 built = [build.result() for build in ready]
+                # Guests build on the timed CPUs; they pause here, and builders on other CPUs go on.
                 with self.builder.quiet():
                     runs = self.runner.run(task, built, best)
                 for future, run in zip(ready, runs, strict=True):

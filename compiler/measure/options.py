@@ -24,49 +24,52 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """How candidates are built and timed, on `threads` threads.
+    """How candidates are built and timed.
 
-    What TVM's `LocalBuilder` and `LocalRunner` call `timeout` is `build_timeout_s` and `run_timeout_s` here, with their
-    defaults; both are for one candidate. `cooldown_interval` is a pause in seconds after every repeat.
-    `enable_cpu_cache_flush` takes all arguments but the first out of the caches before each repeat, which is one call
-    then. Other defaults differ from TVM's (number 3, repeat 1, min_repeat_ms 100) for these reasons:
-
-    * A candidate of half a millisecond would be timed for 100 ms, a round of 64 for six seconds. Other load can only
-      make a call slower, so the fastest of `repeat` repeats of `min_repeat_ms` is as steady as the mean of one long
-      repeat, at a tenth of its price. `number` is where the search for the number of calls in a repeat begins.
-    * Racing: after a look of `first_look_ms`, a program slower than `give_up_factor` times the best of its task gets no
-      repeats; its record is marked as censored. The best program is timed as `repeat` says, most others are not.
-    * A repeat that loses more than the share `max_contention` to other processes is made again, up to
-      `contended_passes` times for a candidate. TVM has no such check.
-
-    * `overlap`: while a program is timed, others are built, on CPUs that the timing does not use; never on those
-      that it does use. TVM builds everything first.
-
-    `rotate_bytes` tells how programs are to find the constants of their task (weights): 0 leaves them in the caches
-    from one call to the next; otherwise every call finds them in another place of a pool of so many bytes, so that they
-    come from memory as they do in a network whose weights exceed the last cache.
-
-    `check` compares every candidate's outputs with those of the default schedule on the same random inputs, made from
-    `seed`; `tolerance_factor` scales how far they may differ. TVM does not look at results.
+    Other defaults differ from TVM's (number 3, repeat 1, min_repeat_ms 100): a candidate of half a millisecond would be
+    timed for 100 ms, a round of 64 for six seconds. Other load can only make a call slower, so the fastest of `repeat`
+    repeats of `min_repeat_ms` is as steady as the mean of one long repeat, at a tenth of its price.
     """
 
     threads: int = 1
+    """Threads that a program is timed on."""
     build_timeout_s: float = 15.0
+    """Seconds for the build of one candidate: `timeout` of TVM's `LocalBuilder`, with its default."""
     run_timeout_s: float = 10.0
+    """Seconds for all runs of one candidate: `timeout` of TVM's `LocalRunner`, with its default."""
     number: int = 1
+    """Calls in a repeat, where the search for their number begins."""
     repeat: int = 3
+    """Repeats of a program that may be the best; the fastest counts."""
     min_repeat_ms: float = 3.0
+    """The least length of a repeat in milliseconds."""
     cooldown_interval: float = 0.0
+    """A pause in seconds after every repeat."""
     enable_cpu_cache_flush: bool = False
+    """Take all arguments but the first out of the caches before each repeat, which is one call then."""
     rotate_bytes: int = 0
+    """How programs find the constants of their task (weights): 0 leaves them in the caches from one call to the next;
+    otherwise every call finds them in another place of a pool of so many bytes, so that they come from memory as they
+    do in a network whose weights exceed the last cache.
+    """
     first_look_ms: float = 0.3
+    """Racing: the length in milliseconds of the look that decides whether a program gets its repeats."""
     give_up_factor: float = 1.5
+    """A program slower than so many times the best of its task gets no repeats; its record is marked as censored."""
     max_contention: float = 0.02
+    """A repeat that loses more than this share to other processes is made again. TVM has no such check."""
     contended_passes: int = 3
+    """How many repeats of a candidate may be made again."""
     overlap: bool = True
+    """While a program is timed, build others on CPUs that the timing does not use. TVM builds everything first."""
     check: bool = True
+    """Compare every candidate's outputs with those of the default schedule on the same random inputs. TVM does not look
+    at results.
+    """
     tolerance_factor: float = 1.0
+    """Scales how far outputs may differ."""
     seed: int = 0
+    """What the random inputs are made from."""
 
     def __post_init__(self) -> None:
         for name in ("threads", "number", "repeat", "seed", "rotate_bytes", "contended_passes"):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+# 2 added `censored` and `contention`.
 SCHEMA_VERSION = 2
 """Version of the row layout; a store refuses files of a higher one."""
 

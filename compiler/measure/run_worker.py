@@ -26,6 +26,7 @@ from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.runtime.loader import BoundKernel, RotatingKernel
 from retune.compiler.runtime.openmp import openmp_runtime
 
+# Rounds alternate between tasks: filling them again and running the reference costs more than the memory.
 _KEPT_BYTES = 1 << 30
 
 _tasks: OrderedDict[str, TaskBuffers] = OrderedDict()
@@ -52,6 +53,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
     buffers = TaskBuffers.filled(pattern.args, options.seed, key, setup)
     if options.check:
         buffers.poison_outputs()
+        # The reference runs in this process, on the same buffers: both sides see the same inputs bit for bit.
         buffers.bind(pattern, options.threads)()
         if damage := buffers.damage():
             raise ArtifactError(f"the default kernel writes {damage}")

@@ -25,7 +25,9 @@ from retune.compiler.schedule.task import SearchTask
 _LOG = logging.getLogger(__name__)
 
 _BUILD_REFERENCE = "retune.compiler.measure.build_worker:build_reference"
+# Filling buffers and one run of the default schedule: far more than a candidate may take, since nothing is tuned yet.
 _PREPARE_SECONDS = 120.0
+# Bounds what loading thousands of kernels leaks.
 _USES_PER_WORKER = 5000
 
 
@@ -122,6 +124,7 @@ class LocalRunner:
             artifacts,
             passes,
             self.options,
+            # The limit is per item of the stream, and one item is a pass over all programs.
             timeout_s=self.options.run_timeout_s * len(artifacts),
         )
         try:

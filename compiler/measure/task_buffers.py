@@ -18,6 +18,7 @@ from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
 from retune.compiler.runtime.machine import last_cache_bytes, require_memory
 
+# Reading /proc/meminfo costs more than allocating less than this.
 _LARGE = 64 << 20
 """From here on it is worth a look whether there is memory for a buffer."""
 
@@ -130,6 +131,7 @@ class TaskBuffers:
         places = {}
         for place in self.constants:
             nbytes = self.specs[place].nbytes
+            # Kernels assume aligned constants, so each copy begins at a multiple of the alignment.
             step = nbytes + -nbytes % ALIGNMENT
             # Every constant gets equally many copies, so their proportions are those of one call.
             count = max(2, -(-pool_bytes // max(total, 1)))

@@ -149,6 +149,7 @@ def _registered(name: str, function: F, override: bool) -> F:
 
 
 def _folder(workload_key: str) -> Path:
+    # Keys hold JSON of any length: a hash fits into a file name (255 bytes) and needs no escaping.
     digest = hashlib.sha256(workload_key.encode()).hexdigest()[:32]
     return config.load().home / "inputs" / digest
 
@@ -160,6 +161,7 @@ def _path(workload_key: str, name: str) -> Path:
 def _load(path: Path) -> Array | None:
     """Raises: OptionError when the file is there and cannot be read."""
     try:
+        # No pickles: they would run code that the writer of the file chose.
         loaded: Array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         return None

@@ -243,9 +243,11 @@ class _Reader:
 
     def _array(self, content: list[Any]) -> Any:
         dtype, shape, start, size = content
+        # Copied: frombuffer gives a read-only view, which would keep the whole message alive.
         return np.frombuffer(self._blob(start, size), np.dtype(dtype)).reshape(shape).copy()
 
     def _object(self, number: int) -> Any:
+        # Python would count from the end, and a forward reference would become a valid one.
         if number < 0:
             raise ValueError("an object has no number")
         return self._objects[number]

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+# How long an orphan may disturb the machine; a check is one system call.
 _WATCH_SECONDS = 0.5
 
 
@@ -50,6 +51,7 @@ def _replies(request: bytes) -> Iterator[bytes]:
         path, args = pickle.loads(request)
         result = resolve(path)(*args)
         for item in result if isinstance(result, Iterator) else (result,):
+            # Pickled here and not by `send`: an item that cannot be pickled becomes an ERROR reply.
             yield pickle.dumps((ITEM, item), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         # A function's exception is an answer; only the death of the process is not.
@@ -76,6 +78,7 @@ def _end_with(parent: int) -> None:
     """
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
+    # The group and not the process: a build may have started a linker or ptxas.
     os.killpg(0, signal.SIGKILL)
 
 

@@ -139,6 +139,8 @@ class WorkerPool:
         is_guest = place >= self.steady
         with self._changed:
             if is_guest:
+                # Returns on an empty queue too, or an idle guest's thread would stay for as long as the pool is held
+                # quiet.
                 self._changed.wait_for(lambda: not self._held or not self._waiting)
             while self._waiting:
                 call = self._waiting.popleft()

@@ -30,9 +30,12 @@ from retune.compiler.config import child_environment
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.worker_main import END, ERROR, ITEM
 
+# Enough for the last words of a crash; the text becomes part of a record.
 _STDERR_BYTES = 8192
+# Between EOF on the pipe and the end of the process the kernel frees its memory, which takes seconds for gigabytes.
 _GRACE_SECONDS = 5.0
 _SEND_SECONDS = 120
+# Signals that a program does not raise by a fault of its own, unlike SIGSEGV, SIGILL, SIGBUS, SIGFPE and SIGABRT.
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 
 
@@ -192,6 +195,7 @@ class WorkerProcess:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         # A file and not a pipe: a worker that writes much would block on a pipe that is not read.
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        # "-P" keeps the working folder off the worker's path; what the parent can import, the worker finds by these.
         paths = [str(Path(entry).resolve()) for entry in sys.path]
         arguments = (str(theirs.fileno()), str(os.getpid()))
         try:

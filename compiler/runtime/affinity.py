@@ -21,6 +21,8 @@ def choose_cpus(threads: int) -> tuple[int, ...]:
     seconds: list[int] = []
     seen: set[str] = set()
     for cpu in allowed:
+        # SMT siblings have the same list, so its text identifies the physical core; two threads on one core share its
+        # ports.
         core = _siblings(cpu)
         (seconds if core in seen else firsts).append(cpu)
         seen.add(core)
@@ -34,6 +36,7 @@ def openmp_environment(cpus: tuple[int, ...]) -> dict[str, str]:
     """
     if not cpus:
         return {}
+    # One place a CPU: with a place of several the kernel could move threads between them in the middle of a timing.
     places = ",".join(f"{{{cpu}}}" for cpu in cpus)
     return {"OMP_PROC_BIND": "true", "OMP_PLACES": places, "OMP_NUM_THREADS": str(len(cpus))}
 
@@ -48,4 +51,5 @@ def _siblings(cpu: int) -> str:
     try:
         return Path(_TOPOLOGY.format(cpu)).read_text(encoding="ascii").strip()
     except OSError:
+        # Without a topology every CPU counts as a core.
         return str(cpu)

@@ -42,6 +42,7 @@ from retune.compiler.runtime.machine import require_memory
 
 FORMAT_VERSION = 1
 MANIFEST = "archive.json"
+# Hashing less takes microseconds; hashing weights would read the pages that mapping leaves on the disk.
 EAGER_BYTES = 1 << 16
 """Arrays of a mapped file are checked when it is opened below this size: biases and tables, not weights."""
 
@@ -65,11 +66,13 @@ DAMAGE = (
 RecursionError of values that are nested too deep.
 """
 
+# Other methods that zipfile knows (bzip2, LZMA) would only widen what a hostile file can reach.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LOCAL = struct.Struct("<4s22x2H")
 """A member's own header: signature, length of its name, length of its extra field."""
 _PADDING = 0xD935
 """The extra field that Android's zipalign pads with: its number, its length, the alignment, zeros."""
+# Tag and length (4 bytes), then the two sizes of 8 bytes that do not fit the header.
 _ZIP64_BYTES = 20
 _NPY = b"\x93NUMPY"
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -108,6 +111,7 @@ def _write(
     method: int = zipfile.ZIP_STORED,
 ) -> None:
     members: dict[str, dict[str, object]] = {}
+    # "a" on a file that is no zip appends: readers find the directory from the end, so code may stand before it.
     with zipfile.ZipFile(file, "a", method) as out:
         for name, part in parts.items():
             chunks: list[bytes | memoryview]
@@ -126,6 +130,7 @@ def _write(
 def _add(out: zipfile.ZipFile, file: BinaryIO, name: str, chunks: list[bytes | memoryview]) -> str:
     """Write a member whose content begins at a multiple of `ALIGNMENT`, and return its checksum."""
     entry = zipfile.ZipInfo(name)
+    # ZipInfo's default date (1980) stays: equal parts give equal files.
     entry.compress_type, entry.external_attr = out.compression, 0o644 << 16
     entry.file_size = sum(map(len, chunks))
     large = entry.file_size * 1.05 > zipfile.ZIP64_LIMIT  # then zipfile adds its own field, by this same rule
@@ -215,6 +220,7 @@ class Archive:
         else:
             self._view = memoryview(source)
             self._entries = _directory(io.BytesIO(source), len(self._view))
+        # Sizes of the directory are claims; asked for before anything is inflated, they bound what a zip bomb can take.
         held = (entry for entry in self._entries.values() if not self._stays_mapped(entry))
         require_memory(sum(entry.file_size for entry in held), "its parts")
         self.is_legacy = MANIFEST not in self._entries
@@ -282,6 +288,7 @@ class Archive:
         dtype, shape = number_type(facts["dtype"]), facts["shape"]
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError(f"an array of the shape {shape!r:.80}")
+        # Magic (6 bytes), version (2), length of the header (2), header: version 1.0, which `_npy_header` writes.
         start = len(_NPY) + 4 + int.from_bytes(content[8:10], "little")
         if content[: len(_NPY)] != _NPY or len(content) - start != math.prod(shape) * item_bytes(dtype):
             raise ValueError(f"{name} is no array of {dtype}{shape!r:.80}")
@@ -296,6 +303,7 @@ class Archive:
         """The content of a part, unchecked. Never more than its entry declares is inflated."""
         entry = self._entries[name]
         start = entry.header_offset
+        # The local header, not the directory, says where content begins: their extra fields differ in length.
         signature, name_bytes, extra_bytes = _LOCAL.unpack_from(self._view, start)
         start += _LOCAL.size + name_bytes + extra_bytes
         packed = self._view[start : start + entry.compress_size]

@@ -15,6 +15,7 @@ from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 Buffer = Array | int
 """An array, or the address of memory that the caller keeps alive and large enough."""
 
+# Two sockets of 192 cores with two threads each have 768.
 MOST_THREADS = 1024
 """OpenMP ends the process when it cannot start a thread."""
 
@@ -96,6 +97,7 @@ def check_overlap(kernel: str, specs: Sequence[ArgSpec], addresses: Sequence[int
 
     Raises: ArtifactError.
     """
+    # Code generation marks outputs as noalias, so LLVM may reorder their accesses: overlap would give wrong numbers.
     for (one, first), (two, second) in combinations(zip(specs, addresses, strict=True), 2):
         written = one.is_output or two.is_output
         if written and first < second + two.nbytes and second < first + one.nbytes:

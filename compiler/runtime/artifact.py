@@ -15,6 +15,7 @@ from retune.compiler.packing import Packing
 
 Array = NDArray[Any]
 
+# A cache line of x86, and the width of an AVX-512 register: no aligned vector crosses a line.
 ALIGNMENT = 64
 """Every buffer handed to a kernel starts at a multiple of this many bytes."""
 

@@ -60,6 +60,7 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
     launches = []
     for each in row["launches"]:
         grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
+        # `shared` and `ptx` came later: files that were written before lack them.
         registers, spilled, shared = int(each["registers"]), int(each["spilled"]), int(each.get("shared", 0))
         launches.append(KernelLaunch(each["name"], grid, block, registers, spilled, shared))
     starts = tuple(int(start) for start in row["workspace"])

@@ -42,6 +42,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 def require_writable(path: Path) -> None:
     """Check that a file can be written, before work is spent on its content. Raises: ArtifactError."""
+    # As long as the file's own name, so that a name beyond the file system's limit (255 bytes) is found now.
     probe = path.with_name(f".{uuid4().hex}".ljust(len(os.fsencode(path.name)), "-"))
     try:
         if path.is_dir():

@@ -28,6 +28,7 @@ _MADV_HUGEPAGE = 14
 CANARY = 0x7B
 """Filler around a fenced array: as float32 a huge number (1.3e36), so a read that strays shows in the result too."""
 
+# mmap by ctypes: Python's mmap objects cannot be protected by mprotect, nor leave out pages.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
@@ -153,6 +154,7 @@ class FencedArray:
         base = _map_fenced(self._room)
         self._start = base + _PAGE
         block = (ctypes.c_uint8 * self._room).from_address(self._start)
+        # Hung on the ctypes block and not on `self`: every NumPy view keeps the block alive, however it was made.
         release = weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
         release.atexit = False  # the system takes the pages then, and daemon threads may use them until it does
         whole = np.ctypeslib.as_array(block)

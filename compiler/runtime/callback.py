@@ -20,6 +20,7 @@ _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 _FAILED = -1
 
 
+# By thread: kernels run concurrently, and each caller must get the exception of its own call.
 class CallErrors(threading.local):
     """What the last function that failed in this thread raised."""
 

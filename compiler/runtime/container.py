@@ -16,6 +16,7 @@ __all__ = ["Array", "Map", "assert_structural_equal", "load_json", "save_json", 
 
 _PLAIN = {"int", "ffi.Shape", "Device", "DataType"}
 """Types whose numbers are no numbers of nodes."""
+# The FFI reads recursively in C++, where depth ends in a stack overflow and not in an exception.
 _DEEPEST = 500
 
 
@@ -51,6 +52,7 @@ def _check_graph(graph: Any) -> None:
         held = [place for place in _numbers(node.get("data")) if place < len(nodes)]
         if node["type"] in _PLAIN:
             held = []
+        # The FFI writes nodes in topological order, so a reference forward is a cycle or a forgery.
         if any(place >= number for place in held):
             raise ValueError(f"node {number} holds one that comes after it")
         depth.append(1 + max((depth[place] for place in held if place >= 0), default=0))

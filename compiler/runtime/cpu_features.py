@@ -24,6 +24,7 @@ def check_cpu(what: str, facts: Mapping[str, Any]) -> None:
     kind, here = triple.partition("-")[0], platform.machine()
     if kind not in ("", here) and not kind.startswith(_GPU):
         raise ArtifactError(f"{what} was compiled for {kind} CPUs; this machine's is {here}: compile it here")
+    # By features and not by CPU name: a newer CPU of another name runs the code as well.
     missing = sorted(set(needs) - host_features())
     if missing:
         made_for = facts.get("cpu", "another CPU")

@@ -77,6 +77,7 @@ class _CoreDriver:
         self._bindings = bindings
         self._here = local()  # CUDA has a current context in every thread
         try:
+            # Flags must be 0 (CUDA reserves them).
             code, *_ = bindings.cuInit(0)
             if getattr(code, "name", "").endswith("NO_DEVICE"):
                 raise DeviceError(_NO_DEVICE)

@@ -19,12 +19,14 @@ from retune.compiler.runtime.cuda_driver import Driver, Memory
 from retune.compiler.runtime.device import Device, cuda
 from retune.compiler.runtime.dlpack_capsule import capsule_of
 
+# The alignment of CUDA's allocator, so that the array between the fences has it too.
 FENCE = 256
 """Bytes on either side of an array."""
 
 VECTOR_BYTES = 16
 """Kernels move so many bytes at once."""
 
+# In no element type a zero or a one, which kernels write most.
 _CANARY = 0xA5
 _CUDA = 2
 
@@ -186,6 +188,7 @@ class DeviceArray:
     def __dlpack__(self, **_: Any) -> Any:
         """A capsule of the same memory; all work on it that was queued here is done."""
         self._open()
+        # Waiting serves every consumer, also one that names no stream to synchronize with.
         self._driver.wait(self._stream)
         return capsule_of(self.address, self.shape, self.dtype, self.device, self)
 

@@ -14,14 +14,17 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda_array import DeviceArray
 from retune.compiler.runtime.cuda_driver import Driver
 
+# One launch for 64 calls makes the host's part of each small; to capture more takes longer.
 _IN_GRAPH = 64
 """Calls that one graph runs at most."""
 
 _IN_LOOK = 8
+# Queueing a kernel takes the host a few microseconds, under 1% of a millisecond.
 _CLEAR = 1e-3
 """A call this long (seconds) shows its own time; the queueing of a shorter one by the host may take as long."""
 
 _MOST_CALLS = 20_000
+# Each flushed call is timed by itself and takes a sweep of the cache, so a pass must not have thousands.
 _MOST_FLUSHED = 50
 """Calls of a pass at most, and of one before each of which the cache is emptied."""
 

@@ -19,6 +19,7 @@ _BFLOAT = 4
 """DLPack's number of the kind of type that NumPy has no word for."""
 
 
+# DLManagedTensor begins with its DLTensor, and the layout of these fields is DLPack's stable ABI.
 class _Tensor(ctypes.Structure):
     """The first fields of a DLTensor, with which what a capsule holds begins."""
 

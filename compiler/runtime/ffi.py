@@ -154,6 +154,7 @@ def lend(array: Array) -> FFITensor:
     is read-only.
     """
     memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    # An array made here is writable, whatever the caller's is: the FFI's DLPack refuses a read-only one.
     return tensor_of(np.ndarray(array.shape, array.dtype, memory))
 
 
@@ -165,6 +166,7 @@ def new_function(address: int, keep: object) -> PackedFunc:
 def object_use_count(value: FFIObject) -> int:
     """How many references there are to an object of the FFI; 0 after it was moved away."""
     handle = value.__chandle__()
+    # The FFI's object header begins with the count of strong references.
     return ctypes.c_uint32.from_address(handle).value if handle else 0
 
 
@@ -185,6 +187,7 @@ def _register_errors() -> None:
             error.register_error(kind.__name__, kind)
     kinds: list[type[RetuneError]] = [RetuneError]
     for ours in kinds:
+        # The list grows while it is walked: breadth first over the tree of our classes.
         kinds += ours.__subclasses__()
         if isinstance(ours.__init__, WrapperDescriptorType):  # none of its own
             error.register_error(ours.__name__, ours)

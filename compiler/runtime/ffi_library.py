@@ -18,4 +18,6 @@ def load_ffi_library() -> None:
     package = find_spec("tvm_ffi")
     for folder in (package and package.submodule_search_locations) or ():
         with suppress(OSError):
+            # The loader finds a dependency that is loaded by its soname, so libraries linked with it need no search
+            # path.
             ctypes.CDLL(str(Path(folder) / "lib" / "libtvm_ffi.so"), ctypes.RTLD_GLOBAL)

@@ -65,6 +65,7 @@ class KernelFunction(TimedFunctions):
             for spec, array in zip(artifact.outputs, given[count:], strict=True)
         ]
         if threads is None:
+            # Read once: the environment and the affinity mask cost more to ask than a small kernel takes.
             threads = self._threads = self._threads or config.thread_count(config.usable_cores())
         bound = self.kernel.bind(used, threads)
         for spec, array in zip(self.args, used, strict=True):

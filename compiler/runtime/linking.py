@@ -12,6 +12,7 @@ from pathlib import Path
 from retune.compiler.errors import ArtifactError
 
 LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
+# A network's kernels link in seconds; the limit is for a compiler driver that hangs, as on a dead network share.
 _SECONDS = 120
 
 
@@ -40,6 +41,7 @@ def link_objects(
 
 def _options(linker: str, wanted: Sequence[str]) -> list[str]:
     """The options of a shared library, with those `wanted` of the linker itself."""
+    # Objects without a .note.GNU-stack section would otherwise make the loader ask for an executable stack.
     options = ["-shared", "-z", "noexecstack"]
     if "ld" in Path(linker).name:
         return [*options, *wanted]

@@ -15,6 +15,7 @@ class Shared(Protocol):
     lock: threading.RLock
 
 
+# Weak: an executor must go, with its memory, when its last user drops it.
 _OWNERS: WeakSet[Shared] = WeakSet()
 
 

@@ -162,6 +162,7 @@ class Module(TimedFunctions):
         return self.get_function(name, True)
 
     def __getattr__(self, name: str) -> PackedFunc:
+        # copy and pickle look for such names before __init__ has run, where get_function would recurse.
         if name.startswith("_"):
             raise AttributeError(name)
         try:

@@ -41,6 +41,7 @@ _BUILD_ID = b"retune sealed module"
 """What the linker writes into a note of the library: one that has it must end with an archive."""
 
 _ZIP, _ELF = b"PK\3\4", b"\x7fELF"
+# Offsets 4, 5, 40, 58 and 60 of Elf64_Ehdr: e_ident[EI_CLASS], [EI_DATA], e_shoff, e_shentsize, e_shnum.
 _HEADER = struct.Struct("<4x2B34xQ10x2H")
 """Of a 64-bit ELF file: its class and byte order, where the table of sections begins, their size and number."""
 _OLD_MARK, _OLD_TRAILER = b"RETUNE\x1aL-sealed\n", struct.Struct("<16sQ32s")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
+# Above the 2% at which a timing pass is repeated (`max_contention`), so that what repeats mend is not reported.
 BUSY = 0.05
 """From this share of contention on, timings are rough enough to say so."""
 
@@ -13,6 +14,7 @@ def milliseconds(seconds: float | None, unknown: str = "-") -> str:
     """A time in milliseconds with the three digits that a timing is good for."""
     if seconds is None or not math.isfinite(seconds):
         return unknown
+    # Rounded before the digits are counted: 9.996 has two decimals, but prints as 10.0.
     value = float(f"{seconds * 1e3:.3g}")
     digits = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:.{max(0, digits)}f}"
@@ -42,6 +44,7 @@ def cut_middle(name: str, width: int) -> str:
     """The name with part of its middle left out where it is too long: kernels differ at both ends."""
     if len(name) <= width:
         return name
+    # Two thirds for the head, where the operator's name is; the end has the number that tells equal ones apart.
     head = (width - 1) * 2 // 3
     return f"{name[:head]}…{name[head + 1 - width :]}"
 

@@ -13,6 +13,7 @@ from retune.compiler.runtime.loader import BoundKernel, native_address
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 _NAME = "retune_sequence"
+# A loop of LLVM text and not a C extension: the package needs no compiler when it is installed.
 _TEXT = f"""
 define i64 @{_NAME}(ptr %table, i64 %count) {{
 entry:
@@ -54,6 +55,7 @@ class KernelSequence:
     def __init__(self, kernels: Sequence[BoundKernel]) -> None:
         self._kernels = tuple(kernels)
         words = [word for kernel in kernels for word in kernel.row]
+        # Rows hold the address of each kernel's pointers, not the pointers: rebinding a kernel needs no new table.
         self._table = (ctypes.c_uint64 * len(words))(*words)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._table))
         self._count = ctypes.c_int64(len(self._kernels))

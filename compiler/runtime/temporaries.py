@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ulid import ULID
 
+# No writer of ours takes days; clocks of machines that share a folder may differ by less.
 FOREIGN_SECONDS = 7 * 86400.0
 """A temporary of a process that this one cannot see, as on another machine, is left over after so long."""
 
@@ -92,4 +93,5 @@ def _start_of(pid: int) -> int | None:
     """As `process_start`; None for one that has ended. Raises: OSError."""
     # The name in parentheses may contain spaces and parentheses: read from the last one on.
     state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    # proc(5): field 22 is starttime; the state, here split off, is field 3. Zombies and the dead write nothing more.
     return None if state in b"ZX" else int(fields[18])

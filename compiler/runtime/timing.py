@@ -17,7 +17,9 @@ from retune.compiler.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.readable import milliseconds
 
+# TVM's factor, the golden ratio: the number grows even where the estimate of a call is too high.
 _GROWTH = 1.618
+# 4 GiB: far above any cache, below what would exhaust the machine.
 _MOST_FLUSHED = 1 << 32
 
 
@@ -59,21 +61,24 @@ class BenchmarkResult:
 
 @dataclass(frozen=True, slots=True)
 class TimeEvaluator:
-    """How to time a call.
-
-    A repeat makes passes of `number` calls until one lasts `min_repeat_ms`, with more calls in each. After every
-    `repeats_to_cooldown` repeats it sleeps `cooldown_ms`. `flush_bytes` of other memory are written before each pass,
-    so that it starts with cold caches; use number=1 and min_repeat_ms=0 with it. A repeat ends
-    after `limit_zero_time_iterations` passes that took no time at all, for clocks that stand still.
-    """
+    """How to time a call."""
 
     number: int = 1
+    """Calls in the first pass of a repeat; each further pass has more."""
     repeat: int = 1
+    """How many repeats there are; each gives one time."""
     min_repeat_ms: float = 0.0
+    """A repeat makes passes until one lasts so long."""
     limit_zero_time_iterations: int = 100
+    """A repeat ends after so many passes that took no time at all, for clocks that stand still."""
     cooldown_ms: float = 0.0
+    """How long it sleeps between repeats."""
     repeats_to_cooldown: int = 1
+    """It sleeps after every so many repeats."""
     flush_bytes: int = 0
+    """Bytes of other memory that are written before each pass, so that it starts with cold caches. Use `number` 1
+    and `min_repeat_ms` 0 with it.
+    """
 
     def __post_init__(self) -> None:
         counts = (self.number, self.repeat, self.repeats_to_cooldown, self.limit_zero_time_iterations)

@@ -16,8 +16,10 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
 
 POOLED, NAIVE = "pooled", "naive"
+# TVM's pool rounds to the same; larger steps would waste more, smaller ones fit fewer requests.
 _PAGE = 4096
 _BYTES = np.dtype(np.uint8)
+# At most a fifth of a block is wasted.
 _SLACK = 1.25
 """A block that is so many times as large as what is asked for may serve: lengths that grow by one would else keep a
 block each."""
@@ -94,6 +96,7 @@ class PooledAllocator(Allocator):
         # Whole pages: fewer different sizes, so more blocks fit again.
         wanted = nbytes + -nbytes % _PAGE or _PAGE
         returned, leases = self._returned, self._leases
+        # Returned blocks first: the last one is warm in the caches, and in a loop it has the size that is asked for.
         while returned:
             _, block = leases.pop(id(returned.popleft()))
             if block.nbytes == wanted and not returned:
@@ -110,6 +113,7 @@ class PooledAllocator(Allocator):
 
     def _near(self, wanted: int) -> _Block | None:
         """The smallest block that is kept and a little larger."""
+        # Best fit, as a larger block may serve a larger request later.
         sizes = [size for size, blocks in self._free.items() if blocks and wanted < size <= wanted * _SLACK]
         return self._free[min(sizes)].pop() if sizes else None
 

@@ -36,6 +36,7 @@ from retune.compiler.vm.element_types import dtype_name, dtype_numbers
 from retune.compiler.vm.instructions import Instruction, checksum, decode, encode
 from retune.compiler.vm.program_image import Constant, LateBound, Primitive, ProgramImage, VMFunction
 
+# TVM's numbers for bytecode of its virtual machine and for arrays.
 _MAGIC = 0xD225DE2F4214151D
 _TENSOR_MAGIC = 0xDD5E40F096B4A13F
 VERSION = "retune-vm-3"
@@ -43,6 +44,7 @@ _READABLE = ("retune-vm-2", VERSION)
 """Version 2 has no `run_plan` and `run_region`."""
 _ARRAY, _NAME = 0, 1
 _DIGEST = 32
+# NumPy's limit.
 _MOST_DIMENSIONS = 64
 T = TypeVar("T")
 
@@ -58,6 +60,7 @@ def encode_image(image: ProgramImage) -> bytearray:
     out.many(image.constants, out.constant)
     out.many(image.constant_devices, lambda number: out.pack("q", number))
     out.many(image.primitives, lambda primitive: out.text(primitive.name))
+    # Sorted, so that equal executables are equal bytes.
     out.many(image.primitives, lambda primitive: out.many(sorted(primitive.attrs.items()), out.pair))
     out.many(image.functions, out.function)
     out.data += hashlib.sha256(out.data).digest()
@@ -71,6 +74,7 @@ def decode_image(data: bytes) -> ProgramImage:
     """
     if len(data) < 8 + _DIGEST or data[:8] != struct.pack("<Q", _MAGIC):
         raise ArtifactError("these bytes are no bytecode of a virtual machine: Executable.save did not write them")
+    # A memoryview: its slices copy nothing, and constants may be most of the bytes.
     source = _Reader(memoryview(data)[: len(data) - _DIGEST], 8)
     try:
         version = source.text()
@@ -218,10 +222,12 @@ class _Reader:
         if min(shape, default=0) < 0:
             raise ValueError(f"a constant has the shape {list(shape)}")
         count = 1
+        # In Python's integers: a product in int64 could overflow to the right size.
         for extent in shape:
             count *= extent
         if content.nbytes != count * item_bytes(dtype):
             raise ValueError(f"a constant of {dtype}{list(shape)} has {content.nbytes} bytes")
+        # Copied: kernels want multiples of 64 bytes, and the content stands anywhere among the bytes.
         array = aligned_array(shape, dtype)
         array.reshape(-1).view(np.uint8)[...] = content
         return array

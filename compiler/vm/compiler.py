@@ -132,6 +132,7 @@ class VMCompiler:
             raise MachineError("there is nothing to generate code for: call lower first")
         lowering = self._lowering
         done = lowering.lowered()
+        # Only regions that are compiled at run time ask for programs again.
         programs = lowering.tuned.best if any(one.kind != PLAN for one in done.regions.values()) else ()
         about = _about(lowering, done)
         library = VMLibrary(done.kernels, done.regions, done.arrays, programs=programs, about=about)
@@ -191,6 +192,7 @@ def _machine(target: Targets | None, target_host: Target | str | None) -> Target
             raise TargetError(f"a network is compiled for one target, not for {len(target)}")
         target = target[0]
     machine = Target.host() if target is None else target if isinstance(target, Target) else Target(target)  # type: ignore[arg-type]
+    # Asks LLVM now: a CPU that it does not know fails here, and not in the first kernel.
     backend_of(machine).describe(machine)
     return machine
 

@@ -27,6 +27,7 @@ class DeviceRun:
         outputs = [plan.buffers[number] for number in plan.outputs]
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
         self._allocator = resources.allocator
+        # One array for equal constants of all shapes: their copies on the GPU are shared by address.
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
         network = replace(network, constants=constants)
         self._executor = executor_of(network, resources.threads, resources.devices, kernels)

@@ -52,6 +52,7 @@ class DimFlow:
         for statement in function.body:
             dims |= self._defined(statement, dims)
         before = self._values.get(name, dims)
+        # A function may have several callers: what is noted must hold for each of them.
         self._values[name] = {value: _common(one, before[value]) for value, one in dims.items()}
         return tuple(self._of(result.name, dims) for result in function.results)
 
@@ -78,6 +79,7 @@ class DimFlow:
     def _carried(self, loop: Loop, dims: Mapping[str, Dims | None]) -> Known:
         """What a loop carries has the dimensions that no iteration changes."""
         held, captured = self._all(loop.carried, dims), self._all(loop.captured, dims)
+        # A fixpoint: `_common` only loses dimensions, and there are finitely many, so it ends.
         while True:
             after = self._results(loop.body, (*_SCALARS, *held, *captured))[1 : 1 + len(held)]
             kept = tuple(map(_common, held, after))

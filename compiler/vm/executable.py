@@ -180,6 +180,7 @@ class Executable:
         try:
             save_param_dict_to_file(self.get_late_bound_consts(byte_limit), path)
         except ArtifactError:
+            # Constants that reached no file would be lost.
             self.image, self.library = before
             raise
 
@@ -244,6 +245,7 @@ class Executable:
         """
         path, constants = path_of(path), self.image.constants
         arrays = {_PART.format(number): one for number, one in enumerate(constants) if not isinstance(one, LateBound)}
+        # In the file each constant stands in the bytecode as a late-bound name, and as an array that can be mapped.
         names = (LateBound(_PART.format(number)) for number in range(len(constants)))
         stored = tuple(one if isinstance(one, LateBound) else name for one, name in zip(constants, names, strict=True))
         code = encode_image(replace(self.image, constants=stored))

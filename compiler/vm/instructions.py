@@ -310,6 +310,7 @@ def encode(instruction: Instruction) -> tuple[int, ...]:
     for part in instruction.parts:
         value = getattr(instruction, part.name)
         if part.many:
+            # TVM's order: the length of a list stands before the last of the other fields.
             numbers.insert(-1, len(value))
             numbers += value
         elif part.is_dtype:
@@ -370,6 +371,7 @@ def jumps(instruction: Instruction) -> tuple[int, ...]:
 def checksum(opcode: int, numbers: Sequence[int]) -> int:
     """A number, of 63 bits, that another opcode or other fields would hardly have."""
     digest = blake2b(struct.pack(f"<{1 + len(numbers)}q", opcode, *numbers), digest_size=8).digest()
+    # Shifted: the checksum is written as a signed int64.
     return int.from_bytes(digest, "little") >> 1
 
 

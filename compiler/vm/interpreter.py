@@ -14,6 +14,7 @@ from retune.compiler.vm.kernel_run import Note
 from retune.compiler.vm.program_image import ProgramImage
 from retune.compiler.vm.steps import CALL, Registers, Step, TimedCallee, VMContext, run_step, step_of
 
+# A recursion that does not end fails here, in one sentence, before the memory is full.
 _MOST_FRAMES = 100_000
 
 
@@ -63,6 +64,7 @@ class Interpreter:
         except MachineError as error:
             raise MachineError(f"{self._where(function, here)}: {error}") from error
         finally:
+            # A run that failed must not keep its arrays alive.
             control.value, control.args = None, ()
 
     def _where(self, function: int, here: int) -> str:
@@ -70,6 +72,7 @@ class Interpreter:
         return f"function {which.name}, from instruction {here} on ({which.instructions[here]})"
 
     def _frame(self, function: int, args: Sequence[Any]) -> Registers:
+        # A copy of a list costs less than building one, and each call needs its own frame.
         registers = self._empty[function].copy()
         registers[: len(args)] = args
         return registers

@@ -73,6 +73,7 @@ class KernelRun:
         """
         if self._sequence is None:
             self._sequence = self._bind(addresses)
+        # Comparing a few integers costs less than writing the addresses of every argument again.
         elif addresses != self._addresses:
             self._move(addresses)
         if note is None:
@@ -102,6 +103,8 @@ class KernelRun:
         self._bound = []
         for kernel, operands in self._calls:
             buffers = [one if not isinstance(one, Place) else addresses[one.slot] + one.offset for one in operands]
+            # Checked here once; a move keeps sizes and types, which the callers have checked, so that only places
+            # differ.
             bound = kernel.bind([*buffers, workspace], self._threads)
             for number, one in enumerate(operands):
                 if isinstance(one, Place):

@@ -17,6 +17,7 @@ from retune.compiler.runtime.loader import Kernel
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 
+# Eight hexadecimal digits: 32 bits tell the kernels of a process apart, and names stay readable.
 _LETTERS, _DIGITS = 64, 8
 K = TypeVar("K")
 V = TypeVar("V")
@@ -59,6 +60,7 @@ class KernelStore:
             artifact = self._artifacts.get(key)
             self.use.asked += 1
             self.use.built += artifact is None
+        # Built without the lock: a build takes tens of ms. Two threads may build the same kernel, and either will do.
         if artifact is None:
             (artifact,) = build_in_process([program])
         with self._lock:

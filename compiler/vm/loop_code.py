@@ -69,9 +69,11 @@ class LoopCode:
         """Append what makes the results of an iteration the arguments of the next."""
         writer = self._writer
         cut = 1 + len(self._carried)
+        # A Move shares the array: nothing writes an array that another register holds, so values need no copy.
         for source, target in zip(results[:cut], (self._condition, *self._carried), strict=True):
             writer.emit(Move(source, target))
         for row, register in zip(results[cut:], self._lists, strict=True):
+            # A list grows at its head in constant time; `stack` turns it around once, at the end.
             writer.emit(AllocADT(CONS, register, (row, register)))
         (following,) = self._run("next_turn", (self._iteration,))
         writer.emit(Move(following, self._iteration))

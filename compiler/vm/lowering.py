@@ -93,10 +93,12 @@ class Lowering:
         """The number of a function that is called with arguments of these shapes. Its last `captured` parameters come
         first, as those of a closure do.
         """
+        # One function for each set of argument shapes, as monomorphization makes one for each set of types.
         key = (name, captured, given)
         if key not in self._functions:
             others = sum(other == name for other, _, _ in self._functions)
             title = f"{name}.{others}" if others else name
+            # Reserved before the body is lowered: the functions that it calls take the numbers after this one.
             self._functions[key] = number = len(self.tables.functions)
             self.tables.functions.append(None)
             function = self.program.functions[name]
@@ -143,6 +145,7 @@ class FunctionLowering:
     """One function while it is lowered: registers by name, and what is known of the values."""
 
     def __init__(self, lowering: Lowering, title: str, function: Function, captured: int, given: Shapes | None) -> None:
+        # InvokeClosure passes captured values before arguments, as TVM's does.
         params = function.params[len(function.params) - captured :], function.params[: len(function.params) - captured]
         ordered = [param for part in params for param in part]
         self._lowering = lowering
@@ -161,6 +164,7 @@ class FunctionLowering:
             self._statement(statement)
             if number + 1 == len(self._function.body):
                 break  # the frame ends with the next instruction, and all that it holds
+            # Liveness in straight-line code: a value dies after its last reader, and its memory goes back to the pool.
             dead = [name for name in (*reads(statement), *defines(statement)) if last.get(name, -1) <= number]
             for name in dict.fromkeys(dead):
                 if name in self._registers and name not in kept:
@@ -242,6 +246,7 @@ class FunctionLowering:
         writer = self.writer
         condition, one = self.register(branch.condition), writer.number(1)
         outputs = [writer.fresh() for _ in branch.outputs]
+        # Backpatching: the jump is written when the place is known where the other arm begins.
         test = writer.hold()
         self._arm(branch.then, outputs)
         end = writer.hold()

@@ -99,6 +99,7 @@ class VirtualMachine:
         image = self._exe.image
         constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in image.constants]
         self._primitives = Primitives(replace(self._resources, library=self._exe.library), constants)
+        # Steps are closures over their constants and callees: after late binding all are made once more.
         context = VMContext(
             constants=constants,
             primitives=[self._primitives.bound(each) for each in image.primitives],

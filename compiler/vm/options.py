@@ -13,15 +13,18 @@ _RENAMED = {"specialise": "specialize", "specialisations": "specializations"}
 
 @dataclass(frozen=True, slots=True, init=False)
 class VMOptions:
-    """`specialize` says when regions are compiled for new shapes: "now", before the call goes on; in the "background",
-    while NumPy computes; or "never". A region is ready for the `specializations` shapes that it met last. What is made
-    of weights for one shape is kept for others, `prepared_bytes` of it. The names with an s, `specialise` and
+    """How regions are compiled whose shapes are known only at run time. The names with an s, `specialise` and
     `specialisations`, are deprecated.
     """
 
     specialize: str
+    """When regions are compiled for new shapes: "now", before the call goes on; in the "background", while NumPy
+    computes; or "never".
+    """
     specializations: int
+    """A region is ready for so many shapes, those that it met last."""
     prepared_bytes: int
+    """What is made of weights for one shape is kept for others, up to so many bytes."""
 
     def __init__(
         self, specialize: str = NOW, specializations: int = 64, prepared_bytes: int = 2 << 30, **renamed: Any
@@ -29,6 +32,7 @@ class VMOptions:
         given = {"specialize": specialize, "specializations": specializations, "prepared_bytes": prepared_bytes}
         given |= {_renamed(name, OptionError): value for name, value in renamed.items()}
         for name, value in given.items():
+            # The class is frozen, and its __init__ accepts the deprecated names, which a generated one would not.
             object.__setattr__(self, name, value)
         if not isinstance(self.specialize, str) or self.specialize not in (NOW, BACKGROUND, NEVER):
             raise OptionError(f"specialize is {NOW!r}, {BACKGROUND!r} or {NEVER!r}, not {self.specialize!r}")

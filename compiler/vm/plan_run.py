@@ -40,6 +40,7 @@ class ConstantPool:
         if there is not None:  # it is alive, so this is its memory
             return there
         words = _words(given)
+        # Hash consing: the checksum finds candidates, and equality of all bytes decides.
         key = (given.dtype.name, given.shape, zlib.crc32(words.data))
         with self._lock:
             alive = [one for one in self._known.get(key, ()) if one() is not None]
@@ -47,6 +48,7 @@ class ConstantPool:
                 other = one()
                 if other is not None and np.array_equal(_words(other), words):
                     return other
+            # A view, so that the weak references end with the pool's users and not with the caller's own array.
             found = constant_array(given).view()
             self._known[key] = [*alive, weakref.ref(found)]
             self._places[found.dtype.name, found.shape, address(found)] = found
@@ -114,6 +116,7 @@ class PlanRun:
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
         slots = {number: Place(slot) for slot, number in enumerate(plan.inputs)}
         self._copies: list[tuple[int, Array | int]] = []
+        # Two outputs of one buffer: the first is written, the second copied, since callers own each result alone.
         owners: dict[int, int] = {}
         for place, number in enumerate(plan.outputs):
             root = plan.buffers[number].storage
@@ -154,6 +157,7 @@ class PlanRun:
         addresses = []
         for place, source in self._sources:
             array = inputs[place]
+            # Identity first: checking type and shape of every input would take longer than a small kernel.
             if array is None or source.known() is not array:
                 source.take(array)
             addresses.append(source.address)
@@ -163,6 +167,7 @@ class PlanRun:
             outputs.append(array)
             addresses.append(begin)
         if self._run is not None:
+            # Asked for in every call: another network may have made the shared arena larger, and so have moved it.
             addresses.append(self._arena.address(self._arena_bytes))
             self._run(addresses, note)
         for place, origin in self._copies:

@@ -33,6 +33,7 @@ from retune.compiler.vm.instructions import (
 MAIN = "main"
 KERNEL, PLAN, REGION, HOST, LOOP = "kernel", "plan", "region", "host", "loop"
 """Kinds of primitives, see `retune.compiler.vm.primitives`."""
+# A frame has one list entry a register: a damaged number must not ask for gigabytes.
 _MOST_REGISTERS = 1 << 24
 
 
@@ -162,6 +163,7 @@ class ProgramImage:
             case Invoke(function=number, args=args) | AllocClosure(function=number, free=args):
                 self._check((number,), len(self.functions), here, "function")
                 wanted = len(self.functions[number].params)
+                # A closure may hold fewer values than the function takes: the rest comes with the call.
                 if len(args) != wanted and (isinstance(instruction, Invoke) or len(args) > wanted):
                     raise ArtifactError(f"{here}: {self.functions[number].name} takes {wanted} arguments")
             case PrimitiveCall():

@@ -70,6 +70,7 @@ class ShapeFlow:
     def carried(self, loop: Loop, shapes: Mapping[str, Shape | None]) -> Shapes:
         """The shapes of what a loop carries, in every iteration and after the last."""
         held, captured = self.of(loop.carried, shapes), self.of(loop.captured, shapes)
+        # A fixpoint over the lattice known -> unknown: each pass loses at least one of finitely many shapes.
         while True:
             after = self.results(loop.body, (*_SCALARS, *held, *captured))[1 : 1 + len(held)]
             kept = tuple(one if one == other else None for one, other in zip(held, after, strict=True))
@@ -104,6 +105,7 @@ class ShapeFlow:
             except UnknownValueError:
                 self._graphs[key] = None
             except ShapeMismatchError as error:
+                # Errors are kept too: finding one costs an import of the region, and lowering asks again.
                 self._graphs[key] = error
         found = self._graphs[key]
         if isinstance(found, ShapeMismatchError):

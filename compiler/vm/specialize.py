@@ -187,6 +187,7 @@ class SpecializedRegion:
             entry.waits = None
         if entry.run is not None:
             return entry.run([inputs[number] for number in entry.passed])
+        # NumPy computes while the kernels are being compiled, or where they never will be.
         return self._compiler.evaluated(self._region, self._fixed, inputs)
 
     def wait(self) -> None:
@@ -243,6 +244,7 @@ class SpecializedRegion:
         """The region's graph. More inputs than the region said may turn out to decide on shapes."""
         every = dict(shapes) | {name: array.shape for name, array in self._fixed.items()}
         constants = self._compiler.library.arrays
+        # Ends: each round but the last adds an input to `_needed`, of which there are finitely many.
         while True:
             try:
                 with memoizing(self._compiler.memoized):
@@ -258,6 +260,8 @@ class SpecializedRegion:
     def _compile(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:
         assert entry.graph is not None, "an entry is compiled once"
         run, entry.report = self._compiler.compiled(entry.graph, self.name, shapes)
+        # The report is set before the run: who sees the run in another thread finds the report too. The graph is not
+        # needed any longer, and holds its constants.
         entry.run, entry.graph = run, None
         _log.info("%s", entry.report)
 

@@ -48,6 +48,7 @@ from retune.compiler.vm.values import ADT, Closure, described, whole_number
 
 Registers = list[Any]
 Step = Callable[[Registers], int]
+# Negative: places of instructions are not, so the interpreter's usual case is one comparison.
 CALL, RETURN = -1, -2
 """Where to go on: into a function, or back."""
 
@@ -218,6 +219,7 @@ def _invoke_packed(i: InvokePacked, here: int, context: VMContext) -> Step:
         for each in results:
             if not isinstance(each, np.ndarray) or not each.flags.writeable:
                 raise MachineError(f"what a primitive writes must be an array that may change, not {described(each)}")
+        # As in TVM: a single result without elements needs no call.
         if len(results) != 1 or results[0].size:
             fill(flattened([registers[number] for number in inputs]), results)
         return here + 1

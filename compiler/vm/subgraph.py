@@ -28,6 +28,7 @@ class TunedPrograms:
 
     def __init__(self, programs: Sequence[BestProgram] = ()) -> None:
         self._best: dict[str, BestProgram] = {}
+        # The slowest first, so that the fastest is the one that stays under its key.
         for one in sorted(programs, key=lambda each: each.seconds, reverse=True):
             self._best[one.task_key] = one
 
@@ -64,6 +65,7 @@ def compile_subgraph(graph: Graph, target: Target, threads: int, programs: Tuned
     """Compile one graph. Raises: DefinitionError or LoweringError when even default schedules cannot be built."""
     graph = optimize(graph)
     cut = partition(graph, target, hardware_of(target, threads), winograd_for(target))
+    # Kernels of several graphs live in one executable, where equal names must mean equal code.
     cut = named_by_content(cut)
     best = programs.chosen(cut)
     with telling_nothing():  # the compilation of the whole program reports on all subgraphs

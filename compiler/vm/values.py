@@ -94,6 +94,7 @@ def _number(given: Any, dtype: str | None) -> Array:
             raise MachineError(f"{given} is no number of {dtype}: {error}") from None
     if isinstance(given, np.number):
         return np.asarray(given)
+    # The types that Relay's `const` gives to Python's numbers.
     return np.asarray(given, np.float32 if fraction else np.int32)
 
 

@@ -87,6 +87,7 @@ class FunctionWriter:
 
     def hold(self) -> int:
         """Leave room for a jump, to be written when it is known where it leads."""
+        # A jump to the next instruction: valid bytecode even if it were never patched.
         self.instructions.append(Goto(1))
         return self.here - 1
 

@@ -32,6 +32,7 @@ def option_of(one: Field[Any]) -> Any:
     meaning = about(one).meaning
     shown = "" if default is None else f" Default: {default if kind is not bool else 'yes' if default else 'no'}."
     names = f"{flag}/--no-{flag_of(one)}" if kind is bool else flag
+    # None and not the default: only so retune.toml and the environment can be told from a flag that was given.
     return Annotated[kind | None, typer.Option(names, help=f"{meaning[:1].upper()}{meaning[1:]}.{shown}")]
 
 

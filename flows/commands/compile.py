@@ -60,6 +60,7 @@ def compile_network(
         target = str(target_on(Target(target or HOST), gpu))
     path = to or Path(f"{label_of(network)}.retune")
     require_suffix(path)
+    # Before the work, which takes minutes for a large network.
     require_writable(path)
     extracted = extract_network(network, target or HOST, count, tuple(shape or ()), options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
@@ -90,6 +91,8 @@ def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str
     device: str | None = config.device_name()
     threads: int | None = extracted.threads
     if not extracted.target.traits.uses_threads:
+        # A GPU's records count for any number of CPU threads, and where this machine lacks the GPU those of all
+        # machines.
         device = gpu.identity if gpu is not None and gpu.arch == extracted.target.arch else None
         threads = None
     return {"target": str(extracted.target), "device": device, "threads": threads}

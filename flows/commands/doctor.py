@@ -21,6 +21,7 @@ def doctor(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> 
     The exit code is 1 when something fails; a warning is no failure.
     """
     output = Output(as_json, quiet)
+    # soft_wrap: advice is copied from the terminal, and a hard line break would cut commands in two.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     failed = False
     for finding in chain(machine.everything(), services.everything(store)):

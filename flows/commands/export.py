@@ -128,6 +128,7 @@ def _compile_parts(
     count = options.threads or config.thread_count(config.usable_cores())
     require_thread_count(count)
     offloaded = offload_network(network, shapes=shapes)
+    # Shared by all parts: their kernels are linked into one library, where each symbol may stand once.
     names: set[str] = set()
     networks = []
     for graph in offloaded.parts:

@@ -24,6 +24,7 @@ from retune.compiler.runtime.readable import finite
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text and tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors; the exit code tells.")]
 
+# Rich assumes 80 without a terminal, where ids would be folded; files and pagers have room.
 PIPE_WIDTH = 160
 """Columns of a table that goes to no terminal."""
 
@@ -129,6 +130,7 @@ class _Warnings(logging.Handler):
 
 def warn_in_one_line() -> None:
     """Have warnings that no other handler takes, in this process, said in one line on stderr."""
+    # lastResort: only what no handler takes, so Prefect's and users' own logging stay as they are.
     logging.lastResort = _Warnings(logging.WARNING)
 
 

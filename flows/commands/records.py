@@ -26,6 +26,7 @@ records_app = typer.Typer(
 
 UNKNOWN_DEVICE = "unknown"
 """Where the trials of an imported log ran, unless told: no machine takes them for its own."""
+# One append is one file a task: parts bound the memory, and larger ones leave fewer files.
 _IMPORTED_AT_ONCE = 10_000
 
 
@@ -101,6 +102,7 @@ def records_import(
     place = config.device_name() if device == "this" else device
     records = [to_record(trial, place) for trial in read_log(log)]
     into = _records(store)
+    # A log has no names for people: tasks that are known keep theirs.
     names = {task.task_key: task.task_name for task in into.tasks() if task.task_name not in task.task_key}
     named = [replace(record, task_name=names.get(record.task_key, record.task_name)) for record in records]
     fresh = _without_known(named, into)
@@ -121,6 +123,7 @@ def records_export(
 ) -> None:
     """Write records as a tuning log: JSON lines as TVM's auto-scheduler writes them."""
     output = Output(as_json, quiet)
+    # A log is appended to: an old one would be mixed with this one.
     if log.exists():
         raise OptionError(f"{log} exists already; name a file that does not")
     source = _records(store)

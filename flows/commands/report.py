@@ -26,6 +26,7 @@ def runs(
     """List all runs, the newest last."""
     rows = []
     home = home_of(store)
+    # [-0:] is the whole list.
     for info in RunLedger(home).list()[-(limit or 0) :]:
         summary = info.summary or {}
         so_far = {} if info.is_complete else next(reversed(rounds_of(home, info.run_id)), {})
@@ -106,6 +107,7 @@ def fetch(
     files = ArtifactStore(home).get(key)
     if files is None:
         raise OptionError(f"the files of run {info.run_id} are not in {home} any more")
+    # The key is the hash of the files, so it proves them also where the store's own list was replaced.
     if content_key(files) != key:
         raise CorruptRecordError(f"the files of run {info.run_id} in {home} are not those that it made")
     folder = (to or state_folder_of(store) / "runs" / info.run_id).absolute()

@@ -39,6 +39,7 @@ def serve(
     config = uvicorn.Config(
         app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=stop_seconds
     )
+    # Bound before uvicorn starts: port 0 has its number by now, and the address is printed when it takes connections.
     listening = listen(config)
     found, at = listening.getsockname()[:2]
     for name in models:

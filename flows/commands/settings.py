@@ -37,6 +37,7 @@ def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False
     )
     if not output.is_for_people:
         return
+    # A mistyped variable has no effect and no error otherwise.
     for name, meant in config.strange_variables().items():
         output.say(f"{name} is set, but there is no such setting; the nearest is {meant}")
     output.say(f"A line such as `batch = 32` in ./{FILE} changes a default for this folder.")

@@ -27,9 +27,11 @@ CPUS = Path("/sys/devices/system/cpu")
 CGROUP = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia/version")
 
+# The load counts processes that wait for a disk, too, and decays over a minute: some of it is normal.
 BUSY_LOAD = 0.25
 """A load average above this share of the cores spoils timings."""
 
+# A build process takes 0.2 GiB, and there is one for every core.
 LOW_MEMORY, SCARCE_MEMORY = 2 << 30, 512 << 20
 """Bytes: below the first large networks may not fit, below the second none does."""
 
@@ -55,6 +57,7 @@ def cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Finding:
     """How many CPUs may be used, and what stands in the way of the others."""
     usable, there = config.usable_cpus(), os.cpu_count() or 1
     found = f"{len(usable)} of {there} CPUs may be used"
+    # A quota is no mask: sched_getaffinity shows all CPUs, and the kernel stops the threads when the quota is used up.
     quota = _quota(cgroup)
     if quota is not None and quota < len(usable):
         return warn(
@@ -131,6 +134,7 @@ def code_generation() -> Finding:
     except RetuneError as error:
         return fail("compiler", str(error), "install llvmlite again: pip install --force-reinstall llvmlite")
     seconds = time.perf_counter() - began
+    # Sums of 32 terms of [0, 1): some 32 roundings of 6e-8 are far below.
     if not np.allclose(result, left @ right, rtol=1e-4):
         return fail("compiler", "a matrix product came out wrong", "report this: code generation is broken here")
     return ok("compiler", f"{config.llvm_version()}: a kernel was built and run in {seconds * 1e3:.0f} ms")
@@ -171,6 +175,7 @@ def _names() -> list[str]:
 
 def _quota(cgroup: Path) -> float | None:
     """How many CPUs the control group of this container may use at a time; None for no limit."""
+    # cgroup v2: "max 100000" or "QUOTA PERIOD" in microseconds; v1 has a file for each, -1 for no limit.
     words = _text(cgroup / "cpu.max").split()
     if len(words) == 2 and words[0].isdecimal():
         return int(words[0]) / int(words[1])

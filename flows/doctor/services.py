@@ -28,6 +28,7 @@ from retune.storage.store_url import is_remote, local_folder, open_blob_store
 LOW_DISK = 1 << 30
 """Bytes: less is soon full of records and Prefect's database."""
 
+# A round takes a few seconds, and flushes several files.
 SLOW_SECONDS = 0.2
 """A small file that takes longer than this to be durable delays every round."""
 
@@ -91,6 +92,7 @@ def prefect(url: str | None) -> Finding:
     if not url:
         return ok("Prefect", f"{_version('prefect')}, embedded: no server is needed")
     try:
+        # urllib: Prefect's client would take a second to import, and the check must work where Prefect is broken.
         with urlopen(_health_of(url), timeout=5) as answer:
             healthy = answer.status == 200
     except (URLError, OSError, ValueError, HTTPException) as error:

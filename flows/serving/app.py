@@ -33,6 +33,7 @@ MOST_JSON_BYTES = 32
 _HEAD_BYTES = 1 << 16
 """Room for names, shapes and parameters in a request."""
 
+# A 1-2-5 series: any quantile is known within a factor of 2.5.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Bounds of the latency histogram, in seconds: kernels take from below a millisecond to seconds."""
 
@@ -163,6 +164,7 @@ async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
         wanted = {output: found[output] for output in parsed.outputs}
         answer, length = write_response(about, wanted, parsed.outputs)
     except QueueFullError as error:
+        # 503 with Retry-After, so that load balancers try another server and clients wait.
         return _refuse(503, str(error), {"Retry-After": "1"})
     except OptionError as error:
         return _refuse(400, str(error))

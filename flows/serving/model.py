@@ -24,6 +24,7 @@ class Model:
     """A network of known shapes. `instances` threads may call `run` at a time; they share kernels and weights."""
 
     def __init__(self, library: Library, instances: int = 1) -> None:
+        # A queue and no lock for each: whichever instance is idle takes the next run.
         self._idle: SimpleQueue[GraphExecutor] = SimpleQueue()
         executors: list[GraphExecutor] = [library["default"](cpu()) for _ in range(instances)]
         for executor in executors:

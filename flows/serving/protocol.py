@@ -140,6 +140,7 @@ def _from_bytes(spec: TensorSpec, one: Mapping[str, Any], data: bytes) -> Array:
         raise OptionError(
             f"input {spec.name}: {list(shape)} takes {prod(shape) * dtype.itemsize} bytes, not {len(data)}"
         )
+    # A view without a copy: `set_input` copies it into the executor's own, aligned memory.
     return np.frombuffer(data, dtype).reshape(shape)
 
 

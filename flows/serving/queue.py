@@ -47,9 +47,11 @@ class RequestQueue:
         self._batch_seconds = batch_seconds
         self._capacity = capacity
         self._instances = instances
+        # All state belongs to the event loop's thread, so that it needs no lock; only `_compute` runs in others.
         self._waiting: deque[_Waiting] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        # As many threads as instances: more would wait for an executor and hold a request back.
         self._threads = ThreadPoolExecutor(instances, "retune-serve")
 
     @property
@@ -97,6 +99,7 @@ class RequestQueue:
         while self._waiting and len(self._running) < self._instances:
             is_full = sum(one.rows for one in self._waiting) >= self.rows
             left = self._waiting[0].due - time.monotonic()
+            # Dynamic batching, as in Triton: latency is traded for throughput, by `batch_seconds` at most.
             if not is_full and left > 0:
                 # One timer for the oldest request: those behind it share its run or get the next.
                 if self._timer is None:
@@ -169,6 +172,7 @@ def _joined(specs: tuple[TensorSpec, ...], requests: list[Mapping[str, Array]]) 
     """The arrays of several requests below each other, and zeros below them."""
     joined = {}
     for spec in specs:
+        # Zeros and not what memory holds: rows are independent, but NaN or huge indices may be slow or out of bounds.
         array = np.zeros(spec.shape, spec.dtype)
         parts = [request[spec.name] for request in requests]
         array[: sum(len(part) for part in parts)] = np.concatenate(parts)

@@ -121,6 +121,8 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
     parts = [*frame.axes(x, y), *svg_legend(frame.left, {"kernels": TUNED}, 4)]
     parts += svg_legend(frame.left + 90, colors, 4, 140, DASHES)
     for color, rate in zip(colors.values(), (limits.memory_gbs, limits.cache_gbs), strict=True):
+        # The roofline (Williams, Waterman, Patterson, 2009): bandwidth x intensity up to the ridge, the peak from there
+        # on.
         ridge = limits.peak_gflops / rate
         foot = max(x.low, y.low / rate)
         corners = [(foot, foot * rate), (ridge, limits.peak_gflops), (x.high, limits.peak_gflops)]
@@ -130,6 +132,7 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
     for one, across in zip(points, reach, strict=True):
         tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {one.share:.1%} of the time"
+        # The area of a dot, not its radius, is what eyes compare.
         parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(one.share), TUNED, tip, 0.55))
     return svg_figure("Roofline", WIDE, TALL, parts)
 
@@ -157,6 +160,7 @@ def ranking_chart(rounds: Sequence[tuple[int, float]]) -> str:
     parts = list(frame.axes(x, y))
     parts.append(polyline([(frame.left, y(0.5)), (frame.right, y(0.5))], "var(--muted)", dashes=DASHES))
     parts.append(svg_text(frame.right, y(0.5) + 13, "guessing", "end", muted=True))
+    # A moving average over about a sixth of the rounds: single rounds have few pairs, and scatter.
     window = max(1, len(rounds) // 12)
     means = [
         (number, sum(share for _, share in rounds[max(0, place - window) : place + window + 1]))
@@ -189,6 +193,7 @@ def _sheet(title: str, width: float, height: float, parts: Sequence[str], alone:
 def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points with a level from each to the next one's place."""
     steps: list[tuple[float, float]] = []
+    # A best so far holds until it is beaten: steps, not slopes.
     for x, y in points:
         if steps:
             steps.append((x, steps[-1][1]))

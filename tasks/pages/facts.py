@@ -137,6 +137,7 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     # without a line about a round and without a report every task is searched, in case they were lost
     found = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
     records = [record for record in found if not record.is_guess]
+    # By round first: the clock may have been set back in the middle of a run.
     records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
     keys = dict.fromkeys(record.task_key for record in records)
     contenders = report.get("comparison", {}).get("contenders", [])
@@ -174,6 +175,7 @@ def _pairs(rounds: Sequence[Mapping[str, Field]], across: str, up: str) -> Itera
 
 def _report(path: Path) -> RunReport:
     """What the run reported at its end; nothing when it did not come so far."""
+    # The state folder is three levels up (runs/RUN/report.json), where a damaged report's quarantine is.
     blobs, name = LocalBlobStore(path.parents[2]), "/".join(path.parts[-3:])
     try:
         return read_document(blobs, name, REPORT)

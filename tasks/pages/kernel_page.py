@@ -37,6 +37,7 @@ def _kernel(one: Explanation) -> Iterator[str]:
     yield "<section><h2>Passes</h2>"
     for place, stage in enumerate(one.stages):
         lines = stage.difference or "no change"
+        # The first stage is whole IR and no difference: its lines may begin with "-" or "+".
         body = escape(lines) if place == 0 else "\n".join(map(_difference_line, lines.splitlines()))
         yield _folded(f"{stage.kernel}: after {stage.name}", body)
     yield "</section><section><h2>Code</h2>"

@@ -55,6 +55,7 @@ def page(facts: RunFacts) -> str:
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # Without it browsers ask the server, or the disk, for /favicon.ico.
             '<link rel="icon" href="data:,">',
             f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
             f"<h1>{escape(network)}</h1>",

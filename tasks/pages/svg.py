@@ -106,6 +106,7 @@ class Scale:
         known = [value for value in values if math.isfinite(value) and (value > 0 or not log)] or [1.0]
         low, high = min(known), max(known)
         if log:
+            # 15% beyond the ends, so that no dot lies on the frame; a single value gets a scale that is not empty, too.
             return cls(low / 1.15, high * 1.15, start, end, log=True)
         low = 0.0 if zero else low
         return cls(low, high if high > low else low + 1.0, start, end)
@@ -127,7 +128,9 @@ class Scale:
 def _ticks(low: float, high: float, most: int) -> list[float]:
     raw = (high - low) / max(1, most)
     unit = 10.0 ** math.floor(math.log10(raw))
+    # Heckbert's nice numbers (Graphics Gems, 1990): steps of 1, 2 or 5 times a power of ten.
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * 0.999)
+    # 1e-9: a bound that is a multiple of the step up to rounding keeps its tick.
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

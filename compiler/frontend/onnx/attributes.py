@@ -55,6 +55,7 @@ class OnnxNode:
     def text(self, key: str, default: str) -> str:
         """A string attribute."""
         value = self.attributes.get(key, default)
+        # Protobuf's strings of ONNX are fields of bytes; a default is a str.
         if isinstance(value, bytes):
             return value.decode()
         if not isinstance(value, str):
@@ -137,8 +138,10 @@ class OnnxNode:
 
     def axis(self, axis: int, rank: int) -> int:
         """`axis` counted from the front."""
+        # ONNX counts negative axes from the end, as NumPy does.
         if not -rank <= axis < rank:
             raise self.unsupported(f"axis {axis} is outside a tensor of rank {rank}")
+        # Python's modulo is never negative; of a scalar, axis 0 stands for all there is.
         return axis % rank if rank else 0
 
     def check_iterations(self, iterations: int) -> None:

@@ -21,6 +21,7 @@ from retune.compiler.graph.ir import Array
 def definitions(graph: onnx.GraphProto) -> Counter[str]:
     """How often a graph and those inside it define each name."""
     weights = {tensor.name for tensor in graph.initializer}
+    # An initializer may also be listed as an input: that is one definition, not two.
     found = Counter(dict.fromkeys(weights.union(entry.name for entry in graph.input), 1))
     for node in graph.node:
         found.update(node.output)
@@ -48,6 +49,7 @@ class Canonicalize:
 
     def constant(self, array: Array, wish: str) -> str:
         """Add a constant, which takes the place of a value named `wish` or of none, and return its name."""
+        # Bodies may use one name for different values; only a name that is defined once can stay.
         return self._keep(array, wish if self._defined[wish] == 1 else self.fresh(wish))
 
     def weights(self, tensors: Iterable[onnx.TensorProto]) -> None:
@@ -58,6 +60,7 @@ class Canonicalize:
     def graph(self, source: onnx.GraphProto, outer: Mapping[str, str], weights: Container[str] = ()) -> onnx.GraphProto:
         """The tidy graph; `outer` renames what it takes from around it, `weights` are initializers that are kept."""
         defined = {entry.name for entry in source.input}.union(*(node.output for node in source.node))
+        # A name of its own hides the outer one.
         names = {old: new for old, new in outer.items() if old not in defined}
         for tensor in source.initializer:
             names[tensor.name] = self._initializer(tensor, weights)
@@ -74,6 +77,8 @@ class Canonicalize:
         return tensor.name if tensor.name in weights else self.constant(_array(tensor), tensor.name)
 
     def _keep(self, array: Array, name: str) -> str:
+        # Reshaped because NumPy makes an array of one dimension of a scalar here; a view, so that the caller's array
+        # stays writable.
         held = np.ascontiguousarray(array).reshape(array.shape).view()
         held.flags.writeable = False
         self.constants[name] = held
@@ -87,6 +92,7 @@ class Canonicalize:
             operands = [names.get(name, name) for name in node.input]
             if is_standard(node.domain) and self._is_replaced(node, operands, names, result):
                 continue
+            # The other branch, or a second copy of a function, may have the same names.
             if spliced:
                 names.update((name, self.fresh(name)) for name in node.output if name)
             copy = result.node.add()

@@ -27,9 +27,11 @@ def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         return node.body("then_branch" if known.item() else "else_branch", ())
     branches = [node.body(key, ()) for key in ("then_branch", "else_branch")]
     described = [[(builder.value(name).shape, builder.value(name).dtype) for name in branch] for branch in branches]
+    # A choice by element needs results alike; of others, `array` refuses with the names of the inputs that decide.
     if described[0] != described[1]:
         node.array(builder, 0, "the condition, on which the shape of a result depends,")
     flag = builder.emit("reshape", [condition.name], {"shape": ()})
+    # Right because nodes of ONNX have no effects: both branches may be computed.
     return [builder.emit("where", [flag, one, other], name=node.name) for one, other in zip(*branches, strict=True)]
 
 
@@ -41,6 +43,7 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     carried = list(node.inputs[2:])
     collected: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
     iteration = 0
+    # ONNX gives a loop two ends, a count and a condition, each of which may be left out; without both it never ends.
     while going and (iterations is None or iteration < iterations):
         node.check_iterations(iteration + 1)
         number, always = (
@@ -51,6 +54,7 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         carried, rows = results[: len(carried)], results[len(carried) :]
         for column, row in zip(collected, rows, strict=True):
             column.append(row)
+        # Converters fold constants, so that a condition that depends on the counter alone is known here.
         going = bool(node.known(builder, condition, "whether the loop goes on").item())
         iteration += 1
     first = 1 + len(carried)
@@ -92,6 +96,7 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     iterations = lengths.pop()
     node.check_iterations(iterations)
     body = node.attributes.get("body")
+    # Before anything is unrolled: the nodes would otherwise be counted while memory fills.
     if isinstance(body, onnx.GraphProto) and iterations * sum(1 for _ in all_nodes(body)) > MOST_NODES:
         raise node.unsupported(f"more than {MOST_NODES:,} nodes once loops are unrolled")
     collected: list[list[str]] = [[] for _ in node.outputs[len(state) :]]

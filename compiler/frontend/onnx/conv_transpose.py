@@ -26,14 +26,18 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     reach = tuple(dilation * (size - 1) for size, dilation in zip(kernel, dilations, strict=True))
     before, after = _cut_off(node, shape[2:], strides, reach, extra)
     if rank == 2 and groups == 1 and set(dilations) == {1} and min(before) >= 0:
+        # May be negative, where `output_padding` adds more than the pads cut off.
         behind = [cut - more for cut, more in zip(after, extra, strict=True)]
         attrs: dict[str, Attribute] = {"strides": strides, "pads": (*before, *behind), "layout": "NCHW"}
         x = builder.emit("conv_transpose2d", [x, weight.name], attrs, name=node.name)
     else:
         for axis in range(rank):
             x = _spread(builder, x, axis + 2, strides[axis])
+        # The full transposed convolution is a convolution padded by the kernel's reach; what is cut off needs no
+        # padding.
         low = [edge - cut for edge, cut in zip(reach, before, strict=True)]
         high = [edge - cut + more for edge, cut, more in zip(reach, after, extra, strict=True)]
+        # The operator has no negative padding: more is cut off than the kernel reaches.
         x = _without(builder, x, [max(0, -pad) for pad in low], [max(0, -pad) for pad in high])
         turned = _turned(builder, weight.name, groups)
         pads = tuple(max(0, pad) for pad in (*low, *high))
@@ -56,6 +60,7 @@ def _cut_off(
         return pads[:rank], pads[rank:]
     sizes = zip(extents, strides, reach, extra, wanted[-rank:], strict=True)
     totals = [stride * (extent - 1) + more + edge + 1 - size for extent, stride, edge, more, size in sizes]
+    # ONNX's formula: an odd element is cut off the end in SAME_UPPER, off the front in SAME_LOWER.
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (small, large) if auto == "SAME_UPPER" else (large, small)
 
@@ -73,6 +78,7 @@ def _spread(builder: GraphBuilder, x: str, axis: int, stride: int) -> str:
     x = builder.emit("pad", [x], border)
     wide = shape[axis] * stride
     x = builder.emit("reshape", [x], {"shape": (*shape[:axis], wide, *shape[axis + 1 :])})
+    # No zeros behind the last element.
     return taken(builder, x, axis, range(wide - stride + 1))
 
 

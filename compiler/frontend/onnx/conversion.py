@@ -58,6 +58,7 @@ class Conversion:
                 self.problems.append(f"the constant {tensor.name!r} cannot be read: {error}")
                 lost.add(tensor.name)
         for proto in graph.node:
+            # What reads a lost value is not at fault itself: only the first node of a chain is reported.
             if lost.intersection(proto.input):
                 lost.update(proto.output)
                 continue
@@ -90,6 +91,7 @@ class Conversion:
             self._count_node(proto)  # a body without nodes costs time too
             parameters = [entry.name for entry in graph.input]
             found = self.convert(graph, {**names, **dict(zip(parameters, operands, strict=True))})
+            # Not reported again: otherwise each level of nesting would add a sentence.
             if any(entry.name not in found for entry in graph.output):
                 raise _ReportedError
             return [found[entry.name] for entry in graph.output]
@@ -105,6 +107,7 @@ class Conversion:
         )
 
     def _count_node(self, proto: onnx.NodeProto) -> None:
+        # Counted across bodies, which multiply: nested loops grow exponentially with their depth.
         self._count += 1
         if self._count > MOST_NODES:
             why = f"more than {MOST_NODES:,} nodes once loops are unrolled"

@@ -30,10 +30,12 @@ def _unique(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if "axis" in node.attributes:
         axis = node.axis(node.integer("axis", 0), data.ndim)
     narrow = data.dtype
+    # Exact: float32 holds every bfloat16.
     comparable = data.astype("float32") if narrow.name == "bfloat16" else data
     values, first, inverse, counts = np.unique(comparable, True, True, True, axis=axis)
     inverse = inverse.ravel()
     if not node.integer("sorted", 1):
+        # ONNX's unsorted order is that of first occurrences; the inverse of the permutation renumbers the elements.
         order = np.argsort(first, kind="stable")
         rank = np.argsort(order, kind="stable")
         values, first, counts = np.take(values, order, axis=axis or 0), first[order], counts[order]
@@ -48,6 +50,7 @@ def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
     if centred:
         half = boxes[:, 2:] / 2
         return boxes[:, :2] - half, boxes[:, :2] + half
+    # ONNX allows any pair of opposite corners.
     return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
 
 
@@ -75,6 +78,7 @@ def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
         for _ in range(most):
             if not alive.any():
                 break
+            # Greedy suppression; of equal scores the first box wins, as in ONNX Runtime.
             best = int(np.flatnonzero(alive)[np.argmax(own[alive])])
             found.append((image, column, best))
             alive &= _overlaps(low, high, best) <= threshold

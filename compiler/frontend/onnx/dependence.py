@@ -158,6 +158,7 @@ def _of_condition(node: onnx.NodeProto, roots: Roots) -> Dependence:
 def _of_loop(node: onnx.NodeProto, roots: Roots) -> Dependence:
     ends = _union(roots(name) for name in node.input[:2] if name)
     iteration, condition, *names = (entry.name for entry in body(node, "body").input)
+    # The counter is known while a loop is unrolled.
     fixed = {iteration: NOTHING, condition: NOTHING}
     seen = _settled(body(node, "body"), roots, fixed, names, [roots(name) for name in node.input[2:]], skip=1)
     return Dependence(ends | seen.decides | seen.results[0], seen.needs, seen.results[1:])
@@ -177,6 +178,7 @@ def _settled(
     iteration.
     """
     carried = start
+    # A fixed point by iteration: the sets only grow, and there are finitely many names.
     while True:
         seen = _of_graph(graph, roots, {**fixed, **dict(zip(names, carried, strict=False))})
         more = [a | b for a, b in zip(carried, seen.results[skip:], strict=False)]

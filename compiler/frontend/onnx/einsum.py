@@ -26,12 +26,14 @@ def _labels(node: OnnxNode, ranks: Sequence[int]) -> tuple[list[str], str]:
     most = max(dots)
     if most > 10 or min(dots) < 0:
         raise node.unsupported(f"the equation {equation!r} does not fit the operands")
+    # Labels of ONNX are letters: digits cannot meet them.
     digits = "0123456789"[:most]
     terms = [term.replace("...", digits[most - count :]) for term, count in zip(terms, dots, strict=True)]
     if any(len(term) != rank for term, rank in zip(terms, ranks, strict=True)):
         raise node.unsupported(f"the equation {equation!r} does not fit the operands")
     if not arrow:
         seen = left.replace(",", "").replace("...", "")
+        # ONNX's implicit form, as NumPy's: labels that occur once, in alphabetical order.
         right = ("..." if most else "") + "".join(sorted(label for label in set(seen) if seen.count(label) == 1))
     return terms, right.replace("...", digits)
 
@@ -47,6 +49,7 @@ def _diagonal(builder: GraphBuilder, x: str, term: str) -> tuple[str, str]:
             x = builder.emit("transpose", [x], {"perm": (*others, first, second)})
             kept = tuple(shape[i] for i in others)
             x = builder.emit("reshape", [x], {"shape": (*kept, extent * extent)})
+            # The diagonal of a square matrix is every (n + 1)-th element of it flat: a slice, no gather.
             x = taken(builder, x, len(kept), list(range(0, extent * extent, extent + 1)))
             term = "".join(term[i] for i in others) + label
     return x, term
@@ -81,6 +84,7 @@ def _joined(
     inner = "".join(label for label in shared if label not in kept)
     rows = "".join(label for label in left if label not in right)
     columns = "".join(label for label in right if label not in left)
+    # Batch labels in front, then what only one side has, then what is summed: one batched product does the pair.
     lhs = _arranged(builder, x, left, (batch, rows, inner), extents)
     rhs = _arranged(builder, y, right, (batch, inner, columns), extents)
     result = builder.emit("batch_matmul", [lhs, rhs])
@@ -98,6 +102,7 @@ def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     pairs = [_diagonal(builder, value.name, term) for value, term in zip(values, terms, strict=True)]
     current = ("", "")
     for place, (x, term) in enumerate(pairs):
+        # What no later operand reads is summed now, which keeps intermediate values small.
         later = result + "".join(other for _, other in pairs[place + 1 :])
         x, term = _summed(builder, x, term, later + current[1])
         current = (x, term) if place == 0 else _joined(builder, current, (x, term), later, extents)

@@ -69,6 +69,7 @@ def _pow(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     constant = builder.array(exponent.name)
     if constant is not None and constant.size == 1 and len(exponent.shape) <= len(builder.value(x).shape):
         power = float(constant.item())
+        # Squares and roots are common in normalizations: one instruction instead of a call.
         if power == 2.0:
             return [write("mul", x, x)]
         if power == 0.5 and is_float(builder.value(x).dtype):
@@ -76,6 +77,7 @@ def _pow(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         if power == 1.0:
             return [x]
     if not is_float(builder.value(x).dtype):
+        # ONNX Runtime computes powers of integers as doubles, too; exact up to 2^53.
         wide = [write("cast", name, dtype="float64") for name in (x, exponent.name)]
         return [write("cast", write("pow", *wide), dtype=builder.value(x).dtype)]
     if exponent.dtype != builder.value(x).dtype:
@@ -91,6 +93,7 @@ def _clip(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     floating = is_float(builder.value(x).dtype)
     if floating and low is not None and high is not None and np.isfinite([low, high]).all():
         return [write("clip", x, low=low, high=high)]
+    # An operator that the passes know, with one operand less.
     if floating and low == 0.0 and (high == inf or not bounds[1]):
         return [write("relu", x)]
     if bounds[0]:
@@ -109,6 +112,7 @@ def _prelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     own = builder.value(slope).shape
     if len(own) == 1 and own[0] not in (1, *shape[-1:]) and own == shape[1:2]:  # a number a channel, as it once was
         slope = write("reshape", slope, shape=(own[0], *(1 for _ in shape[2:])))
+    # Without a condition: both halves vanish on the other side of zero.
     return [write("add", write("relu", x), write("mul", slope, write("minimum", x, 0)))]
 
 
@@ -124,6 +128,7 @@ def _elu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _selu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
+    # ONNX's defaults: the constants of Klambauer et al. (arXiv 1706.02515), written out as float32.
     alpha, gamma = node.number("alpha", 1.67326319217681884765625), node.number("gamma", 1.05070102214813232421875)
     return [write("mul", write("add", write("relu", x), _exponential_branch(write, x, alpha)), gamma)]
 
@@ -161,6 +166,7 @@ def _softsign(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _gelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     if node.text("approximate", "none") == "tanh":
+        # The approximation of Hendrycks and Gimpel (arXiv 1606.08415).
         cubed = write("mul", write("mul", x, x), x)
         inner = write("mul", write("add", x, write("mul", cubed, 0.044715)), sqrt(2 / np.pi))
         gate = write("tanh", inner)
@@ -171,6 +177,7 @@ def _gelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _softplus_value(write: Formula, x: str) -> str:
     """log(1 + exp(x)) without overflow."""
+    # Only numbers up to 1 are exponentiated: log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
     return write("add", write("relu", x), write("log", write("add", write("exp", write("neg", write("abs", x))), 1)))
 
 

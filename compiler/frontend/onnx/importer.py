@@ -96,6 +96,7 @@ def load_model(
     """
     opened = open_model(source, name, constants)
     inputs = read_inputs(opened.model, shapes or {})
+    # Before ONNX's checker, which reports the first unknown operator alone, and in its own words.
     check_operators(opened.model)
     check_model(opened.original)
     graph = _convert(opened.model, opened.name, inputs, opened.opset)

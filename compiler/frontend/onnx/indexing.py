@@ -19,6 +19,7 @@ def taken(builder: GraphBuilder, x: str, axis: int, places: Sequence[int], name:
     if len(places) == shape[axis] and places == list(range(len(places))):
         return x
     step = places[1] - places[0] if len(places) > 1 else 1
+    # A slice is one strided read that fuses with its readers; a gather needs a table and has no vector load.
     if places and step > 0 and places == [places[0] + step * number for number in range(len(places))]:
         return cut(builder, x, axis, places[0], places[-1] + 1, step, name)
     indices = builder.constant(integers(places), "places")
@@ -39,6 +40,7 @@ def sliced(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step
     if first == 0 and last == extent and step == 1:
         return x
     if step > 1:
+        # The end is put right behind the last element that is taken, so that equal slices are written alike.
         step = step if last - first > step else 1
         last = first + (last - first - 1) // step * step + 1 if step > 1 else first + 1
     return cut(builder, x, axis, first, last, step, name)
@@ -55,6 +57,7 @@ def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: i
 
 def _clamped(number: int, extent: int) -> int:
     """A bound of a slice, counted from the front and within the extent."""
+    # Python's `slice.indices`, which takes no symbolic dimensions.
     number = number + extent if number < 0 else number
     if number <= 0:
         return 0
@@ -107,6 +110,7 @@ def _arg(op: str) -> Converter:
         axis, keepdims = node.axis(node.integer("axis", 0), len(shape)), bool(node.integer("keepdims", 1))
         if not node.integer("select_last_index", 0):
             return [write(op, x, axis=axis, keepdims=keepdims)]
+        # The last of equal elements is the first of the axis backwards.
         backwards = builder.arange(shape[axis], start=shape[axis] - 1, step=-1)
         turned = builder.emit("gather", [x, backwards], {"axis": axis})
         place = write(op, turned, axis=axis, keepdims=keepdims)
@@ -119,6 +123,7 @@ def _arg(op: str) -> Converter:
 def _hardmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     shape = builder.value(x).shape
+    # It flattened the trailing dimensions then, as Softmax did.
     if node.opset < 13:
         raise node.unsupported("its meaning before operator set 13; export the model again")
     axis = node.axis(node.integer("axis", -1), len(shape))
@@ -141,6 +146,7 @@ def _one_hot(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     where = write("reshape", wide, shape=(*shape[:axis], 1, *shape[axis:]))
     column = (depth, *(1 for _ in shape[axis:]))
     exact = write("equal", where, builder.arange(depth, column))
+    # Negative indices count from the end; those outside of both ranges leave a row of the off value, as ONNX asks.
     from_end = write("equal", where, builder.arange(depth, column, start=-depth))
     pair = [builder.emit("reshape", [taken(builder, values.name, 0, [i])], {"shape": ()}) for i in (0, 1)]
     return [write("where", write("bit_or", exact, from_end), pair[1], pair[0])]
@@ -174,6 +180,7 @@ def _cumulative(op: str, neutral: int) -> Converter:
         axis = node.axis(whole(node.array(builder, 1, "the axis").item()), len(value.shape))
         extent = value.shape[axis]
         exclusive, reverse = (bool(node.integer(key, 0)) for key in ("exclusive", "reverse"))
+        # n^2 terms instead of n, but every element is independent, so that it vectorizes and runs in parallel.
         counted = _scan_matrix(builder, extent, exclusive, reverse)
         column = (extent, extent, *(1 for _ in value.shape[axis + 1 :]))
         spread = write("reshape", x, shape=(*value.shape[: axis + 1], 1, *value.shape[axis + 1 :]))
@@ -224,11 +231,13 @@ def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         start = builder.emit("cast", [node.inputs[2]], {"dtype": "int64"})
         start = builder.emit("reshape", [start], {"shape": (shape[0], *(1 for _ in shape[1:]))})
         steps = builder.emit("sub", [places, start])
+    # `mod` has the sign of its divisor: places before the start come out at the end of the ring.
     if mode == "circular":
         steps = builder.emit("mod", [steps, builder.scalar(shape[axis], "int64")])
     fresh = builder.emit("less", [steps, builder.scalar(update.shape[axis], "int64")])
     if mode == "linear":
         fresh = builder.emit("bit_and", [fresh, builder.emit("less", [builder.scalar(-1, "int64"), steps])])
+    # Places that are not written read some valid element, which `where` then drops.
     inside = builder.emit("maximum", [steps, builder.scalar(0, "int64")])
     read = builder.emit("broadcast_to", [inside], {"shape": shape})
     return [write("where", fresh, write("gather_elements", update.name, read, axis=axis), past)]

@@ -47,6 +47,7 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
     kept = [entry for entry in model.graph.input if entry.name not in constants]
     del fixed.graph.input[:]
     fixed.graph.input.extend(kept)
+    # What the file said of the input's type still holds for its value.
     fixed.graph.value_info.extend(entry for entry in model.graph.input if entry.name in constants)
     weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
     del fixed.graph.initializer[:]
@@ -83,6 +84,7 @@ def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as error:  # whatever its C++ code throws; or a scan does not fit its body
         _log.info("not converted to operator set %d: %s", OLDEST_OPSET, error)
         return model
+    # ONNX's converter leaves it; before it was 4, every initializer had to be an input as well.
     converted.ir_version = max(converted.ir_version, _IR_OF_OLDEST)
     return converted
 
@@ -109,6 +111,8 @@ def _is_old_scan(node: onnx.NodeProto) -> bool:
 def _renew_scan(node: onnx.NodeProto) -> None:
     """Turn a scan of operator set 8 into one of today over the batch, whose body is one of today over the sequences."""
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    # Operator set 8 ran a scan for each element of a batch: now an outer scan over the batch around one over the
+    # sequence.
     body, operands = attributes["body"], list(node.input[1:])
     inner = [f"{node.output[0]}_batch_{entry.name}" for entry in body.input]
     made = [f"{node.output[0]}_batch_{place}" for place in range(len(node.output))]
@@ -134,6 +138,7 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
             model = inliner.inline_local_functions(model)
         except Exception as error:  # whatever its C++ code throws
             raise ModelFormatError(f"the model's functions cannot be inlined: {error!s:.300}") from None
+    # Functions may call functions that we lack too: expanded level by level until nothing is left to expand.
     for _ in range(_DEEPEST):
         wanted = {
             (node.domain, node.op_type)

@@ -16,6 +16,8 @@ from retune.compiler.errors import ModelFormatError
 _log = logging.getLogger(__name__)
 
 OLDEST_OPSET = 11
+# Tables of shapes and axes, which ONNX's inference reads, are smaller by far; weights that cost time to copy are
+# larger.
 _LARGE_BYTES = 1 << 16
 _DOMAINS = ("", "ai.onnx")
 _TEXT_FORMS = (".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".pbtxt", ".prototxt", ".textproto")

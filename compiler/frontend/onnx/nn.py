@@ -28,6 +28,8 @@ def pads_of(
         raise node.unsupported(f"auto_pad {auto!r} is unknown")
     small, large = [], []
     for extent, size, stride, dilation in zip(extents, kernel, strides, dilations, strict=True):
+        # SAME: as many windows as strides begin, whatever the kernel; an odd element of padding goes to the end in
+        # SAME_UPPER.
         wanted = -(-extent // stride)
         total = max(0, (wanted - 1) * stride + dilation * (size - 1) + 1 - extent)
         small.append(total // 2)
@@ -88,6 +90,7 @@ def plain_convolution(
     if line:
         x = builder.emit("reshape", [x], {"shape": (*shape[:2], 1, shape[2])})
         w = builder.emit("reshape", [w], {"shape": (*weight[:2], 1, weight[2])})
+        # A line is an image of one row: kernels of two dimensions serve it.
         strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
     op, layout = ("conv3d", "NCDHW") if len(shape) == 5 else ("conv2d", "NCHW")
     attrs: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
@@ -106,6 +109,7 @@ def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
         if any(node.outputs[1:]):
             raise node.unsupported("results of training; export the model for inference")
         return [write("batch_norm", *node.inputs[:5], axis=1, epsilon=epsilon)]
+    # Training mode normalizes by the batch's own statistics, and ONNX wants the running ones as results.
     axes = tuple(axis for axis in range(len(builder.value(x).shape)) if axis != 1)
     mean = write("reduce_mean", x, axes=axes, keepdims=True)
     centred = write("sub", x, mean)
@@ -123,6 +127,7 @@ def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     """By minors of the first row, which is exact enough, and quick, for small matrices."""
     write, x = formula_of(builder, node)
     *batch, rows, columns = builder.value(x).shape
+    # Laplace's expansion takes n! products: 24 for 4, 120 for 5.
     if rows != columns or rows > 4:
         raise node.unsupported(f"a matrix of {rows} x {columns}; only square ones up to 4 x 4")
     flat = write("reshape", x, shape=(*batch, rows * columns))
@@ -151,6 +156,7 @@ def _gemm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         b = write("transpose", b, perm=(1, 0))
     alpha, beta = node.number("alpha", 1.0), node.number("beta", 1.0)
     if alpha != 1.0:
+        # The weight, not the product: a constant one is scaled when the network is compiled.
         b = write("mul", b, alpha)
     result = write("dense", a, b)
     if not node.has_input(2) or beta == 0.0:
@@ -187,6 +193,7 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
         full = (*batch, *shape[-2:])
         return name if shape == full else write("broadcast_to", name, shape=full)
 
+    # One matrix for the whole batch: all rows are one product, which reads the weight once.
     if len(b_shape) == 2:
         rows = builder.value(a).size // a_shape[-1]
         product = write("dense", shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))

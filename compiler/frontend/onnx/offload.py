@@ -163,6 +163,7 @@ class _Cut:
     def model(self) -> OffloadedModel:
         """The model in parts."""
         stays = {_key(node) for node in self._nodes if not (node.op_type in CONVERTERS and is_standard(node.domain))}
+        # Ends because `stays` only grows: every round but the last adds a node to it.
         while True:
             stays = self._with_untyped(stays)
             graph, constants, failed = self._import(stays)
@@ -253,6 +254,8 @@ class _Cut:
         follows |= {name: read_names(node) for name, node in makers.items()}
         part_of: dict[str, int] = {}
         ready = {value.name: 0 for value in self._inputs}
+        # Longest paths in a directed acyclic graph, counted in parts: a converted node joins the part of its latest
+        # operand, a staying one waits for it.
         for name in TopologicalSorter(follows).static_order():
             if name in makers:
                 before = [part_of[read] + 1 if read in part_of else ready.get(read, 0) for read in follows[name]]
@@ -275,6 +278,8 @@ def _part(graph: Graph, part_of: Mapping[str, int], level: int) -> Graph:
     later = {name for node in graph.nodes if part_of.get(node.output, level) > level for name in node.inputs}
     nodes: list[Node] = []
     needed: set[str] = set()
+    # Backwards, so that the readers of a node on constants are known before it: such nodes are copied into every part
+    # that reads them.
     for node in reversed(graph.nodes):
         if part_of.get(node.output) == level or (node.output not in part_of and node.output in needed):
             nodes.insert(0, node)

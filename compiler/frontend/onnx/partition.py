@@ -118,6 +118,7 @@ class Partition:
 
     def _ready(self, names: Sequence[str]) -> int:
         """The first level whose region can read these."""
+        # A value given by a statement is there for the next region; one that a region computes, already within it.
         levels = [self._levels[name] + (name in self._given) for name in names if name in self._levels]
         return max(levels, default=0)
 
@@ -125,6 +126,7 @@ class Partition:
         """The values given to the region of `level` that a value depends on there."""
         if name not in self._levels:
             return NOTHING
+        # A value of an earlier region without roots follows from shapes: it is computed again, and not handed over.
         if name in self._given or (self._levels[name] < level and self._roots[name]):
             return frozenset((name,))
         return self._roots[name]
@@ -146,6 +148,7 @@ class Partition:
         if seen.decides or not all(map(self._is_small, seen.needs)):
             return False
         if node.op_type == "If":
+            # Both arms are compiled into the region: only what loops in them multiply is limited.
             return all(self._size(arm) - len(list(all_nodes(arm))) <= _MOST_UNROLLED for arm in bodies(node))
         iterations = self._iterations(node)
         return (

@@ -89,8 +89,10 @@ def _places(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
     columns = [np.asarray(values).reshape(-1, 1, 1) for values in (windows.strides, windows.dilations, extents)]
     at = cells * columns[0] + taps * columns[1] - np.asarray(windows.pads[:rank]).reshape(-1, 1, 1)
     inside = ((at >= 0) & (at < columns[2])).all(axis=0)
+    # Padding reads a valid element, and is replaced by the lowest number next.
     at = np.clip(at, 0, columns[2] - 1)
     read = np.ravel_multi_index(tuple(at), extents)
+    # storage_order 1 numbers elements column by column.
     told = np.ravel_multi_index(tuple(at), extents, order="F") if node.integer("storage_order", 0) else read
     rows = write("reshape", x, shape=(n * channels, area))
     dtype = builder.value(x).dtype
@@ -177,6 +179,7 @@ def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, inc
     if len(extents) == 1:
         result = plane(shaped(x, n, channels, 1, extents[0]), windows.of(-1, 0))
         return shaped(result, n, channels, builder.value(result).shape[3])
+    # Both separate: a maximum of maxima, and a mean over as many elements as the product of the counts along the axes.
     result = plane(shaped(x, n, channels * extents[0], *extents[1:]), windows.of(1, 2))
     rows, columns = builder.value(result).shape[2:]
     result = plane(shaped(result, n, channels, extents[0], rows * columns), windows.of(0, -1))
@@ -192,12 +195,14 @@ def _plane(builder: GraphBuilder, node: OnnxNode, x: str, windows: _Windows, max
     }
     if maximum:
         return builder.emit("max_pool2d", [x], {**attrs, "dilations": windows.dilations}, name=node.name)
+    # What ceil_mode adds never counts, what the file pads may: the operator knows one kind of padding.
     if set(windows.dilations) == {1} and not (include and any(windows.grown)):
         counted = include and any(windows.pads)
         return builder.emit("avg_pool2d", [x], {**attrs, "count_include_pad": counted}, name=node.name)
     n, channels, *extents = builder.value(x).shape
     dtype = builder.value(x).dtype
     single = builder.emit("reshape", [x], {"shape": (n * channels, 1, *extents)})
+    # A sum over windows is a convolution with ones, which takes dilations; each is then divided by its own count.
     ones = builder.constant(np.ones((1, 1, *windows.kernel), dtype), "ones")
     total = plain_convolution(builder, single, ones, windows.strides, windows.all_pads, windows.dilations, 1, node.name)
     made = builder.value(total).shape[2:]

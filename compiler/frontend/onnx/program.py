@@ -97,6 +97,8 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
     graph = inferred_graph(light)
     for entry, declared in zip(graph.output, model.graph.output, strict=True):
         if not entry.type.tensor_type.elem_type:
+            # Operators that ONNX cannot infer leave nothing behind; the file's claim of an element type is checked at
+            # the end.
             entry.type.tensor_type.elem_type = declared.type.tensor_type.elem_type
     weights = {tensor.name for tensor in model.graph.initializer}
     kept = [entry for entry in graph.input if entry.name not in weights]

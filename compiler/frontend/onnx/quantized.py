@@ -41,9 +41,11 @@ def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: st
     if dtype not in _STORED[:4]:
         raise node.unsupported(f"no quantization to {dtype}")
     wide = builder.value(x).dtype
+    # Beyond 2048 float16 has no odd integers: adding a zero point could lose it.
     if wide not in ("float32", "float64"):
         x = _cast(builder, x, "float32")
     limits = np.iinfo(dtype)
+    # Rounded before the zero point is added, as ONNX says: the sum could round a half to another side.
     whole = builder.emit("round", [x])
     if zero:
         whole = builder.emit("add", [whole, _cast(builder, zero, builder.value(x).dtype)])
@@ -55,6 +57,7 @@ def _quantizes_bytes(builder: GraphBuilder, node: OnnxNode, dtype: str) -> bool:
     """Whether the graph has an operator for this: one scale, or one for each place of an axis, known beforehand."""
     scale = node.operand(builder, 1)
     known = all(builder.is_constant(node.inputs[i]) for i in (1, 2) if node.has_input(i))
+    # The form that passes turn into layers of integers, see `retune.compiler.graph.passes.quantized`.
     plain = len(scale.shape) <= 1 and scale.dtype == "float32" and not node.integer("block_size", 0)
     return plain and known and dtype in ("int8", "uint8", "int32")
 
@@ -123,12 +126,14 @@ def _byte_product(builder: GraphBuilder, node: OnnxNode) -> str:
     if weight is None or zero is None or weight.ndim != 2 or len(a.shape) < 2 or not scalar:
         return ""
     numbers = weight.astype(np.int32) - zero.astype(np.int32)
+    # They become int8 below; without their zero point, bytes may reach 255 either way.
     if {a.dtype, weight.dtype.name} - {"int8", "uint8"} or abs(numbers).max(initial=0) > 127:
         return ""
     rows = builder.emit("reshape", [a.name], {"shape": (a.size // a.shape[-1], a.shape[-1])})
     whole = builder.emit("qdense", [rows, builder.constant(numbers.astype(np.int8), node.inputs[1])], name=node.name)
     if node.has_input(2):
         start = _cast(builder, builder.emit("reshape", [node.inputs[2]], {"shape": ()}), "int32")
+        # (a - z) W = a W - z (1ᵀ W), exact in int32.
         sums = builder.constant(numbers.sum(axis=0, dtype=np.int32), "sums")
         whole = builder.emit("sub", [whole, builder.emit("mul", [start, sums])])
     return builder.emit("reshape", [whole], {"shape": (*a.shape[:-1], weight.shape[1])}, output=node.outputs[0])

@@ -60,8 +60,11 @@ def _gru_step(cell: _Cell, step: int, state: State) -> State:
     write, (h,) = cell.write, state
     side = write("dense", h, cell.recurrence)
     biased = write("add", side, cell.recurrent_bias)
+    # ONNX's order of gates is update, reset, hidden.
     update, reset = (cell.applied(0, write("add", cell.gate(cell.x[step], i), cell.gate(biased, i))) for i in (0, 1))
     if cell.node.integer("linear_before_reset", 0):
+        # cuDNN's and PyTorch's form, in which one product gives all three gates; the original one needs the reset state
+        # first.
         inner = write("mul", reset, cell.gate(biased, 2))
     else:
         part = cell.gate(cell.recurrence, 2)
@@ -80,9 +83,11 @@ def _lstm_step(cell: _Cell, step: int, state: State) -> State:
         value = cell.gate(total, index)
         return write("add", value, write("mul", cell.peepholes[peephole], memory)) if cell.peepholes else value
 
+    # ONNX's order of gates is input, output, forget, cell; of peepholes input, output, forget.
     entry, forget = cell.applied(0, seen(0, 0, c)), cell.applied(0, seen(2, 2, c))
     fresh = cell.applied(1, cell.gate(total, 3))
     memory = write("add", write("mul", forget, c), write("mul", entry, fresh))
+    # The output gate's peephole sees the new memory, the others the old one.
     output = cell.applied(0, seen(1, 1, memory))
     return write("mul", output, cell.write(cell.functions[2], memory)), memory
 
@@ -131,6 +136,7 @@ def _run(cell: _Cell, start: State, lengths: str, backwards: bool) -> tuple[list
     """The visible state after every step, and the last one; beyond its length a sequence keeps its state."""
     write, state, count = cell.write, start, len(cell.x)
     shown = [""] * count
+    # A sequence that is shorter than the longest begins, backwards, at its own end: the steps beyond keep the start.
     for step in reversed(range(count)) if backwards else range(count):
         fresh = _STEPS[cell.node.op_type](cell, step, state)
         visible = fresh[0]

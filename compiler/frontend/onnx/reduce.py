@@ -40,6 +40,7 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shape = builder.value(x).shape
     axis = node.axis(node.integer("axis", 1 if node.opset < 13 else -1), len(shape))
     log = node.op_type == "LogSoftmax"
+    # Before operator set 13 all dimensions from the axis on were one.
     flat = node.opset < 13 and axis < len(shape) - 1
     if flat:
         rows = 1
@@ -48,6 +49,7 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         x = write("reshape", x, shape=(rows, builder.value(x).size // rows))
         axis = 1
     if log:
+        # Shifted by the maximum: no exponential overflows, and the sum is at least 1.
         shifted = write("sub", x, write("reduce_max", x, axes=(axis,), keepdims=True))
         x = write("sub", shifted, write("log", write("reduce_sum", write("exp", shifted), axes=(axis,), keepdims=True)))
     else:
@@ -59,6 +61,7 @@ def _normalized(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, 
     """(x - mean) / sqrt(variance + epsilon) over `axes`."""
     write, _ = formula_of(builder, node)
     centred = write("sub", x, write("reduce_mean", x, axes=axes, keepdims=True))
+    # Two passes: mean(x²) - mean(x)² would cancel where the mean is large.
     variance = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=True)
     return write("div", centred, write("sqrt", write("add", variance, node.number("epsilon", 1e-5))))
 
@@ -102,6 +105,7 @@ def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     squares = write("reshape", write("mul", x, x), shape=(n, 1, channels, rows))
     before = (size - 1) // 2
     window = {"kernel": (size, 1), "strides": (1, 1), "pads": (before, 0, size - 1 - before, 0), "layout": "NCHW"}
+    # The mean divides by `size` everywhere, border or not, as ONNX's formula does: hence the padding counts.
     mean = write("avg_pool2d", squares, **window, count_include_pad=True)
     scaled = write("mul", write("reshape", mean, shape=(n, channels, *extents)), node.number("alpha", 1e-4))
     base = write("add", scaled, node.number("bias", 1.0))

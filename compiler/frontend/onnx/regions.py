@@ -19,6 +19,7 @@ from retune.compiler.frontend.onnx.model_file import is_standard, version_of
 from retune.compiler.graph.ir import Graph
 
 _Bytes = NDArray[np.uint8]
+# The library computes hashes in 64-bit integers, which wrap.
 _MASK = 2**64 - 1
 _MOST_BYTES = 65535
 """Of an attribute: what the library reads of one."""
@@ -103,6 +104,7 @@ def _node_hash(node: onnx.NodeProto, constants: Mapping[str, _Bytes], opset: int
     given = {attribute.name: attribute for attribute in node.attribute}
     schema = onnx.defs.get_schema(node.op_type, opset)
     defaults = {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
+    # A sum, so that the order of attributes does not matter: ONNX Runtime keeps them in a map without order.
     return mix(found, sum(map(_hash_attribute, {**defaults, **given}.values())) & _MASK)
 
 

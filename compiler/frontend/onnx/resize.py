@@ -133,6 +133,7 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
         if policy != "stretch":
             ratio = min(ratios) if policy == "not_larger" else max(ratios)
             ratios = [ratio] * len(axes)
+            # ONNX rounds half up here, where Python's `round` would round half to even.
             given = tuple(floor(ratio * shape[axis] + 0.5) for axis in axes)
         for axis, size, ratio in zip(axes, given, ratios, strict=True):
             sizes[axis], scales[axis] = size, ratio
@@ -153,6 +154,7 @@ def _origin(
         return place / scale
     if how == "align_corners":
         return 0.0 if size == 1 else place * (extent - 1) / (scale * extent - 1)
+    # As ONNX's reference has it; its text says 0, which most modes clip to the same element.
     if how == "pytorch_half_pixel" and size == 1:
         return -0.5
     if how == "tf_crop_and_resize":
@@ -185,6 +187,7 @@ def _row(node: OnnxNode, place: float, extent: int, scale: float) -> Array:
     if mode not in ("linear", "cubic"):
         raise node.unsupported(f"mode {mode!r} is none of nearest, linear, cubic")
     spread = 1.0 if mode == "linear" else 2.0
+    # Antialiasing stretches the kernel by the factor of a reduction, so that every element of the operand counts.
     shrink = min(scale, 1.0) if node.integer("antialias", 0) else 1.0
     reach = ceil(spread / shrink)
     sharpness = node.number("cubic_coeff_a", -0.75)
@@ -193,6 +196,7 @@ def _row(node: OnnxNode, place: float, extent: int, scale: float) -> Array:
     weights = np.array([_kernel(mode, (at - place) * shrink, sharpness) for at in found])
     if node.integer("exclude_outside", 0):
         weights = np.where((found >= 0) & (found < extent), weights, 0.0)
+    # Weights that were left out, or a stretched kernel, do not sum to 1.
     weights = weights / weights.sum()
     # Unbuffered addition: several taps may be clipped to the same edge element.
     np.add.at(row, np.clip(found, 0, extent - 1), weights)

@@ -51,6 +51,7 @@ class _Image:
     def inside(self, places: Sequence[str]) -> str:
         """Whether all of a point's places are within the image."""
         tests = [
+            # Places are whole here, so that these are 0 <= place < extent, in comparisons that there are.
             self.write("bit_and", self.write("less", -1.0, place), self.write("less", place, float(extent)))
             for place, extent in zip(places, self.extents, strict=True)
         ]
@@ -91,12 +92,14 @@ def _reflected(write: Formula, place: str, low: float, high: float) -> str:
     span = high - low
     if span <= 0:
         return write("mul", place, 0.0)
+    # A reflection has the period 2 * span: |.| folds it twice.
     far = write("fmod", write("abs", write("sub", place, low)), 2 * span)
     return write("add", write("sub", span, write("abs", write("sub", far, span))), low)
 
 
 def _cubic_weights(write: Formula, rest: str) -> list[str]:
     """Weights of the four neighbors of a point that lies `rest` after the second."""
+    # Keys' kernel with the parameter that ONNX and PyTorch fix for GridSample.
     a = -0.75
 
     def near(distance: str) -> str:
@@ -145,11 +148,13 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
     places = []
     for axis, extent in enumerate(image.extents):
+        # A grid names x first, and the axes of an image are rows first.
         part = taken(builder, grid.name, len(grid.shape) - 1, [rank - 1 - axis])
         moved = write("add", write("reshape", part, shape=(image.count, points)), 1.0)
         scaled = write("mul", moved, (extent - 1) / 2 if corners else extent / 2)
         places.append(scaled if corners else write("sub", scaled, 0.5))
     if mode != "cubic":
+        # ONNX Runtime rounds half to even, as `round` does.
         places = padded([write("round", place) for place in places] if mode == "nearest" else places)
     neighbors: list[tuple[list[str], str]] = [(places, "")]
     if mode != "nearest":
@@ -186,12 +191,14 @@ def _roi_align(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     for axis, extent in enumerate(image.extents):
         start, end = edge(1 - axis), edge(3 - axis)
         length = write("sub", end, start)
+        # The older, unaligned form: regions of no extent have one of 1.
         length = length if shift else write("maximum", length, 1.0)
         middles = (np.arange(size[axis] * steps) + 0.5) / (size[axis] * steps)
         parts = builder.constant(middles[None].astype(rois.dtype), "middles")
         line = write("add", start, write("mul", length, parts))
         full = (regions, *((size[0] * steps, 1) if axis == 0 else (1, size[1] * steps)))
         place = write("reshape", line, shape=full)
+        # As Caffe2's and PyTorch's: points up to one element outside are read at the border, those beyond are zeros.
         beyond = write("bit_or", write("less", place, -1.0), write("less", float(extent), place))
         outside.append(beyond)
         places.append(write("broadcast_to", place, shape=(regions, size[0] * steps, size[1] * steps)))
@@ -202,6 +209,7 @@ def _roi_align(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write("mul", image.at(batch, image.bounded(neighbor)), image.wide(weight))
         for neighbor, weight in image.corners(image.bounded(places))
     ]
+    # ONNX's "max" is over weighted neighbors, as ONNX Runtime has it, not over interpolated points.
     value = reduce(lambda one, other: write("maximum", one, other), terms) if largest else image.total(terms)
     value = write("where", image.wide(write("bit_or", *outside)), 0.0, value)
     channels = builder.value(value).shape[-1]

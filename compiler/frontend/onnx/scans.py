@@ -88,6 +88,7 @@ def as_loop(
     iterations.output.extend(inner.output)
     iterations.value_info.extend([*inner.value_info, *inner.input[-count:]])
     results, after = _collected(write, node, attributes, len(state), types)
+    # The body returns the condition that it is given: only the count ends the loop.
     loop = helper.make_node("Loop", [length, "", *state], results, name=label, body=iterations)
     return [*write.made, loop, *after.made], [*write.known, *after.known]
 
@@ -119,6 +120,7 @@ def _collected(
         raise UnsupportedOperatorError(f"{write.label!r} (Scan): its axes or directions do not fit its results")
     after = _Nodes(write.constant, write.fresh, write.label)
     for place, (name, axis, back) in enumerate(zip(rows, axes, reverse, strict=True), carried):
+        # A loop stacks rows along the first axis, in order: nothing is left to do.
         if not name or not (axis or back):
             continue
         known = types.get(name, Param(name, None))

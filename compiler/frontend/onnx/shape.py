@@ -17,6 +17,7 @@ from retune.compiler.graph.ir import Array, Attribute
 from retune.compiler.ir.dims import integers, whole
 from retune.compiler.ops.op import broadcast_shapes
 
+# Beyond any extent, and far enough from 2^63 that adding an extent does not wrap.
 _FAR = 2**62
 
 
@@ -151,6 +152,7 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     sizes = node.int_list(builder, 1, "the sizes") if node.has_input(1) else node.ints("split")
     if sizes is None:
         extent, parts = x.shape[axis], node.integer("num_outputs", len(node.outputs))
+        # The last part is the smaller one where they do not divide.
         piece = -(-extent // parts)
         sizes = tuple(min(piece, extent - i * piece) for i in range(parts))
     if sum(sizes) != x.shape[axis]:
@@ -172,6 +174,7 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         raise node.unsupported(f"mode {mode!r} is none of {', '.join(_PAD_MODES)}")
     for axis, extent in enumerate(shape):
         low, high = (before[axis], after[axis]) if mode != "constant" else (min(before[axis], 0), min(after[axis], 0))
+        # Negative pads cut off: done first, so that the operator only ever adds.
         if mode == "constant":
             x = sliced(builder, x, axis, -low, max(extent + high, 0), 1, node.name)
         elif low != 0 or high != 0:
@@ -185,6 +188,7 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if fill is not None and is_float(fill.dtype.name):
         return [write("pad", x, pads_before=outer[0], pads_after=outer[1], value=float(fill.item()))]
     border: dict[str, Attribute] = {"pads_before": outer[0], "pads_after": outer[1], "value": 0.0}
+    # The operator's value is a float that is known, which not every int64 is: others are put in by a mask.
     inside = builder.emit("pad", [builder.filled(True, "bool", builder.value(x).shape)], border)
     wide = write("pad", x, pads_before=outer[0], pads_after=outer[1], value=0.0)
     value = builder.emit("reshape", [node.inputs[2]], {"shape": ()})
@@ -198,6 +202,7 @@ def _padded_places(extent: int, low: int, high: int, mode: str) -> Sequence[int]
     """Which element of an axis each place of the padded one shows."""
     places = np.arange(-low, extent + high)
     if mode == "reflect" and extent > 1:
+        # A triangle wave: reflections repeat if the pad is wider than the axis.
         places = np.abs((places + extent - 1) % (2 * extent - 2) - extent + 1)
     elif mode == "wrap":
         places = places % extent
@@ -211,11 +216,13 @@ def _range(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     dtype = node.operand(builder, 0).dtype
     if dtype == "int64":
         begin, end, step = (whole(array.item()) for array in (start, limit, delta))
+        # ceil((end - begin) / step) in integers: no float rounds long ranges.
         count = -((begin - end) // step)
         attrs = {"start": begin, "count": count if count > 0 else 0, "step": step}
         return [builder.emit("arange", [], attrs, name=node.name, output=node.outputs[0])]
     count = max(0, int(np.ceil((float(limit.item()) - float(start.item())) / float(delta.item()))))
     wide = "float64" if is_float(dtype) else "int64"
+    # Start plus multiples in the wide type, and one rounding: adding the step again and again would gather errors.
     values = start.astype(wide).item() + np.arange(count) * delta.astype(wide).item()
     return [builder.constant(values.astype(start.dtype), node.outputs[0])]
 
@@ -240,6 +247,7 @@ def _depth_to_space(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     n, c, h, w = builder.value(x).shape
     b = node.integer("blocksize", 1)
     deep = node.text("mode", "DCR") == "DCR"
+    # DCR takes the block's place from the slow part of the channels, CRD from the fast one.
     x = write("reshape", x, shape=(n, b, b, c // b**2, h, w) if deep else (n, c // b**2, b, b, h, w))
     x = write("transpose", x, perm=(0, 3, 4, 1, 5, 2) if deep else (0, 1, 4, 2, 5, 3))
     return [write("reshape", x, shape=(n, c // b**2, h * b, w * b))]

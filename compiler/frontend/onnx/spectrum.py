@@ -23,6 +23,7 @@ def _waves(length: int, frequencies: int, *, inverse: bool) -> Array:
     angles = 2 * np.pi * (np.outer(np.arange(length), np.arange(frequencies)) % length) / length
     real, imaginary = np.cos(angles), (np.sin(angles) if inverse else -np.sin(angles))
     waves = np.empty((length, 2, frequencies, 2))
+    # A complex product as a real one of 2x2 blocks: (a + ib)(c + id).
     waves[:, 0, :, 0], waves[:, 0, :, 1] = real, imaginary
     waves[:, 1, :, 0], waves[:, 1, :, 1] = -imaginary, real
     return waves / length if inverse else waves
@@ -43,6 +44,7 @@ def _transformed(builder: GraphBuilder, node: OnnxNode, x: str, axis: int, waves
     value = builder.value(x)
     parts = value.shape[-1]
     length = waves.shape[0]
+    # A shorter transform reads the first samples; a longer one pads with zeros, whose rows of the matrix are left out.
     if value.shape[axis] > length:
         x = taken(builder, x, axis, range(length))
     waves = waves[: value.shape[axis], :parts]
@@ -110,6 +112,7 @@ def _mel_weights(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     # The HTK formula of the mel scale, as ONNX defines it.
     ends = 2595 * np.log10(1 + np.array([low, high]) / 700)
     edges = 700 * (10 ** ((np.arange(bands + 2) * (ends[1] - ends[0]) / (bands + 2) + ends[0]) / 2595) - 1)
+    # Rounded down to bins, as in ONNX's reference: a triangle may lose a side, whose width is then taken as 1.
     places = ((length + 1) * edges // rate).astype(int)
     lower, center, upper = (places[start : start + int(bands)] for start in range(3))
     at = np.arange(bins)[:, None]
@@ -125,6 +128,7 @@ def _window(terms: Sequence[float]) -> Converter:
 
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         size = int(node.array(builder, 0, "the size").item())
+        # Periodic windows, for spectra, leave the last point to the next period.
         whole = size if node.integer("periodic", 1) else size - 1
         angles = 2 * np.pi * np.arange(size) / max(whole, 1)
         values = sum(term * np.cos(order * angles) for order, term in enumerate(terms))
@@ -137,6 +141,7 @@ def _window(terms: Sequence[float]) -> Converter:
 CONVERTERS: Mapping[str, Converter] = {
     "BlackmanWindow": _window((0.42, -0.5, 0.08)),
     "DFT": _dft,
+    # ONNX's α, 25/46, is the exact optimum that 0.54 rounds.
     "HammingWindow": _window((25 / 46, -21 / 46)),
     "HannWindow": _window((0.5, -0.5)),
     "MelWeightMatrix": _mel_weights,

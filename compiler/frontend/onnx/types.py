@@ -22,6 +22,7 @@ def fed_inputs(model: onnx.ModelProto, given: Iterable[str]) -> list[onnx.ValueI
 
     Raises: ModelFormatError when one of these is no input, or an input is no tensor.
     """
+    # Before form 4 of the file, initializers were listed among the inputs too.
     weights = {tensor.name for tensor in model.graph.initializer}
     fed = [entry for entry in model.graph.input if entry.name not in weights]
     names = [entry.name for entry in fed]
@@ -129,4 +130,6 @@ def write_dims(entry: onnx.ValueInfoProto, dims: Sequence[Dimension]) -> None:
         elif dim is not None:
             written.dim_param = dim
     if not dims:
+        # An empty shape is a scalar, and no shape an unknown rank: protobuf writes an empty message only if it is told
+        # to.
         entry.type.tensor_type.shape.SetInParent()

@@ -7,7 +7,9 @@ from onnx import TensorProto
 from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
+# BERT's own, far below what float32 resolves beside a variance near 1.
 _EPSILON = 1e-12
+# As BERT's code has it: e^-10000 is 0 in float32, and -10000 still fits into float16.
 _HIDDEN_BY = -10000.0
 """Added to the scores of tokens that the mask leaves out."""
 

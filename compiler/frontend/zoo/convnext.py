@@ -59,6 +59,7 @@ def _block(write: LayerWriter, x: str, width: int, name: str) -> str:
     branch = write.layer_norm(_channels_last(write, branch, name), width, f"{name}_norm", epsilon=_EPSILON)
     branch = gelu(write, write.linear(branch, (width, 4 * width), f"{name}_up"), f"{name}_gelu")
     branch = write.linear(branch, (4 * width, width), f"{name}_down")
+    # Training begins with 1e-6, which would hide an error of the whole branch from a comparison of results.
     scale = write.normal((width,), 0.5, f"{name}_layer_scale")
     branch = write.node("Mul", [branch, scale], f"{name}_scaled")
     return write.node("Add", [x, _channels_first(write, branch, name)], f"{name}_out")

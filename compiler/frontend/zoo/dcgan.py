@@ -4,6 +4,7 @@ import onnx
 
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
+# A multiple of the stride 2: every pixel is a sum of equally many terms, and no checkerboard appears.
 _KERNEL = 4
 # channels as multiples of the width, stride, pad: the image grows 1, 4, 8, 16, 32, 64
 _LAYERS = (

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from retune.compiler.frontend.zoo.attention import Sizes, gelu_by_tanh, join_heads, split_heads, weighted_values
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
+# GPT-2's own; see `retune.compiler.frontend.zoo.bert`.
 _HIDDEN_BY = -10000.0
 
 

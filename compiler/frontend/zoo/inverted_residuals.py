@@ -8,6 +8,7 @@ import onnx
 from retune.compiler.frontend.zoo.layers import LayerWriter, round_channels
 
 # expansion, channels, repeats, stride of the first, kernel
+# Table 2 of Sandler et al., "MobileNetV2" (arXiv 1801.04381)
 _MOBILENET = (
     (1, 16, 1, 1, 3),
     (6, 24, 2, 2, 3),
@@ -17,6 +18,7 @@ _MOBILENET = (
     (6, 160, 3, 2, 3),
     (6, 320, 1, 1, 3),
 )
+# Table 1 of Tan and Le, with the same columns
 _EFFICIENTNET = (
     (1, 16, 1, 1, 3),
     (6, 24, 2, 2, 3),
@@ -101,6 +103,7 @@ class _Blocks:
             branch = self.layer(branch, (taken, hidden), 1, f"{name}_expand")
         branch = self.layer(branch, (hidden, hidden), kernel, f"{name}_dw", stride=stride, groups=hidden)
         if self.bounds is None:
+            # A quarter of the block's input, not of its expanded channels, as in the reference implementation.
             branch = _squeeze_excite(self.write, branch, (hidden, max(1, taken // 4)), f"{name}_se")
         branch = self.write.convolution(branch, (hidden, made), 1, f"{name}_project_conv")
         residual = stride == 1 and taken == made

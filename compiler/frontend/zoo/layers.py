@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 
 def round_channels(channels: float) -> int:
     """The nearest multiple of eight that loses at most a tenth."""
+    # The rule of MobileNet's reference code, for vector units.
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
@@ -123,6 +124,7 @@ class LayerWriter:
         extents = (kernel,) * self._spatial if isinstance(kernel, int) else kernel
         steps = (stride,) * len(extents) if isinstance(stride, int) else stride
         shape = (made, taken // groups, *extents)
+        # He et al. (arXiv 1502.01852): a ReLU halves the second moment, which the 2 makes up for.
         weight = self.normal(shape, sqrt(2 / prod(shape[1:])), f"{name}_weight")
         pads = [extent // 2 if pad is None else pad for extent in extents] * 2
         attributes = {"strides": list(steps), "pads": pads, "kernel_shape": list(extents), "group": groups}
@@ -134,6 +136,7 @@ class LayerWriter:
     ) -> str:
         """A square transposed convolution without bias, which grows the size by `stride`; `channels` is (in, out)."""
         taken, made = channels
+        # Every element of the result is a sum over kernel / stride taps an axis.
         terms = taken * max(1, kernel // stride) ** 2
         weight = self.normal((taken, made, kernel, kernel), sqrt(2 / terms), f"{name}_weight")
         attributes = {"strides": [stride] * 2, "pads": [pad] * 4, "kernel_shape": [kernel] * 2}
@@ -160,6 +163,7 @@ class LayerWriter:
     def linear(self, x: str, features: tuple[int, int], name: str) -> str:
         """x W + b along the last axis of `x`, of any rank; `features` is (in, out)."""
         taken, made = features
+        # No ReLU follows: LeCun's variance 1 / n keeps that of the operand.
         weight = self.normal((taken, made), sqrt(1 / taken), f"{name}_weight")
         bias = self.normal((made,), 0.02, f"{name}_bias")
         return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), bias], name)
@@ -198,6 +202,7 @@ class LayerWriter:
         self._graph.output.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
     def _normal(self, shape: tuple[int, ...], deviation: float) -> Floats:
+        # float32 from the start, scaled in place: half the memory of doubles.
         numbers = self._rng.standard_normal(shape, dtype=np.float32)
         numbers *= np.float32(deviation)
         return numbers

@@ -12,6 +12,7 @@ from retune.compiler.frontend.zoo.layers import LayerWriter
 Block = Callable[[LayerWriter, str, tuple[int, int], int, str], str]
 """Takes a writer, a value, its and the stage's channels, the stride and a name; returns the block's result."""
 
+# Table 1 of He et al., "Deep Residual Learning" (arXiv 1512.03385).
 _BLOCKS_18 = (2, 2, 2, 2)
 _BLOCKS_50 = (3, 4, 6, 3)
 _EXPANSION = 4
@@ -42,6 +43,7 @@ def r3d_18(
     stage. All convolutions are over time, rows and columns; the stem keeps the number of frames, later stages halve it.
     """
     write = LayerWriter("r3d_18", (batch, 3, frames, image, image), seed)
+    # The stem of R3D in Tran et al. (arXiv 1711.11248), without a pool.
     x = _conv_bn(write, write.input, (3, width), (3, 7, 7), "stem", stride=(1, 2, 2))
     x = write.node("Relu", [x], "stem_relu")
     return _network(write, x, _BLOCKS_18, _basic_block, 1, (batch, classes), width)

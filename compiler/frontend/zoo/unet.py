@@ -7,6 +7,7 @@ import onnx
 
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
+# Of Ronneberger et al. (arXiv 1505.04597), whose convolutions are not padded.
 _LEVELS = 4
 
 

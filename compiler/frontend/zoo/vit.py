@@ -12,6 +12,7 @@ from retune.compiler.frontend.zoo.attention import (
 )
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
+# That of the reference implementation.
 _EPSILON = 1e-6
 
 

@@ -13,6 +13,7 @@ from retune.compiler.graph.passes.patterns import Either, Named, Op, Pattern, Pr
 
 _ERF = Op("erf", (Product((X,), sqrt(0.5)),))
 _HALF = Named("half", Product((X,), 0.5))
+# Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 _CUBE = 0.044715
 
 

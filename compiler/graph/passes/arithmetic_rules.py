@@ -116,6 +116,7 @@ def small_power(builder: GraphBuilder, node: Node) -> str | None:
         return None
     x, power = node.inputs[0], float(exponent.astype(np.float64).item())
     if power in (2.0, 3.0):
+        # At most two roundings (x^3): within about 1 ulp of the exact power.
         square = builder.emit("mul", [x, x], name=node.name, output=node.output)
         return square if power == 2.0 else builder.emit("mul", [square, x], name=node.name, output=node.output)
     if abs(power) != 0.5:
@@ -165,6 +166,7 @@ def pad_into_convolution(builder: GraphBuilder, node: Node) -> str | None:
     others = [i for i in range(4) if i not in (rows, rows + 1)]
     if any(before[i] or after[i] for i in others):
         return None
+    # Both pads add zeros, and zeros around zeros are a wider border of zeros.
     top, left, bottom, right = node.ints("pads")
     pads = (top + before[rows], left + before[rows + 1], bottom + after[rows], right + after[rows + 1])
     attrs = {**node.attrs, "pads": pads}

@@ -40,6 +40,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     if node.op in _CONVOLUTIONS:
         operands.append(_weight(builder, node))
     if node.op == "conv_transpose2d":
+        # Each result element has one product a channel: no sums overlap, so the convolution is a matrix product.
         if _is_one_pixel(builder, node):
             return _product(builder, node)
         weight = node.inputs[1]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Attribute, Graph, Node
 
+# Scalars, axes, biases of a layer; equal weights are rare, and comparing them would read every byte of the network.
 _SMALL_BYTES = 4096
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "equal"})
 

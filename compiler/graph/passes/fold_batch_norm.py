@@ -30,6 +30,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     if node.op != "batch_norm":
         return None
     statistics = [builder.array(name) for name in node.inputs[1:]]
+    # In float64 and rounded once: bias - mean * s cancels where the mean is large.
     constants = [array.astype(np.float64) for array in statistics if array is not None]
     if len(constants) < 4:
         return _written_out(builder, node)

@@ -31,6 +31,7 @@ class FoldScales:
     """
 
     name: str = "fold_scales"
+    # A round moves a constant past one node; the pass ends earlier where nothing changes.
     rounds: int = 8
 
     def apply(self, graph: Graph) -> Graph:

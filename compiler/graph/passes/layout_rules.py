@@ -31,6 +31,7 @@ read and write as many.
 
 
 def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
+    # The argsort of a permutation is its inverse.
     return tuple(int(i) for i in np.argsort(perm))
 
 
@@ -311,6 +312,7 @@ def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:
     return builder.emit(node.op, [x, operand], name=node.name, output=node.output)
 
 
+# Order matters: merging and removing come first, so that nothing sinks past what would have cancelled it.
 LAYOUT_RULES = (
     merge_transposes,
     merge_reshapes,

@@ -96,6 +96,7 @@ def _pays(graph: Graph, chain: tuple[Node, ...], second: Node) -> bool:
     floats = before.dtype == after.dtype and is_float(before.dtype)
     if not (is_whole and by_column and floats and math.prod(after.shape[:-2]) == 1):
         return False
+    # Products are counted for one row, or pixel: both ways have as many rows.
     together = before.size // between * after.shape[-1]
     return together <= _LARGEST_SHARE * (before.size + after.size)
 

@@ -34,6 +34,7 @@ _DEVIATION = Op(
     ),
 )
 _ROOT_MEAN_SQUARE = Op("sqrt", (Sum((_mean(Product((X, X))),), _EPSILON),))
+# Both variance forms are accepted, E[(x - m)^2] and E[x^2] - m^2: the operator uses the first, which does not cancel.
 _SLOPE = Named("slope", Product((), under=(_DEVIATION,), rest="scale"))
 
 

@@ -42,6 +42,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     for dim in range(rank):
         before, after, dilation = pads[dim], pads[rank + dim], dilations[dim]
         results = window_extent(extents[dim], taps[dim], strides[dim], dilation, before, after)
+        # Tap t of result r reads place r * stride + t * dilation - before; r runs from 0 to results - 1.
         reach = (results - 1) * strides[dim]
         # Places ascend with the taps, so those that meet the input follow one another.
         read = [tap for tap in range(taps[dim]) if -reach <= tap * dilation - before < extents[dim]]

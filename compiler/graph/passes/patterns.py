@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from retune.compiler.graph.ir import Attribute, Graph, Node
 
 _PRODUCTS, _SUMS = ("mul", "div", "neg"), ("add", "sub")
+# One to two units in the last place: 2^-10 for float16, 2^-7 for bfloat16.
 _DIGITS = {"float16": 2e-3, "bfloat16": 1e-2}
 _DEEPEST = 8
 """Products of products, or sums of sums, that are followed: no pattern has as many, and a chain may have thousands."""
+# Five digits, as in 1.4142 for sqrt(2), which is off by 1e-5.
 _USUAL_DIGITS = 2e-5
 """How much a constant may differ from the pattern's, relatively: as much as it loses when it is written down."""
 
@@ -221,6 +223,7 @@ class Matcher:
                 yield match
             return
         form, under = wanted[0]
+        # Exponential in the number of factors, of which patterns have few.
         for place, (name, is_under) in enumerate(parts):
             if is_under is under:
                 for found in self._value(form, name, match):

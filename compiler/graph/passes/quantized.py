@@ -25,6 +25,7 @@ from retune.compiler.ops.op import broadcast_shapes
 BYTES = ("int8", "uint8")
 _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_matmul"}
 _BETWEEN = ("dequantize", "quantize", "relu", "clip", "mul", "cast", "add")
+# The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 _MOST_PRODUCTS = 2**31 // (255 * 128) - 1
 """Longer sums of products could leave int32."""
 
@@ -177,6 +178,7 @@ def _filled_channels(node: Node, weight: Array) -> Array:
     """The weight with channels of zeros up to the next multiple of four: as many products are summed at once."""
     if node.op != "conv2d" or node.integer("groups") > 1 or weight.shape[1] == 1:
         return weight
+    # x86 (vpdpbusd) and Arm (sdot) add four products of bytes into each int32.
     return np.pad(weight, ((0, 0), (0, -weight.shape[1] % 4), (0, 0), (0, 0)))
 
 
@@ -362,6 +364,7 @@ class _Factors:
         if source.op == "relu":
             return builder.emit("relu", [inner], name=source.name, output=output)
         if source.op == "clip":
+            # The bounds get a number a channel, which clip's attributes cannot hold.
             low, high = (builder.scalar(source.number(key), "float32") for key in ("low", "high"))
             inner = builder.emit("maximum", [inner, builder.emit("mul", [low, by])])
             return builder.emit("minimum", [inner, builder.emit("mul", [high, by])], name=source.name, output=output)

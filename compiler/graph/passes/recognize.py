@@ -28,6 +28,7 @@ class Recognize:
 
     name: str = "recognize"
     forms: Sequence[Form] = FORMS
+    # A replaced expression may be part of a larger one: log(softmax) needs two rounds, one more finds nothing and ends.
     rounds: int = 3
 
     def apply(self, graph: Graph) -> Graph:
@@ -66,6 +67,7 @@ def _carried_out(graph: Graph, plan: _Plan) -> Graph:
             result = form.write(builder, replace(match, values=values, rest=rest), node)
             wanted = graph.values[node.output]
             if (builder.value(result).shape, builder.value(result).dtype) != (wanted.shape, wanted.dtype):
+                # One whose operator has another shape or type, as by a broadcast, is left as it was written.
                 result = ""
         if not result:
             result = builder.emit(node.op, node.inputs, node.attrs, name=node.name, output=node.output)

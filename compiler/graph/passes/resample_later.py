@@ -89,4 +89,5 @@ def _moved(builder: GraphBuilder, node: Node) -> str:
             for names, axis in zip(zip(*whole, strict=True), (3, 2), strict=True)
         )
         results.insert(0, builder.emit("conv2d", [x, rows], node.attrs, name=node.name))
+    # conv(concat(a, b), w) = conv(a, w_a) + conv(b, w_b): a product with a block row is the sum over its blocks.
     return reduce(lambda a, b: builder.emit("add", [a, b], output=node.output), results)

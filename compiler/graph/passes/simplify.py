@@ -30,12 +30,15 @@ class Simplify:
 
     name: str = "simplify"
     rules: tuple[Rule, ...] = field(default=SINKING_RULES, repr=False)
+    # A round moves a layout change past one node at least, so chains settle in a few; what goes on are rules that undo
+    # each other.
     rounds: int = 20
 
     def apply(self, graph: Graph) -> Graph:
         """The simplified graph."""
         before = ""
         for _ in range(self.rounds):
+            # A fixpoint is recognized by the text: rules rebuild nodes, so identity says nothing.
             after = str(graph)
             if after == before:
                 return graph

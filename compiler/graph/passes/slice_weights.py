@@ -22,6 +22,7 @@ class SliceWeights:
     """
 
     name: str = "slice_weights"
+    # One node a round; the pass ends earlier where nothing changes.
     rounds: int = 16
 
     def apply(self, graph: Graph) -> Graph:

@@ -50,6 +50,7 @@ def _by_phase(weight: Array, axis: int, stride: int, cut: int) -> Array:
     """The taps along an axis in another order, with zeros up to a multiple of the stride: number a + stride * r is the
     r-th of those that make the elements a, a + stride, ... of a result that begins after `cut`.
     """
+    # Taps of zeros make all phases equally long, so that one kernel computes them.
     missing = -weight.shape[axis] % stride
     filled = np.pad(weight, [(0, missing if place == axis else 0) for place in range(weight.ndim)])
     order = [(tap + cut) % stride + tap // stride * stride for tap in range(filled.shape[axis])]
