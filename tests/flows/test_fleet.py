@@ -1,13 +1,15 @@
 """A run on workers in other processes: what one of them loses another does; nothing is lost and nothing comes twice."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from retune.compiler.auto_scheduler.remote import DaskEngine
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.errors import MeasureError, OptionError
 from retune.compiler.measure.device_lock import device_lock, lock_name, lock_path
-from retune.compiler.measure.fleet import BUILD, FleetBuilder, device_queue
+from retune.compiler.measure.fleet import BUILD, CHUNK, FleetBuilder, device_queue
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.schedule.task import SearchTask
@@ -100,19 +102,58 @@ def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
 def test_two_runs_share_a_device_whose_lock_nobody_else_holds(fleet: Fleet, tmp_path: Path) -> None:
     network, log = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8), tmp_path / "runs.txt"
     homes = [tmp_path / "first", tmp_path / "second"]
-    environment = config.child_environment({"PREFECT_API_URL": str(PREFECT_API_URL.value())})
-    with log.open("wb") as stream:
-        with device_lock():
-            runs = []
-            for home in homes:
-                job = TuneJob.of(str(network), trials=16, threads=1, batch=8, home=str(home), fleet=fleet.name)
-                started = command(Simulation(job.parameters()))
-                runs.append(subprocess.Popen(started, stdout=stream, stderr=stream, env=environment))
-            wait_until(lambda: is_awaited(lock_path()), 240.0)
-            assert not any(ParquetRecordStore(home).records() for home in homes)
-        assert [run.wait(300) for run in runs] == [0, 0], log.read_text()
+    options = {"trials": 16, "threads": 1, "batch": 8, "fleet": fleet.name}
+    with device_lock():
+        runs = begin_runs([TuneJob.of(str(network), home=str(home), **options) for home in homes], log)
+        wait_until(lambda: is_awaited(lock_path()), 240.0)
+        assert not any(ParquetRecordStore(home).records() for home in homes)
+    assert wait_for_runs(runs) == [0, 0], log.read_text()
     for home in homes:
         assert len({record.steps for record in ParquetRecordStore(home).records()}) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [True, False], ids=["one device", "two devices"])
+def test_two_runs_on_two_workers_of_one_device_never_time_at_once(dask: str, is_shared: bool, tmp_path: Path) -> None:
+    """Two workers that do not share a device do time at once, so the test would see it."""
+    queue = device_queue("board")
+    network = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8)
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    with ExitStack() as stack:
+        stack.enter_context(serving(SimulatedWorker(dask, (BUILD,)), tmp_path / "build.log"))
+        for log in logs:
+            timing = SimulatedWorker(dask, (queue,), time_seconds=0.05, is_shared=is_shared)
+            stack.enter_context(serving(timing, log))
+        options = {"trials": 64, "threads": 1, "batch": 32, "fleet": dask, "on_device": "board"}
+        runs, said = [tmp_path / "one", tmp_path / "two"], tmp_path / "runs.txt"
+        jobs = [TuneJob.of(str(network), home=str(home), **options) for home in runs]
+        assert wait_for_runs(begin_runs(jobs, said)) == [0, 0], said.read_text()
+    for home in runs:
+        assert len(ParquetRecordStore(home).records()) == 64
+    spans = [timings_in(log) for log in logs]
+    assert all(spans), "each worker has timed"
+    assert sum(map(len, spans)) >= 2 * 64 / CHUNK
+    in_order = sorted(span for each in spans for span in each)
+    assert any(end > begin for (_, end), (begin, _) in pairwise(in_order)) != is_shared
+
+
+def timings_in(log: Path) -> list[tuple[float, float]]:
+    """When a simulated worker began and ended to time, by the clock of all processes."""
+    found = re.findall(r"^timed from (\S+) to (\S+)$", log.read_text(), re.MULTILINE)
+    return [(float(begin), float(end)) for begin, end in found]
+
+
+def begin_runs(jobs: Sequence[TuneJob], log: Path) -> list["subprocess.Popen[bytes]"]:
+    """Runs with made-up times, each in its own process."""
+    environment = config.child_environment({"PREFECT_API_URL": str(PREFECT_API_URL.value())})
+    with log.open("wb") as stream:
+        commands = [command(Simulation(job.parameters())) for job in jobs]
+        return [subprocess.Popen(each, stdout=stream, stderr=stream, env=environment) for each in commands]
+
+
+def wait_for_runs(runs: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
+    """The exit codes of runs."""
+    return [run.wait(300) for run in runs]
 
 
 def is_awaited(path: Path) -> bool:
