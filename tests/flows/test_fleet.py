@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -89,10 +90,10 @@ def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
             wait_until(lambda: f"process {struck} holds" in log.read_text(), 300.0)
             os.kill(struck, signal.SIGKILL)
 
-    striking = threading.Thread(target=strike)
-    striking.start()
-    report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet.name)
-    striking.join()
+    with ThreadPoolExecutor(1) as threads:
+        striking = threads.submit(strike)
+        report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet.name)
+        striking.result()
     records = ParquetRecordStore(home).records()
     assert report.is_right
     assert len(records) == TRIALS

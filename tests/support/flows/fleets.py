@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -171,6 +172,8 @@ def ray_node(folder: Path, port: int) -> Iterator[tuple[str, "subprocess.Popen[b
             yield f"{RAY}://127.0.0.1:{port}", node
         finally:
             end_tree(node)
+            with suppress(shutil.Error, OSError):  # what Ray says, next to what the test has said
+                shutil.copytree(Path(session) / "session_latest" / "logs", log.with_suffix(""))
 
 
 def is_open(port: int) -> bool:
