@@ -1,7 +1,7 @@
 """Runs `tune-network` and writes the seconds of the flow, its rounds and their stages to a file.
 
 Its arguments are those of the flow, as JSON, and the file name. `benchmarks.orchestration` starts it as a separate
-process, in an environment prepared for Prefect.
+process, in an environment prepared for Prefect. It starts Prefect's server as `retune tune` does.
 """
 
 import json
@@ -12,9 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from retune.compiler import config
+from retune.flows import embedded_server
+
+if __name__ == "__main__":  # as `retune.flows.session`: the server starts while this process imports Prefect
+    config.set_environment({"PREFECT_API_URL": embedded_server.start()})
+
 from retune.compiler.driver.tuning import Tuning
 from retune.compiler.driver.worker_service import WorkerService
 from retune.flows import allocate_trials, tune_network
+from retune.flows.server import watched_server
 from retune.storage.parquet import ParquetRecordStore
 
 STAGES: dict[str, tuple[type, str]] = {
@@ -100,7 +107,8 @@ def main(job: str, out: str) -> None:
     for name in PARTS:
         setattr(tune_network, name, watch.part(name, getattr(tune_network, name)))
     start = time.perf_counter()
-    tune_network.tune_network(**json.loads(job))
+    with watched_server(embedded_server.started()):
+        tune_network.tune_network(**json.loads(job))
     end = time.perf_counter()
     parts = {"start": watch.first - start, **watch.parts}
     parts["end"] = end - start - sum(parts.values())

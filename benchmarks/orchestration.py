@@ -2,10 +2,10 @@
 
     python -m benchmarks.orchestration [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--batch N]
 
-`tune-network` runs on embedded Prefect in a fresh process. Orchestration is the time inside a round that is not spent
-on proposing, measuring, storing or learning, and the time of the command outside the flow, which begins with its first
-part and ends with its last: the start and end of Prefect and of the interpreter. The target is 5% of the wall time of a
-command that tunes for ten minutes, `--seconds 600`.
+`tune-network` runs on embedded Prefect in a fresh process, which starts as `retune tune` does. Orchestration is the
+time inside a round that is not spent on proposing, measuring, storing or learning, and the time of the command outside
+the flow, which begins with its first part and ends with its last: the start and end of Prefect and of the interpreter.
+The target is 5% of the wall time of a command that tunes for ten minutes, `--seconds 600`.
 """
 
 import json
@@ -54,7 +54,7 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
         times = Path(folder) / "times.json"
         began = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.flow_times", json.dumps(job), str(times)],
+            [sys.executable, "-m", "retune.flows.launch", "benchmarks.flow_times", json.dumps(job), str(times)],
             env=config.child_environment(config.prefect_environment(home)),
             stdout=subprocess.DEVNULL,
             check=True,

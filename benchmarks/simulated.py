@@ -72,8 +72,15 @@ class SimulatedService(WorkerService):
     takes so many seconds, which are slept; a kernel is the program's own text.
     """
 
-    def __init__(self, simulation: Simulation, build_seconds: float = 0.0, time_seconds: float = 0.0) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        simulation: Simulation,
+        build_seconds: float = 0.0,
+        time_seconds: float = 0.0,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        super().__init__(is_shared=is_shared)
         self._simulation = simulation
         self._seconds = build_seconds, time_seconds
         self._rounds = 0
@@ -81,9 +88,7 @@ class SimulatedService(WorkerService):
 
     def do(self, request: Request) -> Any:
         """See `WorkerService`."""
-        if isinstance(request, BuildRequest):
-            return self._build(request)
-        return self._time(request) if isinstance(request, TimeRequest) else super().do(request)
+        return self._build(request) if isinstance(request, BuildRequest) else super().do(request)
 
     def _build(self, request: BuildRequest) -> list[BuiltProgram]:
         if self._simulation.is_real:

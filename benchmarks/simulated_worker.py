@@ -2,15 +2,16 @@
 
     python -m benchmarks.simulated_worker '{"fleet": "dask://127.0.0.1:8786", "queues": ["build"]}'
 
-It answers as a real worker would, and logs every request that it takes to standard output. The seconds are those of one
-program, and are slept; so a machine of two cores shows what a fleet of any size does. The time of a program is that of
-`benchmarks.simulated`.
+It answers as a real worker would, and logs to standard output every request that it takes, and when it began and ended
+to time. The seconds are those of one program, and are slept; so a machine of two cores shows what a fleet of any size
+does. The time of a program is that of `benchmarks.simulated`.
 """
 
 import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,7 +19,8 @@ from typing import Any
 
 from benchmarks.simulated import SimulatedService, Simulation, end_with_parent
 from retune.compiler.driver.worker_service import THIS_PROCESS
-from retune.compiler.measure.fleet import BuildRequest, Request
+from retune.compiler.measure.fleet import BuildRequest, Request, TimeRequest
+from retune.compiler.measure.results import Measurement
 from retune.flows.worker import _serve_dask, serve_until_signal
 from retune.tasks.plan import fleet_of
 
@@ -27,12 +29,15 @@ READY = "serves"
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """The fleet, what a worker serves, and the seconds that building and timing one program take."""
+    """The fleet, what a worker serves, and the seconds that building and timing one program take. `is_shared`: the
+    worker holds the lock of this machine's CPU while it times, as a real one does.
+    """
 
     fleet: str
     queues: Sequence[str]
     build_seconds: float = 0.0
     time_seconds: float = 0.0
+    is_shared: bool = False
 
 
 class LoggedService(SimulatedService):
@@ -42,6 +47,12 @@ class LoggedService(SimulatedService):
         """See `WorkerService`."""
         logging.info("request: %s", "build" if isinstance(request, BuildRequest) else "time")
         return super().do(request)
+
+    def _time(self, request: TimeRequest) -> list[Measurement]:
+        began = time.monotonic()
+        found = super()._time(request)
+        logging.info("timed from %.4f to %.4f", began, time.monotonic())
+        return found
 
 
 def command(worker: SimulatedWorker) -> list[str]:
@@ -54,7 +65,8 @@ def main(text: str) -> int:
     end_with_parent()
     worker = SimulatedWorker(**json.loads(text))
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s", force=True)
-    THIS_PROCESS.use(LoggedService(Simulation({}), worker.build_seconds, worker.time_seconds))
+    seconds = worker.build_seconds, worker.time_seconds
+    THIS_PROCESS.use(LoggedService(Simulation({}), *seconds, is_shared=worker.is_shared))
     return serve_until_signal(partial(_serve_dask, fleet_of(worker.fleet)[1], worker.queues))
 
 

@@ -96,7 +96,7 @@ def compile_best(
     tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file, opaque(kernels))
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
-    comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan)
+    comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan, job.gpu)
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = limits_of_machine(job.threads, job.plan)
     return CompiledResult(tuned.path, winners, comparison, tuned.coverage, limits)

@@ -61,7 +61,7 @@ def end_on_signals(module: str) -> None:
     """Let the main thread end the process on either signal."""
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
-        end(SENTENCES[module], stopped_by(signum))
+        end(SENTENCES.get(module, "stopped"), stopped_by(signum))
 
     for number in SIGNALS:
         set_handler(number, stop)

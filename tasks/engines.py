@@ -44,6 +44,8 @@ PATIENCE_SECONDS = 1800.0
 # A request that kills its worker would otherwise take down the fleet, one machine after the other.
 ATTEMPTS = 5
 """So many workers may be lost with one request."""
+CONNECTIONS = 5
+"""How often a run tries to connect to a Ray cluster that answers."""
 SLACK_SECONDS = 120.0
 """What a request may take in addition to the time limits of its programs: starting processes, preparing buffers."""
 
@@ -72,9 +74,29 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
     else:
         quiet = {"log_to_driver": False, "logging_level": logging.WARNING}  # a run's output is its own
         local = {"address": "local", "resources": resources, "include_dashboard": False}  # whatever else runs here
-        runner = module.RayTaskRunner(address, quiet if address else {**local, **quiet})
+        runner = ray_task_runner(module.RayTaskRunner)(address, quiet if address else {**local, **quiet})
     made: TaskRunner[Any] = runner
     return made
+
+
+def ray_task_runner(plain: Any) -> Any:
+    """The class of Ray's task runner, which connects again where the cluster could not start the process that serves a
+    connection. Ray forks it from one with threads of gRPC, and one fork in fifteen dies (ray-project/ray#63202).
+    """
+
+    class ReconnectingRayTaskRunner(plain):  # type: ignore[misc]
+        def __enter__(self) -> Any:
+            for left in reversed(range(CONNECTIONS)):
+                try:
+                    return super().__enter__()
+                except ConnectionAbortedError:
+                    if not left:
+                        raise
+                    self._started = False  # else Prefect would not start it again
+                    _LOG.warning("the Ray cluster at %s did not start to serve the run; trying again", self.address)
+            raise AssertionError("the last connection ends the loop")
+
+    return ReconnectingRayTaskRunner
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from retune.compiler.driver.report import Comparison
 from retune.compiler.driver.winners import Confirmation, choose_best
 from retune.compiler.driver.worker_service import DeviceFacts, compare_on_device, limits_of_device
 from retune.compiler.frontend.network import network_bytes
+from retune.compiler.measure.device_lock import device_key, device_lock
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.task import SearchTask
@@ -34,14 +35,19 @@ def describe_device(device: str, plan: FleetPlan) -> DeviceFacts:
 
 @task(name="verify", task_run_name=named("verify", "network"), cache_policy=NO_CACHE)
 def verify(
-    network: str, compiled: Mapping[str, Path], threads: int, seed: int, plan: FleetPlan | None = None
+    network: str,
+    compiled: Mapping[str, Path],
+    threads: int,
+    seed: int,
+    plan: FleetPlan | None = None,
+    gpu: int | None = None,
 ) -> Comparison:
     """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs and time. With a plan that is
-    done on the device of a fleet.
+    done on the device of a fleet; `gpu` is the number of this machine's GPU that the networks are for.
     """
     if plan is not None:
         return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, network_bytes(network), threads, seed)
-    with WorkerProcess() as worker:
+    with device_lock(device_key(gpu)), WorkerProcess() as worker:
         # A fresh process: a network that crashes ends it alone, and no thread of the run disturbs the timing.
         compare = "retune.compiler.driver.compare:compare_networks"
         comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
@@ -50,9 +56,11 @@ def verify(
 
 @task(name="measure-limits", task_run_name="measure-limits", cache_policy=NO_CACHE)
 def limits_of_machine(threads: int, plan: FleetPlan | None = None) -> MachineLimits:
-    """What the machine, or the device of a fleet, can do at best on so many threads, for the report to compare with."""
+    """What the CPU of this machine, or the device of a fleet, can do at best on so many threads, for the report to
+    compare with.
+    """
     if plan is not None:
         return limits_of_device(FlowEngine(plan=plan), plan.device, threads)
-    with WorkerProcess() as worker:
+    with device_lock(), WorkerProcess() as worker:
         limits: MachineLimits = worker.call("retune.compiler.driver.limits:measure_limits", threads)
     return limits

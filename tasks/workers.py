@@ -54,12 +54,13 @@ def open_workers(
     options: MeasureOptions, plan: FleetPlan | None, gpu: int | None, kept: BuiltPrograms | None = None
 ) -> Iterator[Workers]:
     """Without a plan, build processes on all cores of this machine and one process that times programs, on
-    `options.threads` threads or on the GPU of a number; else the workers of a fleet.
+    `options.threads` threads or on the GPU of a number, and holds the device's lock meanwhile; else the workers of a
+    fleet.
     """
     if plan is not None:
         yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK, kept)
         return
-    with WorkerService(gpu=gpu) as service:
+    with WorkerService(gpu=gpu, is_shared=True) as service:
         # Without CPUs to spare chunks would only alternate building and timing, and pay a task run for each.
         at_once = LOCAL_CHUNK if service.overlaps(options) else WHOLE_ROUND
         yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once, kept)

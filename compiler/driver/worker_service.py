@@ -23,7 +23,7 @@ from retune.compiler.driver.report import Comparison, Contender
 from retune.compiler.errors import DeviceError, MeasureError, RetuneError
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.cuda_runner import RUNNERS, gpu_here, gpu_of_key, runner_for
-from retune.compiler.measure.device_lock import CPU, device_lock
+from retune.compiler.measure.device_lock import device_key, device_lock
 from retune.compiler.measure.fleet import (
     BUILD,
     BuildRequest,
@@ -120,9 +120,13 @@ class WorkerService:
             return self.builder(request.options, request.task.target.traits.device).build(
                 request.task, request.candidates
             )
+<<<<<<< HEAD
         device = CPU if self.gpu is None else f"cuda:{self.gpu}"
         # The thread lock first, so that one thread of a process at most waits for the device.
         with self._timing, device_lock(device) if self._is_shared else nullcontext():
+=======
+        with self._timing, device_lock(device_key(self.gpu)) if self._is_shared else nullcontext():
+>>>>>>> refs/heads/fleet
             match request:
                 case TimeRequest():
                     return self._time(request)

@@ -27,6 +27,11 @@ WAIT_SECONDS = 60.0
 _LOG = logging.getLogger(__name__)
 
 
+def device_key(gpu: int | None = None) -> str:
+    """The key of the CPU of this machine, or of its GPU of a number."""
+    return CPU if gpu is None else f"cuda:{gpu}"
+
+
 def lock_name(device: str = CPU) -> str:
     """The lock of the device of this machine that a worker of a fleet with this key times on: every GPU is one, and the
     CPU is one, whatever its key.

@@ -1,13 +1,18 @@
 """A run on workers in other processes: what one of them loses another does; nothing is lost and nothing comes twice."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +28,7 @@ from retune.compiler.auto_scheduler.remote import DaskEngine
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.errors import MeasureError, OptionError
 from retune.compiler.measure.device_lock import device_lock, lock_name, lock_path
-from retune.compiler.measure.fleet import BUILD, FleetBuilder, device_queue
+from retune.compiler.measure.fleet import BUILD, CHUNK, FleetBuilder, device_queue
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.schedule.task import SearchTask
@@ -34,6 +39,7 @@ from retune.flows.parameters import TuneJob
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.tasks import engines
+from tests.support.flows import runs
 from tests.support.flows.fleet_workers import strike_at_work, wait_until, worker
 from tests.support.flows.fleets import DEVICE, FLEETS, Fleet, end_tree, prefect_fleet, ray_node
 from tests.support.flows.networks import write_mlp
@@ -84,10 +90,10 @@ def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
             wait_until(lambda: f"process {struck} holds" in log.read_text(), 300.0)
             os.kill(struck, signal.SIGKILL)
 
-    striking = threading.Thread(target=strike)
-    striking.start()
-    report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet.name)
-    striking.join()
+    with ThreadPoolExecutor(1) as threads:
+        striking = threads.submit(strike)
+        report = tune_network(str(network), trials=TRIALS, threads=1, home=str(home), fleet=fleet.name)
+        striking.result()
     records = ParquetRecordStore(home).records()
     assert report.is_right
     assert len(records) == TRIALS
@@ -98,21 +104,81 @@ def test_a_worker_that_is_killed_or_hangs_costs_nothing_but_time(
 
 @pytest.mark.slow
 def test_two_runs_share_a_device_whose_lock_nobody_else_holds(fleet: Fleet, tmp_path: Path) -> None:
-    network, log = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8), tmp_path / "runs.txt"
-    homes = [tmp_path / "first", tmp_path / "second"]
-    environment = config.child_environment({"PREFECT_API_URL": str(PREFECT_API_URL.value())})
-    with log.open("wb") as stream:
-        with device_lock():
-            runs = []
-            for home in homes:
-                job = TuneJob.of(str(network), trials=16, threads=1, batch=8, home=str(home), fleet=fleet.name)
-                started = command(Simulation(job.parameters()))
-                runs.append(subprocess.Popen(started, stdout=stream, stderr=stream, env=environment))
-            wait_until(lambda: is_awaited(lock_path()), 240.0)
-            assert not any(ParquetRecordStore(home).records() for home in homes)
-        assert [run.wait(300) for run in runs] == [0, 0], log.read_text()
+    network = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8)
+
+    def command_for(home: Path) -> list[str]:
+        job = TuneJob.of(str(network), trials=TRIALS, threads=1, batch=8, home=str(home), fleet=fleet.name)
+        return command(Simulation(job.parameters()))
+
+    wait_for_the_device(command_for, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_runs_without_a_fleet_share_the_device_of_their_machine(tmp_path: Path) -> None:
+    network = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8)
+    wait_for_the_device(partial(runs.command, network), tmp_path)
+
+
+def wait_for_the_device(command_for: Callable[[Path], list[str]], folder: Path) -> None:
+    """Begin two runs, by their folders for state, while the lock of this machine's CPU is held, and let them go on."""
+    homes, log = [folder / "first", folder / "second"], folder / "runs.txt"
+    with device_lock():
+        running = begin_runs([command_for(home) for home in homes], log)
+        wait_until(lambda: is_awaited(lock_path()), 240.0)
+        assert not any(ParquetRecordStore(home).records() for home in homes)
+    assert wait_for_runs(running) == [0, 0], log.read_text()
     for home in homes:
-        assert len({record.steps for record in ParquetRecordStore(home).records()}) == 16
+        records = ParquetRecordStore(home).records()
+        assert len({(record.task_key, record.steps) for record in records}) == len(records) == TRIALS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [True, False], ids=["one device", "two devices"])
+def test_two_runs_on_two_workers_of_one_device_never_time_at_once(dask: str, is_shared: bool, tmp_path: Path) -> None:
+    """Two workers that do not share a device do time at once, so the test would see it."""
+    queue = device_queue("board")
+    network = write_mlp(tmp_path / "small.onnx", widths=(64, 96, 32), batch=8)
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    with ExitStack() as stack:
+        stack.enter_context(serving(SimulatedWorker(dask, (BUILD,)), tmp_path / "build.log"))
+        for log in logs:
+            timing = SimulatedWorker(dask, (queue,), time_seconds=0.05, is_shared=is_shared)
+            stack.enter_context(serving(timing, log))
+        homes, said = [tmp_path / "one", tmp_path / "two"], tmp_path / "runs.txt"
+        jobs = [
+            TuneJob.of(
+                str(network), trials=64, threads=1, batch=32, home=str(home), fleet=dask, on_device="board"
+            ).parameters()
+            for home in homes
+        ]
+        running = begin_runs([command(Simulation(job)) for job in jobs], said)
+        assert wait_for_runs(running) == [0, 0], said.read_text()
+    for home in homes:
+        assert len(ParquetRecordStore(home).records()) == 64
+    spans = [timings_in(log) for log in logs]
+    assert all(spans), "each worker has timed"
+    assert sum(map(len, spans)) >= 2 * 64 / CHUNK
+    in_order = sorted(span for each in spans for span in each)
+    assert any(end > begin for (_, end), (begin, _) in pairwise(in_order)) != is_shared
+
+
+def timings_in(log: Path) -> list[tuple[float, float]]:
+    """When a simulated worker began and ended to time, by the clock of all processes."""
+    found = re.findall(r"^timed from (\S+) to (\S+)$", log.read_text(), re.MULTILINE)
+    return [(float(begin), float(end)) for begin, end in found]
+
+
+def begin_runs(commands: Sequence[Sequence[str]], log: Path) -> list["subprocess.Popen[bytes]"]:
+    """Runs in processes of their own, on the Prefect server of this one."""
+    paths = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = config.child_environment({"PYTHONPATH": paths, "PREFECT_API_URL": str(PREFECT_API_URL.value())})
+    with log.open("wb") as stream:
+        return [subprocess.Popen(each, stdout=stream, stderr=stream, env=environment) for each in commands]
+
+
+def wait_for_runs(running: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
+    """The exit codes of runs."""
+    return [run.wait(300) for run in running]
 
 
 def is_awaited(path: Path) -> bool:

@@ -75,7 +75,8 @@ def parents() -> list[FlowRun]:
     """The runs that somebody asked for, the oldest first."""
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs()
-    return sorted((run for run in found if run.deployment_id), key=lambda run: str(run.created))
+    asked = (run for run in found if run.deployment_id and not run.auto_scheduled)
+    return sorted(asked, key=lambda run: str(run.created))
 
 
 class Desk:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import psutil
 import pytest
+from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from benchmarks.fleet import scheduling
@@ -117,8 +119,21 @@ def prefect_fleet(folder: Path) -> Iterator[WorkerFleet]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RETUNE_FLEET_STORAGE", storage)
         stack.enter_context(server(folder / "prefect", port))
-        stack.enter_context(temporary_settings({PREFECT_API_URL: settings["PREFECT_API_URL"]}))
+        stack.enter_context(prefect_server_at(settings["PREFECT_API_URL"]))
         yield served(WorkerFleet(PREFECT, PREFECT, folder, stack, ("--storage", storage), settings))
+
+
+@contextmanager
+def prefect_server_at(url: str) -> Iterator[None]:
+    """Use another Prefect server in this process. Prefect sends the states of task runs as events, by a thread that
+    keeps the server it began with: so it ends at every change, or it would wait for a server that is gone.
+    """
+    EventsWorker.drain_all()
+    with temporary_settings({PREFECT_API_URL: url}):
+        try:
+            yield
+        finally:
+            EventsWorker.drain_all()
 
 
 def served(fleet: WorkerFleet) -> WorkerFleet:
@@ -157,6 +172,8 @@ def ray_node(folder: Path, port: int) -> Iterator[tuple[str, "subprocess.Popen[b
             yield f"{RAY}://127.0.0.1:{port}", node
         finally:
             end_tree(node)
+            with suppress(shutil.Error, OSError):  # what Ray says, next to what the test has said
+                shutil.copytree(Path(session) / "session_latest" / "logs", log.with_suffix(""))
 
 
 def is_open(port: int) -> bool:
