@@ -1,6 +1,6 @@
 """Fixtures and options of all tests: an environment without network access that leaves nothing behind.
 
-It is set before Prefect is imported.
+It is set before Prefect is imported, which only the tests of the flows do: the import takes seconds.
 """
 
 import os
@@ -26,7 +26,6 @@ os.environ.update(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
-from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 from tests.support.s3_server import s3_endpoint, s3_place  # noqa: E402, F401 - fixtures
 
@@ -61,5 +60,7 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[None]:
     """A temporary Prefect database and server, one for the whole session."""
+    from prefect.testing.utilities import prefect_test_harness
+
     with prefect_test_harness(server_startup_timeout=120):
         yield
