@@ -26,8 +26,15 @@ os.environ.update(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.support.s3_server import s3_endpoint, s3_place  # noqa: E402, F401 - fixtures
+
+# The same examples in every run, and no verdict on how long one takes.
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("suite")
 
 _PROPERTY_SEED = "--property-seed"
 _UPDATE_GOLDEN = "--update-golden"
