@@ -3,10 +3,12 @@
 It is set before Prefect is imported, which only the tests of the flows do: the import takes seconds.
 """
 
+import gc
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 _STATE = tempfile.TemporaryDirectory(prefix="retune-tests-")
 os.environ.update(
@@ -21,6 +23,10 @@ os.environ.update(
         "RETUNE_CHECK": "1",  # every kernel that a test builds is verified after every pass
     }
 )
+
+# Tests start hundreds of processes, which would each compile all that they import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,6 +55,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """The seed, to make a run again."""
     return f"random programs: {_PROPERTY_SEED} {config.getoption(_PROPERTY_SEED)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, and never look among what was collected: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
