@@ -360,6 +360,7 @@ def test_a_host_without_our_package_runs_a_library(both: Module, tmp_path: Path)
     assert run_host(body, path) == "fine\n"
 
 
+@pytest.mark.long
 @needs_linker
 def test_pytorch_runs_a_library(both: Module, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -379,6 +380,7 @@ def test_pytorch_runs_a_library(both: Module, tmp_path: Path) -> None:
     assert run_host(body, path) == "fine\n"
 
 
+@pytest.mark.long
 @needs_linker
 def test_a_library_calls_functions_of_its_host(tmp_path: Path) -> None:
     x = te.placeholder((3,), name="x")
