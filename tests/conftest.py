@@ -1,12 +1,14 @@
 """Fixtures and options of all tests: an environment without network access that leaves nothing behind.
 
-It is set before Prefect is imported.
+It is set before Prefect is imported, which only the tests of the flows do: the import takes seconds.
 """
 
+import gc
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 _STATE = tempfile.TemporaryDirectory(prefix="retune-tests-")
 os.environ.update(
@@ -22,13 +24,23 @@ os.environ.update(
     }
 )
 
+# Tests start hundreds of processes, which would each compile all that they import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402 - Prefect reads the environment when something imports it
-from prefect.testing.utilities import prefect_test_harness  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.support.s3_server import s3_endpoint, s3_place  # noqa: E402, F401 - fixtures
+
+# The same examples in every run, and no verdict on how long one takes.
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("suite")
 
 _PROPERTY_SEED = "--property-seed"
 _UPDATE_GOLDEN = "--update-golden"
@@ -43,6 +55,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """The seed, to make a run again."""
     return f"random programs: {_PROPERTY_SEED} {config.getoption(_PROPERTY_SEED)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, and never look among what was collected: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -61,5 +85,7 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[None]:
     """A temporary Prefect database and server, one for the whole session."""
+    from prefect.testing.utilities import prefect_test_harness
+
     with prefect_test_harness(server_startup_timeout=120):
         yield

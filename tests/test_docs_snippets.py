@@ -43,6 +43,9 @@ SLOW = {
 }
 """Pages whose examples take more than some seconds: they tune, or compile networks."""
 
+LONG = {"cli.md", "onnxruntime.md"}
+"""Pages whose examples take more than 3 s of CPU."""
+
 ELSEWHERE = {
     "install": "makes an environment or tunes for minutes",
     "server": "needs a Prefect server that stays",
@@ -151,17 +154,17 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         compiler.remove_global_func(name)
 
 
+def _tier(page: Path) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if page.name in SLOW else [pytest.mark.long] if page.name in LONG else []
+
+
 @pytest.mark.usefixtures("store", "registries")
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # DuckDB's way of making a pandas frame
 @pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning", "ignore::DeprecationWarning:torch")  # of its exporter
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
-        for page in PAGES
-        if examples(page)
-    ],
+    [pytest.param(page, id=page.name, marks=_tier(page)) for page in PAGES if examples(page)],
 )
 def test_the_examples_of_a_page_run_one_after_the_other(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = ModuleType("example")

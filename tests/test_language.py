@@ -95,6 +95,7 @@ DEPRECATED = ("specialise", "specialisations")
 STORED = "without neighbours"
 """A metric in stored results."""
 
+_RETIRED_WORD = re.compile(rf"\b({'|'.join(RETIRED)})\b")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -115,6 +116,7 @@ def words_of(name: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(name)]
 
 
+@cache
 def wrong_name(name: str) -> str | None:
     """What a name is called now, if it is retired."""
     for word in words_of(name):
@@ -132,11 +134,11 @@ def wrong_prose(text: str) -> str | None:
     """What a retired word or phrase of a text is called now, if there is one; code in backticks is left out."""
     text = re.sub(r"``[^`]*``|`[^`\n]*`", "", text).replace(STORED, "")
     lower = text.lower()
-    for word, term in RETIRED.items():
+    for word in sorted(set(_RETIRED_WORD.findall(lower))):
         for phrase in STANDARD.get(word, ()):
             lower = lower.replace(phrase, "")
         if re.search(rf"\b{word}\b", lower):
-            return f"{word} -> {term}"
+            return f"{word} -> {RETIRED[word]}"
     for pattern, term in RETIRED_PHRASES.items():
         if found := re.search(pattern, text, re.DOTALL):
             return f"{found[0][:40]!r} -> {term}"

@@ -72,7 +72,13 @@ def test_there_are_recipes_for_what_is_added_most_often() -> None:
     assert [each.name for each in recipes()] == ["operator", "transform step", "graph pass", "sketch rule", "target"]
 
 
-@pytest.mark.parametrize("recipe", recipes(), ids=lambda each: each.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(each, id=each.name.replace(" ", "-"), marks=() if each.name == "graph pass" else pytest.mark.long)
+        for each in recipes()
+    ],
+)
 def test_a_recipe_adds_what_its_check_uses(recipe: Recipe, tmp_path: Path) -> None:
     folder = copy_of_sources(tmp_path)
     before = run_in(folder, recipe.check())

@@ -39,6 +39,7 @@ from retune.storage.rounds import rounds_of
 from retune.storage.runs import RunLedger
 from tests.support.doubling_network import doubling_network
 from tests.support.record_samples import part_paths, timed
+from tests.support.sources import name_of, nodes_of
 from tests.support.workloads import matmul
 
 ROOT = Path(__file__).parent.parent
@@ -204,9 +205,9 @@ def calls() -> tuple[tuple[str, str, ast.Call], ...]:
 def _calls() -> Iterator[tuple[str, str, ast.Call]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes_of(path):
                 if isinstance(node, ast.Call):
-                    yield path.relative_to(ROOT).as_posix(), ast.unparse(node.func), node
+                    yield path.relative_to(ROOT).as_posix(), name_of(node.func), node
 
 
 def places(*names: str) -> set[str]:

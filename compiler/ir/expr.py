@@ -18,6 +18,7 @@ The grammar (all nodes carry `dtype`, a NumPy type name):
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Union
 
 import numpy as np
@@ -222,7 +223,7 @@ class Buffer:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:

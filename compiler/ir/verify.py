@@ -27,7 +27,7 @@ from retune.compiler.ir.stmt import (
     exprs_of,
 )
 from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma, accesses
-from retune.compiler.ir.visit import walk
+from retune.compiler.ir.visit import parts
 
 _ALLOCATED = ("local", "register", "shared")
 
@@ -107,19 +107,26 @@ class _Checker:
                     self.access(buffer, indices, bound, buffers)
 
     def expression(self, expr: Expr, bound: Ranges, buffers: frozenset[Buffer]) -> None:
-        bound = {**bound, **{node.var: (0, node.width - 1) for node in walk(expr) if isinstance(node, Dot)}}
-        for node in walk(expr):
-            if isinstance(node, Dot):
-                _demand(node.width > 1, f"the width {node.width} of {node} is less than two")
+        # Most nodes are here: each is visited once however often it occurs, and messages are built for errors only.
+        nodes = list(parts(expr))
+        dots = [node for node in nodes if isinstance(node, Dot)]
+        if dots:
+            bound = {**bound, **{node.var: (0, node.width - 1) for node in dots}}
+        for dot in dots:
+            _demand(dot.width > 1, f"the width {dot.width} of {dot} is less than two")
+        for node in nodes:
             if isinstance(node, Var):
-                _demand(node in bound, f"{node} is used where nothing binds it")
-            if isinstance(node, Load):
+                if node not in bound:
+                    raise _BrokenRuleError(f"{node} is used where nothing binds it")
+            elif isinstance(node, Load):
                 self.access(node.buffer, node.indices, bound, buffers)
 
     def access(self, buffer: Buffer, indices: tuple[Expr, ...], bound: Ranges, buffers: frozenset[Buffer]) -> None:
-        _demand(buffer in buffers, f"{buffer} ({buffer.scope}) is used where it does not exist")
-        ranks = f"{buffer} has {len(buffer.shape)} dimensions, but is accessed with {len(indices)} indices"
-        _demand(len(indices) == len(buffer.shape), ranks)
+        if buffer not in buffers:
+            raise _BrokenRuleError(f"{buffer} ({buffer.scope}) is used where it does not exist")
+        if len(indices) != len(buffer.shape):
+            ranks = f"{buffer} has {len(buffer.shape)} dimensions, but is accessed with {len(indices)} indices"
+            raise _BrokenRuleError(ranks)
         if buffer.scope == "register":
             low, high = limits(flat_index(buffer.shape, indices), bound)
             inside = low >= 0 and high < buffer.size

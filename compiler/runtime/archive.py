@@ -120,7 +120,7 @@ def _write(
                 chunks = [_npy_header(array), array.reshape(-1).view(np.uint8).data]
                 members[name] = {"dtype": array.dtype.name, "shape": array.shape}
             else:
-                chunks = [part if isinstance(part, bytes) else json.dumps(part, indent=1).encode()]
+                chunks = [part if isinstance(part, bytes) else json.dumps(part).encode()]
                 members[name] = {}
             members[name]["sha256"] = _add(out, file, name, chunks)
         manifest = {"archive": FORMAT_VERSION, "kind": kind, "version": version, **(facts or {}), "members": members}

@@ -32,13 +32,13 @@ NETWORKS = (
     "vgg19",
     "zfnet512",
 )
-QUICK = ("shufflenet", "squeezenet")
-"""What runs with every change."""
+TIERS: dict[str, Any] = {"squeezenet": (), "shufflenet": pytest.mark.long}
+"""What is not slow, and the mark that says when it runs."""
 
 _LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _TOLERANCE = 1e-4
 
-EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NETWORKS]
+EACH = [pytest.param(name, marks=TIERS.get(name, pytest.mark.slow)) for name in NETWORKS]
 
 
 @pytest.fixture(scope="module")

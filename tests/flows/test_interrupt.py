@@ -12,12 +12,15 @@ import pytest
 from retune.compiler import config
 from tests.support.flows.networks import write_mlp
 from tests.support.flows.runs import PATIENCE_SECONDS, command, has_session, processes_of, rounds, stored
+from tests.support.tiers import long_rows
 
 MESSAGE = "retune: stopped; finished rounds are kept, and the same command goes on from there"
 
 
 @pytest.mark.parametrize("wanted", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["starting", "tuning"])
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), long_rows([(signal.SIGINT, 130)], [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+)
 def test_a_signal_to_the_group_ends_a_run(tmp_path: Path, signum: int, code: int, wanted: int) -> None:
     """As Ctrl-C on a terminal, `timeout` and systemd send it: while it starts, and after two rounds."""
     network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "log.txt"

@@ -7,6 +7,7 @@ from retune.compiler.measure.worker_process import WorkerLostError, WorkerProces
 from retune.compiler.runtime.artifact import KernelArtifact
 from tests.support import ir_kernels
 from tests.support.property.checks import _run
+from tests.support.tiers import long_rows
 
 IN_A_GAP, A_PAGE = 100, 1024
 """Elements of an array that ends before its fence, because of its alignment, and of one that fills a page."""
@@ -41,15 +42,18 @@ def test_uninitialized_result_differs_between_fillers(behavior: str) -> None:
 
 @pytest.mark.parametrize(
     ("behavior", "elements"),
-    [
-        ("past the end", A_PAGE),
-        ("reads past the end", A_PAGE),
-        ("before the start", A_PAGE),
-        ("reads before the start", A_PAGE),
-        ("before the start", IN_A_GAP + 12),
-        ("reads before the start", IN_A_GAP),
-        ("writes its input", IN_A_GAP),
-    ],
+    long_rows(
+        [("past the end", A_PAGE), ("reads before the start", IN_A_GAP)],
+        [
+            ("past the end", A_PAGE),
+            ("reads past the end", A_PAGE),
+            ("before the start", A_PAGE),
+            ("reads before the start", A_PAGE),
+            ("before the start", IN_A_GAP + 12),
+            ("reads before the start", IN_A_GAP),
+            ("writes its input", IN_A_GAP),
+        ],
+    ),
 )
 def test_an_access_beyond_a_fence_ends_the_process(behavior: str, elements: int) -> None:
     with WorkerProcess() as worker, pytest.raises((WorkerLostError, AssertionError)) as lost:

@@ -24,7 +24,7 @@ from retune.compiler.vm.machine import VirtualMachine
 from retune.compiler.vm.options import VMOptions
 from tests.support.property.onnx_models import COLUMNS, random_model
 from tests.support.run_program import run_program
-from tests.support.tiers import long_except
+from tests.support.tiers import long_except, long_rows
 
 SHARDS = 4
 EACH = 25
@@ -55,7 +55,7 @@ def test_random_networks_match_onnxruntime(shard: int, property_seed: int) -> No
         assert kinds[kind] >= EACH // 3, kinds
 
 
-@pytest.mark.parametrize(("policy", "count"), [("now", 5), ("never", 25)])
+@pytest.mark.parametrize(("policy", "count"), long_rows([("never", 10)], [("now", 5), ("never", 10), ("never", 25)]))
 def test_the_virtual_machine_agrees_with_the_interpreter(policy: str, count: int, property_seed: int) -> None:
     for seed in range(property_seed * EACH, property_seed * EACH + count):
         program = load_program(random_model(seed))

@@ -12,7 +12,15 @@ def long_except(quick: Collection[Any], values: Iterable[Any]) -> list[Parameter
 
     Raises: ValueError when there is no such quick value.
     """
-    every = list(values)
-    if missing := [value for value in quick if value not in every]:
+    return long_rows([(value,) for value in quick], [(value,) for value in values])
+
+
+def long_rows(quick: Collection[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[ParameterSet]:
+    """As `long_except`, for a test of several arguments.
+
+    Raises: ValueError when there is no such quick row.
+    """
+    every = list(rows)
+    if missing := [row for row in quick if row not in every]:
         raise ValueError(f"{missing} is not among {every}")
-    return [pytest.param(value, marks=() if value in quick else pytest.mark.long) for value in every]
+    return [pytest.param(*row, marks=() if row in quick else pytest.mark.long) for row in every]

@@ -45,7 +45,7 @@ def test_valid_files_are_loaded(name: str, folder: Path) -> None:
     assert all(_loads(case, folder, sample) for sample in samples)
 
 
-@pytest.mark.parametrize("name", long_except(["graph", "network", "values", "records", "onnx"], fuzz.LOADERS))
+@pytest.mark.parametrize("name", long_except(["graph", "network", "records"], fuzz.LOADERS))
 def test_changed_files_are_loaded_or_refused(name: str, folder: Path) -> None:
     case = CASES[name]
     samples = samples_of(case, folder)
@@ -83,6 +83,7 @@ def test_every_way_to_fail_is_counted(tmp_path: Path) -> None:
     assert kept == {f"rehearsal-{each}.bin" for each, end in enumerate(made) if end not in (b"loaded", b"refused")}
 
 
+@pytest.mark.long
 def test_it_prints_a_line_for_a_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "fuzz.jsonl"
     assert fuzz.main(["--loader", "values", "--inputs", "20", "--seed", "5", "--out", str(out)]) == 0

@@ -30,7 +30,9 @@ def test_zeros_do_not_divide() -> None:
     assert compare._error([np.zeros(2, np.float32)], [np.zeros(2, np.float32)]) == 0.0
 
 
-def test_contenders_are_interleaved_and_timed_separately() -> None:
+def test_contenders_are_interleaved_and_timed_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_PASS_SECONDS", 0.001)
+    monkeypatch.setattr(compare, "_PAUSE_SECONDS", 0.0)
     order: list[str] = []
     runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     with ContentionMeter(1) as meter:

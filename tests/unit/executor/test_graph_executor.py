@@ -242,11 +242,11 @@ def test_benchmark_and_profile() -> None:
     executor = GraphExecutor(doubling_network())
     result = executor.benchmark(repeat=3, number=2, inputs={"x": _x()})
     assert len(result.results) == 3
-    assert 0 < result.min <= result.median <= result.max < 1
+    assert 0 < result.min <= result.median <= result.max
     assert len(executor.benchmark(repeat=2, number=1, end_to_end=True, inputs={"x": _x()}).results) == 2
     times = executor.profile(repeat=3)
     assert [time.label for time in times] == ["first", "second", "third", "constant"]
-    assert all(0 < time.seconds < 1 for time in times)
+    assert all(time.seconds > 0 for time in times)
     np.testing.assert_array_equal(executor.get_output(0), 8 * _x())
 
 

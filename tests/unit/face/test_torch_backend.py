@@ -111,6 +111,7 @@ def test_torch_compile_finds_the_backend_and_gives_the_results_of_eager() -> Non
         _close(fast(x), model(x))
 
 
+@pytest.mark.long
 def test_torch_compile_follows_new_shapes_and_new_weights(caplog: pytest.LogCaptureFixture) -> None:
     model = Small().eval()
     fast = torch.compile(model, backend="retune", options=UNTUNED)
@@ -154,6 +155,7 @@ def _dynamic_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+@pytest.mark.long
 def test_a_dynamic_batch_runs_in_one_virtual_machine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_dynamic_batch_runs_in_one_virtual_machine(
     assert not [record for record in caplog.records if record.name.startswith("retune")]
 
 
+@pytest.mark.long
 def test_a_transformer_takes_any_number_of_tokens_after_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
     made, model = _dynamic_graphs(monkeypatch), Attention().eval()
     fast = torch.compile(model, backend="retune", options=UNTUNED)
@@ -179,6 +182,7 @@ def test_a_transformer_takes_any_number_of_tokens_after_the_second(monkeypatch: 
     assert len(made) == 1
 
 
+@pytest.mark.long
 def test_a_dynamic_graph_that_cannot_be_exported_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     def ordered(x: Any) -> Any:
         return torch.cummax(torch.relu(x) + 1, 0)[0] * 2
@@ -225,6 +229,7 @@ def test_graph_breaks_make_several_graphs() -> None:
         _close(torch.compile(both, backend="retune", options=UNTUNED)(x), both(x))
 
 
+@pytest.mark.long
 def test_operators_that_are_not_taken_run_in_pytorch_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     first, second = nn.Linear(16, 16).eval(), nn.Linear(16, 4).eval()
 
@@ -254,6 +259,7 @@ def test_bisection_finds_the_declined_operators(declined: tuple[int, ...], monke
     assert len(exports) <= min(2 * 37, 1 + 12 * len(declined))
 
 
+@pytest.mark.long
 def test_attention_is_compiled_although_its_second_result_is_not(caplog: pytest.LogCaptureFixture) -> None:
     def mixed(q: Any, k: Any, v: Any) -> Any:
         return torch.cummax(torch.nn.functional.scaled_dot_product_attention(q, k, v) * 2, 0)[0]

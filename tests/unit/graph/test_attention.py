@@ -55,7 +55,7 @@ def test_the_kernels_of_an_encoder_layer(options: dict[str, Any], wanted: list[s
     ("name", "options", "wanted"),
     [
         ("resnet18", {"image": 64}, 1),
-        ("resnet50", {"image": 64}, 1),
+        pytest.param("resnet50", {"image": 64}, 1, marks=pytest.mark.long),
         ("mobilenet_v2", {"image": 64}, 1),
         ("unet", {}, 1),
         ("vit_small", {"layers": 2}, 3),

@@ -148,7 +148,7 @@ def test_a_large_array_is_checked_when_it_is_copied_not_when_it_is_mapped(path: 
 @pytest.mark.parametrize("name", ["code", "small.npy", "facts.json"])
 def test_everything_else_is_checked_when_it_is_read(path: Path, name: str) -> None:
     part = PARTS[name]
-    content = json.dumps(part, indent=1).encode() if name == "facts.json" else part
+    content = json.dumps(part).encode() if name == "facts.json" else part
     _with_changed_end(path, content if isinstance(content, bytes) else np.asarray(content).tobytes())
     archive = Archive(path, "test", 3)
     with pytest.raises(ValueError, match=f"the checksum of {name} differs"):

@@ -360,6 +360,7 @@ def test_a_host_without_our_package_runs_a_library(both: Module, tmp_path: Path)
     assert run_host(body, path) == "fine\n"
 
 
+@pytest.mark.long
 @needs_linker
 def test_pytorch_runs_a_library(both: Module, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -379,6 +380,7 @@ def test_pytorch_runs_a_library(both: Module, tmp_path: Path) -> None:
     assert run_host(body, path) == "fine\n"
 
 
+@pytest.mark.long
 @needs_linker
 def test_a_library_calls_functions_of_its_host(tmp_path: Path) -> None:
     x = te.placeholder((3,), name="x")
@@ -428,7 +430,7 @@ def test_the_first_call_is_not_timed() -> None:
     result = module.time_evaluator(module.entry_name, compiler.cpu(), number=1, repeat=1)(y)
     assert len(calls) == 2
     assert result.mean >= 0.01
-    module.time_evaluator(module.entry_name, number=1, repeat=1, min_repeat_ms=100)(y)
+    module.time_evaluator(module.entry_name, number=1, repeat=1, min_repeat_ms=300)(y)
     assert len(calls) > 2 + 1 + 2  # the untimed one, the first pass of one, and a longer one
     compiler.remove_global_func("tests.sleep")
 

@@ -90,6 +90,7 @@ def _cpp(tmp_path_factory: pytest.TempPathFactory) -> None:
     ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("cpp"), "ext.cc", CPP, "c++", "-std=c++17")), ctypes.RTLD_GLOBAL)
 
 
+@pytest.mark.long
 def test_a_library_is_loaded_by_ctypes_before_anything_used_the_ffi(tmp_path: Path) -> None:
     library = compiled(tmp_path, "ext.cc", CPP, "c++", "-std=c++17", rpath=False)
     script = """

@@ -62,7 +62,9 @@ def test_what_tensor_cores_may_do_is_left_to_their_rule() -> None:
     assert all(any(isinstance(step, AsMatmul) for step in steps) for steps in cutting)
 
 
-@pytest.mark.parametrize("dag", [matmul(16, 16, 256), with_relu(16, 256)], ids=["alone", "read"])
+@pytest.mark.parametrize(
+    "dag", [pytest.param(matmul(16, 16, 256), marks=pytest.mark.long), with_relu(16, 256)], ids=["alone", "read"]
+)
 def test_parts_add_up_to_the_definition(dag: ComputeDAG) -> None:
     values = inputs_of(dag, np.random.default_rng(2))
     wanted = evaluate(dag.outputs, values)

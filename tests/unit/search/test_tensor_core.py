@@ -24,7 +24,7 @@ from retune.compiler.target import Target
 from tests.support.property.checks import checked
 from tests.support.property.programs import inputs_of
 from tests.support.tensor_core_products import PRODUCTS, TF32, product, sampled, tensor_space
-from tests.support.tiers import long_except
+from tests.support.tiers import long_except, long_rows
 from tests.support.workloads import GPU, double_matmul, matmul
 
 VTHREAD = int(Annotation.VTHREAD)
@@ -123,7 +123,7 @@ def test_what_the_mask_lets_pass_is_lowered_within_the_limits(name: str) -> None
     assert passed > 5
 
 
-@pytest.mark.parametrize(("kibibytes", "count"), [(48, 100), (163, 40)])
+@pytest.mark.parametrize(("kibibytes", "count"), long_rows([(163, 40)], [(48, 100), (163, 40)]))
 def test_shared_memory_is_counted_as_it_is_allocated(kibibytes: int, count: int) -> None:
     """What the mask refuses for its shared memory, the lowering refuses too."""
     dag = product(512, 512, 512)

@@ -237,7 +237,12 @@ def test_a_fresh_process_compiles_what_it_meets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "x"), [(attention(), floats(2, 5, 8)), (branching(), floats(3)), (two_products(), floats(1, 32))]
+    ("source", "x"),
+    [
+        pytest.param(attention(), floats(2, 5, 8), marks=pytest.mark.long),
+        pytest.param(branching(), floats(3), marks=pytest.mark.long),
+        (two_products(), floats(1, 32)),
+    ],
 )
 def test_new_shapes_need_nothing_of_the_front_end(source: onnx.ModelProto, x: Any, tmp_path: Path) -> None:
     path = vm.compile(source).export_library(tmp_path / "net.retune")

@@ -80,7 +80,7 @@ def assert_same(changed: Graph, graph: Graph, spread: float = 2.0) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_spelling_is_one_operator(name: str, data: st.DataObject) -> None:
     graph = graph_of(FORMS[name], lambda: data.draw(st.booleans()))
