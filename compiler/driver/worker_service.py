@@ -120,13 +120,8 @@ class WorkerService:
             return self.builder(request.options, request.task.target.traits.device).build(
                 request.task, request.candidates
             )
-<<<<<<< HEAD
-        device = CPU if self.gpu is None else f"cuda:{self.gpu}"
         # The thread lock first, so that one thread of a process at most waits for the device.
-        with self._timing, device_lock(device) if self._is_shared else nullcontext():
-=======
         with self._timing, device_lock(device_key(self.gpu)) if self._is_shared else nullcontext():
->>>>>>> refs/heads/fleet
             match request:
                 case TimeRequest():
                     return self._time(request)
