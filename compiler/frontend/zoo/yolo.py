@@ -47,7 +47,7 @@ class _Blocks:
     def layer(self, x: str, channels: tuple[int, int], kernel: int, name: str, *, stride: int = 1) -> str:
         """Convolution, batch normalization, activation."""
         x = self.write.convolution(x, channels, kernel, f"{name}_conv", stride=stride)
-        return self.write.silu(self.write.batch_norm(x, channels[1], f"{name}_bn", gain=1.3), f"{name}_silu")
+        return self.write.silu(self.write.batch_norm(x, channels[1], f"{name}_bn", gain=1.0), f"{name}_silu")
 
     def cross_stage(self, x: str, channels: tuple[int, int], count: int, name: str, *, residual: bool = False) -> str:
         """Half of the channels pass through bottlenecks; all that lies between them is joined (C2f)."""

@@ -99,7 +99,7 @@ def test_outputs_keep_a_sane_scale_and_depend_on_the_input(name: str) -> None:
             {"Conv": 2, "Softmax": 4, "LayerNormalization": 9},
             8.208e6,
         ),
-        ("yolov8n", [(1, 3, 640, 640)], [(1, 84, 8400)], {"Conv": 64, "MaxPool": 3, "Resize": 2}, 3.16e6),
+        ("yolov8n", [(1, 3, 640, 640)], [(1, 84, 8400)], {"Conv": 64, "MaxPool": 3, "Resize": 2}, 3.19e6),
         (
             "gpt2_block",
             [(1, 1, 768), (1, 12, 255, 64), (1, 12, 255, 64)],
