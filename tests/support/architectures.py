@@ -99,8 +99,8 @@ def read_table() -> tuple[dict[str, str], dict[str, Row]]:
             known |= dict(part.split("==") for part in line[2:].split())
         elif line and not line.startswith("#"):
             name, *numbers, result = line.split(maxsplit=len(fields(Row)))
-            values = [float(number) if "." in number else int(number) for number in numbers]
-            rows[name] = Row(*values, result=result)  # type: ignore[arg-type]
+            values: list[Any] = [float(number) if "." in number else int(number) for number in numbers]
+            rows[name] = Row(*[*values, result])
     return known, rows
 
 
