@@ -3,6 +3,7 @@
 All are interleaved in one process, on the same inputs; memory is measured in a separate process for each.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ import onnx
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks import onnx_peers
 from benchmarks.harness import interleaved
 from retune.compiler.driver.onnx_export import library_path
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.driver.openvino import OpenVino
+from retune.compiler.errors import MeasureError
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 
@@ -43,12 +46,13 @@ Answer = Callable[[], list[NDArray[Any]]]
 @dataclass(frozen=True, slots=True)
 class NetworkPeer:
     """One way to run a network: seconds of a run, and the largest difference from ONNX Runtime's outputs, relative to
-    the largest value of each.
+    the largest value of each. `failure` says why it has no time.
     """
 
     backend: str
     seconds: float
     error: float | None
+    failure: str = ""
 
 
 def has_torch() -> bool:
@@ -74,16 +78,33 @@ def export_torch(model: Path, path: Path) -> None:
 
 
 def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
-    """Time each contender on its file: `SESSION` and `OPENVINO` an ONNX file, `EXPORTED` one with its library beside
-    it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
+    """Time each contender on its file: `SESSION`, `OPENVINO` and those of `onnx_peers` an ONNX file, `EXPORTED` one
+    with its library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
+
+    One of `onnx_peers` that does not take the file, or answers in other shapes, is left out with its failure.
     """
-    made = {backend: contender(backend, path, inputs, threads) for backend, path in files.items()}
-    answers = {backend: answer() for backend, (_, answer) in made.items()}
-    seconds = interleaved({backend: run for backend, (run, _) in made.items()})
-    return [
+    runs: dict[str, Run] = {}
+    answers: dict[str, list[NDArray[Any]]] = {}
+    failures: list[NetworkPeer] = []
+    for backend, path in files.items():
+        try:
+            run, answer = contender(backend, path, inputs, threads)
+            answers[backend] = answer()
+            if backend in onnx_peers.installed() and SESSION in answers:
+                _check_shapes(answers[backend], answers[SESSION])
+        except MeasureError as error:
+            if backend not in onnx_peers.installed():
+                raise
+            answers.pop(backend, None)
+            failures.append(NetworkPeer(backend, math.nan, None, str(error)))
+        else:
+            runs[backend] = run
+    seconds = interleaved(runs)
+    timed = [
         NetworkPeer(backend, seconds[backend], None if backend == SESSION else _error(answer, answers[SESSION]))
         for backend, answer in answers.items()
     ]
+    return [*timed, *failures]
 
 
 def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
@@ -112,6 +133,9 @@ def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[R
     if backend == OPENVINO:
         peer = OpenVino(str(path), threads)
         return lambda: peer.run(inputs), lambda: peer.run(inputs)
+    if backend in onnx_peers.installed():
+        other = onnx_peers.load(backend, path, inputs, threads)
+        return lambda: other.run(inputs), lambda: other.run(inputs)
     if backend in (EAGER, COMPILED):
         return _torch_contender(path, inputs, threads, compiled=backend == COMPILED)
     executor = GraphExecutor(CompiledNetwork.load(path), threads)
@@ -138,6 +162,12 @@ def _torch_contender(path: Path, inputs: Arrays, threads: int, *, compiled: bool
             return module(*tensors)
 
     return run, lambda: [np.array(output.numpy()) for output in run()]
+
+
+def _check_shapes(answers: list[NDArray[Any]], wanted: list[NDArray[Any]]) -> None:
+    found, right = ([array.shape for array in arrays] for arrays in (answers, wanted))
+    if found != right:
+        raise MeasureError(f"the outputs have shapes {found}, not {right}")
 
 
 def _error(answers: list[NDArray[Any]], wanted: list[NDArray[Any]]) -> float:

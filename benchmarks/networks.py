@@ -1,22 +1,24 @@
-"""Latency and memory of networks of the zoo, next to ONNX Runtime, OpenVINO and PyTorch.
+"""Latency and memory of networks of the zoo, next to ONNX Runtime, OpenVINO, PyTorch, IREE, MNN and ncnn.
 
     python -m benchmarks.networks [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE] [--compiled 0]
 
 A network is tuned from scratch for `--seconds`, and every best program is verified and timed again. Then it, the
 untuned one and the installed peers are interleaved in a fresh process: ONNX Runtime, OpenVINO (float32, latency),
-PyTorch eager and, unless `--compiled` is 0, compiled. All have the same weights and inputs, errors are against ONNX
-Runtime, and a value is a median.
+PyTorch eager and, unless `--compiled` is 0, compiled, and those of `benchmarks.onnx_peers`. All have the same weights
+and inputs, errors are against ONNX Runtime, and a value is a median. A peer that does not take the network gets a line
+with the reason (`failure`).
 """
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from benchmarks import onnx_peers
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import COMPILED, EAGER, OPENVINO, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
 from benchmarks.tuning import Tuned, open_workers, tune
@@ -65,7 +67,8 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
         built = build(network, tuned.best, model, Path(folder), compiled=bool(run.options["compiled"]))
         del model
         peers = time_peers(built, inputs, threads)
-        memory = peak_memories(built, inputs, threads)
+        failed = {peer.backend for peer in peers if peer.failure}
+        memory = peak_memories(built, inputs, threads, failed)
     yield from _latencies(network, tuned, peers, {"import_seconds": round(import_seconds, 2)}, built)
     for backend, count in memory.items():
         yield Figure(name, backend, threads, "peak memory", count / _MIB, "MiB")
@@ -86,6 +89,7 @@ def build(
     onnx.save_model(model, str(files[SESSION]))
     if openvino.is_installed():
         files[OPENVINO] = files[SESSION]
+    files |= dict.fromkeys(onnx_peers.installed(), files[SESSION])
     if has_torch():
         files[EAGER] = folder / "model.pt"
         with WorkerProcess() as worker:
@@ -104,11 +108,12 @@ def time_peers(built: Built, inputs: Arrays, threads: int) -> list[NetworkPeer]:
     return found
 
 
-def peak_memories(built: Built, inputs: Arrays, threads: int) -> dict[str, int]:
-    """Bytes by contender, each in its own process."""
+def peak_memories(built: Built, inputs: Arrays, threads: int, failed: Collection[str] = ()) -> dict[str, int]:
+    """Bytes by contender, each in its own process, but for those that failed."""
     found: dict[str, int] = {}
     for backend, path in built.files.items():
-        if backend != COMPILED:  # its compiler runs in the same process and takes more than the network
+        # The compilers of these run in the same process and take more than the network.
+        if backend not in (COMPILED, onnx_peers.IREE, *failed):
             with WorkerProcess() as worker:
                 arguments = (backend, path, dict(inputs), threads)
                 found[backend] = worker.call("benchmarks.network_peers:peak_memory", *arguments)
@@ -121,7 +126,7 @@ def _latencies(
     """One figure a contender; ours says what it took, and how it compares."""
     layers = network.partition.layers()
     work = sum(layer.tasks[0].flop_count * layer.weight for layer in layers)
-    by_backend = {peer.backend: peer.seconds for peer in peers}
+    by_backend = {peer.backend: peer.seconds for peer in peers if not peer.failure}
     others = {backend: seconds / by_backend[TUNED] for backend, seconds in by_backend.items() if backend != TUNED}
     spent: dict[str, object] = {
         **known,
@@ -139,6 +144,8 @@ def _latencies(
     threads, peak = network.threads, measured_peak(network.threads)
     for peer in peers:
         details: dict[str, object] = dict(spent) if peer.backend == TUNED else {}
+        if peer.failure:
+            details["failure"] = peer.failure
         if peer.backend in built.compile_seconds:
             details["compile_seconds"] = built.compile_seconds[peer.backend]
         ratio = work / peer.seconds / 1e9 / peak

@@ -17,6 +17,10 @@ from onnx import numpy_helper
 from torch import fx
 from torch.nn import functional
 
+_AFTER_INSTANCES = 3
+"""Nodes that follow the normalization of instances in a group normalization."""
+_WITH_UPPER_BOUND = 3
+
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 
@@ -49,7 +53,9 @@ class Writer:
                 self.readers.setdefault(name, []).append(node)
         self._graph = fx.Graph()
         self._root = torch.nn.Module()
-        self.values: dict[str, Any] = {entry.name: self._graph.placeholder(entry.name) for entry in model.graph.input}
+        self.values: dict[str, Any] = {
+            entry.name: self._graph.placeholder(entry.name.replace(".", "_")) for entry in model.graph.input
+        }
 
     @property
     def spatial_rank(self) -> int:
@@ -60,9 +66,9 @@ class Writer:
         """A node that calls `function`."""
         return self._graph.call_function(function, arguments, named)
 
-    def method(self, name: str, receiver: Any) -> Any:
+    def method(self, name: str, receiver: Any, *arguments: Any) -> Any:
         """A node that calls a method of a tensor by its name: methods themselves cannot be saved."""
-        return self._graph.call_method(name, (receiver,))
+        return self._graph.call_method(name, (receiver, *arguments))
 
     def value(self, name: str) -> Any:
         """The node of a value; one that fetches a parameter where it is constant."""
@@ -87,6 +93,7 @@ class Writer:
     def finish(self) -> Any:
         """The module."""
         self._graph.output(tuple(self.values[entry.name] for entry in self.model.graph.output))
+        self._graph.eliminate_dead_code()
         return fx.GraphModule(self._root, self._graph).eval()
 
 
@@ -101,6 +108,8 @@ def _add(write: Writer, node: onnx.NodeProto) -> None:
             write.values[name] = write.call(operator.getitem, parts, place)
     elif node.op_type == "MatMul" and (bias := _added_bias(write, node)):
         _write_linear(write, node, bias)
+    elif node.op_type == "InstanceNormalization":
+        _write_group_norm(write, node, attributes)
     elif node.op_type in _ELEMENTWISE:
         operands = [write.operand(name) for name in node.input]
         write.values[node.output[0]] = write.call(_ELEMENTWISE[node.op_type], *operands)
@@ -125,19 +134,41 @@ def _write_linear(write: Writer, node: onnx.NodeProto, added: tuple[onnx.NodePro
     write.values[add.output[0]] = write.call(functional.linear, write.value(node.input[0]), weight, write.value(bias))
 
 
+def _write_group_norm(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> None:
+    """The five nodes that exporters write for group normalization; this is the second."""
+    (reshape,) = (entry for entry in write.model.graph.node if entry.output[0] == node.input[0])
+    chain = [node]
+    while len(chain) < _AFTER_INSTANCES + 1:
+        (reader,) = write.readers[chain[-1].output[0]]
+        chain.append(reader)
+    *_, multiply, add = chain
+    if [entry.op_type for entry in (reshape, *chain[1:])] != ["Reshape", "Reshape", "Mul", "Add"]:
+        raise UnknownOperatorError("InstanceNormalization outside a group normalization")
+    scale, bias = (
+        write.parameter(write.constants[entry.input[1]].ravel(), entry.input[1]) for entry in (multiply, add)
+    )
+    groups = write.numbers(reshape.input[1])[1]
+    x = write.value(reshape.input[0])
+    normal = write.call(functional.group_norm, x, groups, scale, bias, attributes["epsilon"])
+    write.values |= {entry.output[0]: normal for entry in chain}
+
+
 def _convolution(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
     x, weight, *bias = map(write.value, node.input)
     rank = write.spatial_rank
     pads = tuple(attributes.get("pads", [0] * rank)[:rank])
-    function = (functional.conv2d, functional.conv3d)[rank - 2]
+    function = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
     strides, groups = tuple(attributes["strides"]), attributes.get("group", 1)
-    return write.call(function, x, weight, bias[0] if bias else None, strides, pads, 1, groups)
+    dilations = tuple(attributes.get("dilations", [1] * rank))
+    return write.call(function, x, weight, bias[0] if bias else None, strides, pads, dilations, groups)
 
 
 def _transposed_convolution(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
-    x, weight = map(write.value, node.input)
-    strides, pads = tuple(attributes["strides"]), tuple(attributes["pads"][:2])
-    return write.call(functional.conv_transpose2d, x, weight, None, strides, pads)
+    x, weight, *bias = map(write.value, node.input)
+    rank = write.spatial_rank
+    function = (functional.conv_transpose1d, functional.conv_transpose2d)[rank - 1]
+    strides, pads = tuple(attributes["strides"]), tuple(attributes["pads"][:rank])
+    return write.call(function, x, weight, bias[0] if bias else None, strides, pads)
 
 
 def _batch_norm(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
@@ -170,6 +201,8 @@ def _gemm(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
 
 
 def _clip(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    if len(node.input) < _WITH_UPPER_BOUND:
+        return write.call(torch.clamp_min, *map(write.operand, node.input))
     return write.call(functional.hardtanh, *map(write.operand, node.input))
 
 
@@ -184,10 +217,47 @@ def _gather(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
 
 
 def _resize(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
-    if (attributes["mode"], attributes["coordinate_transformation_mode"]) != (b"linear", b"half_pixel"):
-        raise UnknownOperatorError("Resize other than linear between half pixels")
+    form = attributes["mode"], attributes["coordinate_transformation_mode"], attributes.get("nearest_mode")
+    if form == (b"nearest", b"asymmetric", b"floor"):
+        factors = tuple(float(factor) for factor in write.constants[node.input[2]][2:])
+        return write.call(functional.interpolate, write.value(node.input[0]), None, factors, "nearest")
+    if form[:2] != (b"linear", b"half_pixel"):
+        raise UnknownOperatorError("Resize other than nearest by a factor and linear between half pixels")
     size = write.numbers(node.input[3])[2:]
     return write.call(functional.interpolate, write.value(node.input[0]), size, None, "bilinear", False)
+
+
+def _slice(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    x = write.value(node.input[0])
+    starts, ends, axes, *steps = map(write.numbers, node.input[1:])
+    for start, end, axis, step in zip(starts, ends, axes, steps[0] if steps else [1] * len(axes), strict=True):
+        before = (slice(None),) * axis if axis >= 0 else (...,)
+        x = write.call(operator.getitem, x, (*before, slice(start, end, step)))
+    return x
+
+
+def _pad(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    pads = write.numbers(node.input[1])
+    rank = len(pads) // 2
+    pairs = [pads[axis + side] for axis in reversed(range(rank)) for side in (0, rank)]
+    return write.call(functional.pad, write.value(node.input[0]), tuple(pairs))
+
+
+def _expand(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
+    shape = tuple(-1 if extent == 1 else extent for extent in write.numbers(node.input[1]))
+    return write.method("expand", write.value(node.input[0]), shape)
+
+
+def _reduction(function: Callable[..., Any]) -> Callable[[Writer, onnx.NodeProto, Attributes], Any]:
+    def reduce(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
+        axes = write.numbers(node.input[1]) if len(node.input) > 1 else tuple(attributes["axes"])
+        return write.call(function, write.value(node.input[0]), axes, bool(attributes["keepdims"]))
+
+    return reduce
+
+
+def _length(x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    return torch.linalg.vector_norm(x, 2, axes, keep)
 
 
 def _unsqueeze(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
@@ -203,13 +273,17 @@ _FOLDED: Mapping[str, Callable[..., Array]] = {
 }
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "Add": torch.add,
+    "Cos": torch.cos,
     "Div": torch.div,
     "Erf": torch.erf,
     "MatMul": torch.matmul,
     "Mul": torch.mul,
+    "Neg": torch.neg,
     "Pow": torch.pow,
     "Relu": functional.relu,
     "Sigmoid": torch.sigmoid,
+    "Sin": torch.sin,
+    "Sqrt": torch.sqrt,
     "Sub": operator.sub,
     "Tanh": torch.tanh,
 }
@@ -220,16 +294,26 @@ _OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = 
     "Concat": lambda write, node, attrs: write.call(torch.cat, [write.value(x) for x in node.input], attrs["axis"]),
     "Conv": _convolution,
     "ConvTranspose": _transposed_convolution,
+    "Expand": _expand,
     "Flatten": lambda write, node, attrs: write.call(torch.flatten, write.value(node.input[0]), attrs["axis"]),
     "Gather": _gather,
     "Gemm": _gemm,
     "GlobalAveragePool": _global_average,
+    "Identity": lambda write, node, _: write.value(node.input[0]),
     "LayerNormalization": _layer_norm,
+    "LeakyRelu": lambda write, node, attrs: write.call(
+        functional.leaky_relu, write.value(node.input[0]), attrs["alpha"]
+    ),
     "MaxPool": _max_pool,
+    "Pad": _pad,
+    "ReduceL2": _reduction(_length),
+    "ReduceMean": _reduction(torch.mean),
+    "ReduceSum": _reduction(torch.sum),
     "Reshape": lambda write, node, _: write.call(
         torch.reshape, write.value(node.input[0]), write.numbers(node.input[1])
     ),
     "Resize": _resize,
+    "Slice": _slice,
     "Softmax": lambda write, node, attrs: write.call(torch.softmax, write.value(node.input[0]), attrs["axis"]),
     "Transpose": lambda write, node, attrs: write.call(torch.permute, write.value(node.input[0]), tuple(attrs["perm"])),
     "Unsqueeze": _unsqueeze,
@@ -250,9 +334,10 @@ def with_fused_operators(module: Any) -> Any:
 
     fx.replace_pattern(module, gelu, lambda x: functional.gelu(x))
     fx.replace_pattern(module, gelu_by_tanh, lambda x: functional.gelu(x, approximate="tanh"))
-    scales = {node.args[1] for node in module.graph.nodes if node.target is torch.div}
-    for scale in scales:
-        _fuse_attention(module, float(scale))
+    divisors = {node.args[1] for node in module.graph.nodes if node.target is torch.div}
+    for scale in divisors:
+        if isinstance(scale, float):
+            _fuse_attention(module, scale)
     return module
 
 

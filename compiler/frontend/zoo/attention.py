@@ -3,10 +3,20 @@
 Attention is two products around a softmax, and GELU a formula of five nodes; graph passes recognize both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi, sqrt
 
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
 from retune.compiler.frontend.zoo.layers import LayerWriter
+
+_HIDDEN_BY = -10000.0
+"""Added to the scores of tokens that a mask leaves out."""
+
+Activation = Callable[[LayerWriter, str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,62 @@ def weighted_values(
         scores = write.node("Add", [scores, mask], f"{name}_masked")
     shares = write.node("Softmax", [scores], f"{name}_shares", axis=-1)
     return write.node("MatMul", [shares, value], f"{name}_values")
+
+
+def padding_mask(write: LayerWriter, attended: str) -> str:
+    """What is added to the scores, (batch, 1, 1, tokens), given 1 for a token and 0 for none, int64 (batch, tokens)."""
+    real = write.node("Cast", [attended], "mask_float", to=TensorProto.FLOAT)
+    wide = write.node("Unsqueeze", [real, write.integers((1, 2), "mask_axes")], "mask_wide")
+    absent = write.node("Sub", [write.number(1.0, "mask_one"), wide], "mask_absent")
+    return write.node("Mul", [absent, write.number(_HIDDEN_BY, "mask_by")], "mask")
+
+
+def hidden_where(write: LayerWriter, absent: NDArray[np.bool_], name: str) -> str:
+    """What is added to the scores to leave out those where `absent`."""
+    return write.weight(np.where(absent, _HIDDEN_BY, 0.0).astype(np.float32), name)
+
+
+def causal_mask(write: LayerWriter, tokens: int, past: int) -> str:
+    """What hides later tokens, (tokens, past + tokens); none when there is one token, which sees all."""
+    if tokens == 1:
+        return ""
+    return hidden_where(write, np.triu(np.ones((tokens, past + tokens), bool), past + 1), "later_tokens")
+
+
+def pre_norm_layer(
+    write: LayerWriter,
+    x: str,
+    sizes: Sizes,
+    name: str,
+    *,
+    activation: Activation,
+    mask: str = "",
+    key_bias: bool = True,
+) -> str:
+    """Attention of normalized tokens to each other, then the feed-forward part; each is added to what it got."""
+    square = (sizes.width, sizes.width)
+    normal = write.layer_norm(x, sizes.width, f"{name}_norm1")
+    query, key, value = (
+        split_heads(write, write.linear(normal, square, f"{name}_{part}", bias=bias), sizes, f"{name}_{part}")
+        for part, bias in (("query", True), ("key", key_bias), ("value", True))
+    )
+    mixed = weighted_values(write, query, key, value, sizes.head_width, f"{name}_attention", mask=mask)
+    attended = write.linear(join_heads(write, mixed, sizes, f"{name}_attention"), square, f"{name}_projection")
+    x = write.node("Add", [x, attended], f"{name}_attended")
+    normal = write.layer_norm(x, sizes.width, f"{name}_norm2")
+    return write.node("Add", [x, feed_forward(write, normal, sizes, name, activation)], f"{name}_out")
+
+
+def feed_forward(write: LayerWriter, x: str, sizes: Sizes, name: str, activation: Activation) -> str:
+    """Two linear layers with an activation between."""
+    inner = activation(write, write.linear(x, (sizes.width, sizes.hidden), f"{name}_up"), f"{name}_activated")
+    return write.linear(inner, (sizes.hidden, sizes.width), f"{name}_down")
+
+
+def quick_gelu(write: LayerWriter, x: str, name: str) -> str:
+    """x · sigmoid(1.702 x), which CLIP has for GELU."""
+    scaled = write.node("Mul", [x, write.number(1.702, f"{name}_slope")], f"{name}_scaled")
+    return write.node("Mul", [x, write.node("Sigmoid", [scaled], f"{name}_sigmoid")], name)
 
 
 def gelu(write: LayerWriter, x: str, name: str) -> str:

@@ -9,11 +9,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from retune.compiler.frontend.zoo.attention import Sizes, gelu_by_tanh, join_heads, split_heads, weighted_values
+from retune.compiler.frontend.zoo.attention import (
+    Sizes,
+    causal_mask,
+    gelu_by_tanh,
+    join_heads,
+    split_heads,
+    weighted_values,
+)
 from retune.compiler.frontend.zoo.layers import LayerWriter
-
-# GPT-2's own; see `retune.compiler.frontend.zoo.bert`.
-_HIDDEN_BY = -10000.0
 
 
 def gpt2_block(
@@ -33,7 +37,7 @@ def gpt2_block(
     sizes = Sizes(batch, tokens, width, heads, hidden)
     x = write.feed("hidden_states", (batch, tokens, width))
     remembered = [write.feed(name, (batch, heads, past, sizes.head_width)) for name in ("past_key", "past_value")]
-    x, key, value = _block(write, x, remembered, sizes, _later(write, tokens, past))
+    x, key, value = _block(write, x, remembered, sizes, causal_mask(write, tokens, past))
     present = (batch, heads, past + tokens, sizes.head_width)
     return write.finish_all({x: (batch, tokens, width), key: present, value: present})
 
@@ -61,8 +65,7 @@ def gpt2_greedy(
     steps = write.feed("steps", (), TensorProto.INT64)
     prompt = write.prefixed("prompt_")
     count = prompt.extent(ids, 1, "count")
-    later = np.where(np.triu(np.ones((positions, positions), bool), 1), _HIDDEN_BY, 0.0).astype(np.float32)
-    rows = prompt.node("Slice", [write.weight(later, "later_tokens"), *write.part(0, count, 0, "rows")], "rows")
+    rows = prompt.node("Slice", [causal_mask(write, positions, 0), *write.part(0, count, 0, "rows")], "rows")
     mask = prompt.node("Slice", [rows, *write.part(0, count, 1, "columns")], "mask")
     x = _embedded(prompt, ids, "", words, positions, sizes)
     x, key, value = _block(prompt, x, (), sizes, mask)
@@ -141,11 +144,3 @@ def _block(write: LayerWriter, x: str, remembered: Sequence[str], sizes: Sizes, 
     normal = write.layer_norm(x, width, "norm2")
     inner = gelu_by_tanh(write, write.linear(normal, (width, hidden), "up"), "gelu")
     return write.node("Add", [x, write.linear(inner, (hidden, width), "down")], "hidden_out"), key, value
-
-
-def _later(write: LayerWriter, tokens: int, past: int) -> str:
-    """What hides later tokens, (tokens, past + tokens); none when there is one token, which sees all."""
-    if tokens == 1:
-        return ""
-    later = np.triu(np.ones((tokens, past + tokens), bool), past + 1)
-    return write.weight(np.where(later, _HIDDEN_BY, 0.0).astype(np.float32), "later_tokens")

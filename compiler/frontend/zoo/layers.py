@@ -100,6 +100,10 @@ class LayerWriter:
         """An initializer of normally distributed numbers."""
         return self.weight(self._normal(tuple(shape), deviation), name)
 
+    def uniform(self, shape: Sequence[int], name: str) -> str:
+        """An initializer of factors about 1, such as normalizations have."""
+        return self.weight(self._rng.uniform(0.8, 1.2, shape).astype(np.float32), name)
+
     def integers(self, values: Sequence[int], name: str) -> str:
         """An initializer that tells a shape or axes."""
         return self.weight(np.asarray(values, np.int64), name)
@@ -113,34 +117,50 @@ class LayerWriter:
         *,
         stride: int | tuple[int, ...] = 1,
         groups: int = 1,
+        dilation: int = 1,
         pad: int | None = None,
         bias: bool = False,
+        gain: float = 1.0,
     ) -> str:
         """A convolution; `channels` is (in, out). Without `pad` it is padded so that stride 1 keeps the size.
 
         One number for `kernel` or `stride` is that of all dimensions of the input's images, a tuple has an entry each.
+        `gain` scales the weights.
         """
         taken, made = channels
         extents = (kernel,) * self._spatial if isinstance(kernel, int) else kernel
         steps = (stride,) * len(extents) if isinstance(stride, int) else stride
         shape = (made, taken // groups, *extents)
         # He et al. (arXiv 1502.01852): a ReLU halves the second moment, which the 2 makes up for.
-        weight = self.normal(shape, sqrt(2 / prod(shape[1:])), f"{name}_weight")
-        pads = [extent // 2 if pad is None else pad for extent in extents] * 2
+        weight = self.normal(shape, gain * sqrt(2 / prod(shape[1:])), f"{name}_weight")
+        pads = [dilation * (extent // 2) if pad is None else pad for extent in extents] * 2
         attributes = {"strides": list(steps), "pads": pads, "kernel_shape": list(extents), "group": groups}
+        if dilation != 1:
+            attributes["dilations"] = [dilation] * len(extents)
         offsets = [self.normal((made,), 0.02, f"{name}_bias")] if bias else []
         return self.node("Conv", [x, weight, *offsets], name, **attributes)
 
     def transposed_convolution(
-        self, x: str, channels: tuple[int, int], kernel: int, name: str, *, stride: int, pad: int
+        self,
+        x: str,
+        channels: tuple[int, int],
+        kernel: int,
+        name: str,
+        *,
+        stride: int,
+        pad: int,
+        bias: bool = False,
+        gain: float = 1.0,
     ) -> str:
-        """A square transposed convolution without bias, which grows the size by `stride`; `channels` is (in, out)."""
+        """A transposed convolution of equal extents, which grows the size by `stride`; `channels` is (in, out)."""
         taken, made = channels
+        rank = self._spatial
         # Every element of the result is a sum over kernel / stride taps an axis.
-        terms = taken * max(1, kernel // stride) ** 2
-        weight = self.normal((taken, made, kernel, kernel), sqrt(2 / terms), f"{name}_weight")
-        attributes = {"strides": [stride] * 2, "pads": [pad] * 4, "kernel_shape": [kernel] * 2}
-        return self.node("ConvTranspose", [x, weight], name, **attributes)
+        terms = taken * max(1, kernel // stride) ** rank
+        weight = self.normal((taken, made, *[kernel] * rank), gain * sqrt(2 / terms), f"{name}_weight")
+        attributes = {"strides": [stride] * rank, "pads": [pad] * 2 * rank, "kernel_shape": [kernel] * rank}
+        offsets = [self.normal((made,), 0.02, f"{name}_bias")] if bias else []
+        return self.node("ConvTranspose", [x, weight, *offsets], name, **attributes)
 
     def batch_norm(self, x: str, channels: int, name: str, *, gain: float = 1.0) -> str:
         """Batch normalization with statistics such as training leaves; `gain` scales the result."""
@@ -160,13 +180,15 @@ class LayerWriter:
         bias = self.weight(self._normal((made,), 0.1), f"{name}_bias")
         return self.node("Gemm", [x, weight, bias], name, transB=1)
 
-    def linear(self, x: str, features: tuple[int, int], name: str) -> str:
-        """x W + b along the last axis of `x`, of any rank; `features` is (in, out)."""
+    def linear(self, x: str, features: tuple[int, int], name: str, *, bias: bool = True) -> str:
+        """x W + b along the last axis of `x`, of any rank, or x W; `features` is (in, out)."""
         taken, made = features
         # No ReLU follows: LeCun's variance 1 / n keeps that of the operand.
         weight = self.normal((taken, made), sqrt(1 / taken), f"{name}_weight")
-        bias = self.normal((made,), 0.02, f"{name}_bias")
-        return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), bias], name)
+        if not bias:
+            return self.node("MatMul", [x, weight], name)
+        offsets = self.normal((made,), 0.02, f"{name}_bias")
+        return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), offsets], name)
 
     def silu(self, x: str, name: str) -> str:
         """x times the sigmoid of x."""
@@ -174,9 +196,23 @@ class LayerWriter:
 
     def layer_norm(self, x: str, width: int, name: str, *, epsilon: float = 1e-5) -> str:
         """Layer normalization over the last axis, of extent `width`."""
-        scale = self.weight(self._rng.uniform(0.8, 1.2, width).astype(np.float32), f"{name}_scale")
+        scale = self.uniform((width,), f"{name}_scale")
         bias = self.normal((width,), 0.05, f"{name}_bias")
         return self.node("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
+
+    def group_norm(self, x: str, shape: Sequence[int], groups: int, name: str, *, epsilon: float = 1e-5) -> str:
+        """Group normalization of `x`, (batch, channels, ...) of this shape, in the five nodes that exporters write."""
+        channels, ones = shape[1], [1] * (len(shape) - 2)
+        apart = self.node(
+            "Reshape", [x, self.integers((shape[0], groups, -1), f"{name}_groups_shape")], f"{name}_groups"
+        )
+        unit = self.weight(np.ones(groups, np.float32), f"{name}_ones")
+        none = self.weight(np.zeros(groups, np.float32), f"{name}_zeros")
+        normal = self.node("InstanceNormalization", [apart, unit, none], f"{name}_instances", epsilon=epsilon)
+        joined = self.node("Reshape", [normal, self.integers(shape, f"{name}_shape")], f"{name}_joined")
+        scale = self.uniform((channels, *ones), f"{name}_scale")
+        scaled = self.node("Mul", [joined, scale], f"{name}_scaled")
+        return self.node("Add", [scaled, self.normal((channels, *ones), 0.05, f"{name}_bias")], name)
 
     def classify(self, x: str, channels: int, output_shape: tuple[int, int]) -> onnx.ModelProto:
         """The model whose result, (batch, classes), is a linear layer of the means of each channel of `x`."""

@@ -32,7 +32,7 @@ def vit_small(
     write = LayerWriter("vit_small", (batch, 3, image, image), seed)
     tokens = (image // patch) ** 2 + 1
     sizes = Sizes(batch, tokens, width, heads, hidden)
-    x = _patches(write, (batch, tokens, width), patch)
+    x = patches_after_class_token(write, (batch, tokens, width), patch)
     for layer in range(layers):
         x = _layer(write, x, sizes, f"layer{layer}")
     x = write.layer_norm(x, width, "norm", epsilon=_EPSILON)
@@ -41,13 +41,13 @@ def vit_small(
     return write.finish(write.fully_connected(flat, (width, classes), "logits"), (batch, classes))
 
 
-def _patches(write: LayerWriter, shape: tuple[int, int, int], patch: int) -> str:
+def patches_after_class_token(write: LayerWriter, shape: tuple[int, int, int], patch: int, *, bias: bool = True) -> str:
     """Patches as vectors after the class token, with the vectors of their places added: (batch, tokens, width)."""
     batch, tokens, width = shape
     weight = write.normal((width, 3, patch, patch), (3 * patch * patch) ** -0.5, "patch_weight")
-    bias = write.normal((width,), 0.02, "patch_bias")
+    offsets = [write.normal((width,), 0.02, "patch_bias")] if bias else []
     attributes = {"strides": [patch] * 2, "kernel_shape": [patch] * 2}
-    squares = write.node("Conv", [write.input, weight, bias], "patch", **attributes)
+    squares = write.node("Conv", [write.input, weight, *offsets], "patch", **attributes)
     rows = image_to_tokens(write, squares, (batch, tokens - 1, width), "patch")
     token = write.normal((1, 1, width), 0.5, "class_token")
     tokens_of = write.node("Expand", [token, write.integers((batch, 1, width), "class_shape")], "class_tokens")

@@ -16,9 +16,16 @@ torch_network = pytest.importorskip("benchmarks.torch_network").torch_network
 
 FUSED = {
     "bert_base": {"gelu": 2, "scaled_dot_product_attention": 2, "layer_norm": 5, "linear": 13},
+    "clip_vit_b32": {"scaled_dot_product_attention": 2, "layer_norm": 6, "linear": 12},
+    "ddpm_unet": {"scaled_dot_product_attention": 4, "group_norm": 21, "linear": 26},
     "gpt2_block": {"gelu": 1, "scaled_dot_product_attention": 1, "layer_norm": 2, "linear": 4},
+    "smollm2_135m": {"scaled_dot_product_attention": 2},
+    "swin_tiny": {"gelu": 6, "scaled_dot_product_attention": 6, "layer_norm": 17, "linear": 25},
     "vit_small": {"gelu": 2, "scaled_dot_product_attention": 2, "layer_norm": 5, "linear": 9},
 }
+
+WITH_SOFTMAX = ("yolov8n",)
+"""Networks with a softmax outside attention."""
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
@@ -37,4 +44,5 @@ def test_computes_what_onnx_runtime_computes(name: str) -> None:
         assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
     calls = Counter(getattr(node.target, "__name__", "") for node in module.graph.nodes)
     assert {key: calls[key] for key in FUSED.get(name, {})} == FUSED.get(name, {})
-    assert not {"erf", "softmax"} & calls.keys()
+    if name not in WITH_SOFTMAX:
+        assert not {"erf", "softmax"} & calls.keys()

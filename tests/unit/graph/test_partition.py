@@ -21,6 +21,7 @@ from tests.support.attributes import CONV
 
 _SLOW = pytest.mark.slow
 QUICK = ("mlp", "resnet18", "gpt2_block")
+LARGE = ("bert_base", "clip_vit_b32", "smollm2_135m", "smollm2_135m_step")
 
 
 def cut(graph: Graph) -> Partition:
@@ -114,28 +115,35 @@ def test_only_a_weight_of_its_own_may_be_packed() -> None:
 
 COUNTS: dict[str, tuple[int, int, int]] = {
     "bert_base": (151, 15, 9),
+    "clip_vit_b32": (150, 14, 11),
     "convnext_tiny": (99, 30, 26),
     "dcgan": (6, 6, 5),
+    "ddpm_unet": (365, 110, 54),
     "efficientnet_b0": (116, 69, 58),
     "gpt2_block": (13, 9, 8),
+    "hifi_gan": (111, 71, 62),
+    "minilm_l6": (82, 19, 12),
     "mlp": (3, 3, 3),
     "mobilenet_v2": (55, 33, 32),
     "r3d_18": (23, 18, 17),
     "resnet18": (24, 19, 18),
     "resnet50": (57, 31, 30),
     "segformer_b0": (135, 60, 54),
+    "smollm2_135m": (883, 34, 12),
+    "smollm2_135m_step": (730, 29, 12),
+    "swin_tiny": (257, 99, 39),
     "unet": (28, 24, 23),
     "vit_small": (163, 16, 11),
+    "whisper_tiny_encoder": (60, 13, 10),
+    "whisper_tiny_step": (80, 16, 13),
+    "yolov8n": (112, 82, 50),
 }
 """Calls of kernels, distinct kernels, and those worth tuning, of each network of the zoo at its full size."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=_SLOW if name == "bert_base" else () if name in QUICK else pytest.mark.long)
-        for name in NAMES
-    ],
+    [pytest.param(name, marks=_SLOW if name in LARGE else () if name in QUICK else pytest.mark.long) for name in NAMES],
 )
 def test_counts_of_known_networks(name: str) -> None:
     parts = cut(optimize(load_model(build(name))))
@@ -146,11 +154,12 @@ def test_counts_of_known_networks(name: str) -> None:
 
 
 CONVOLUTIONS = {
-    "convnext_tiny": 22, "dcgan": 4, "efficientnet_b0": 81, "mobilenet_v2": 52, "r3d_18": 20, "resnet18": 20,
-    "resnet50": 53, "segformer_b0": 23, "unet": 23, "vit_small": 1,
+    "clip_vit_b32": 1, "convnext_tiny": 22, "dcgan": 4, "ddpm_unet": 65, "efficientnet_b0": 81, "hifi_gan": 78,
+    "mobilenet_v2": 52, "r3d_18": 20, "resnet18": 20, "resnet50": 53, "segformer_b0": 23, "swin_tiny": 1, "unet": 23,
+    "vit_small": 1, "whisper_tiny_encoder": 2, "yolov8n": 66,
 }  # fmt: skip
 """Those of the definitions, but for the first layer of DCGAN, a matrix product, and the linear layers of SegFormer's
-decoder, three of which are convolutions."""
+decoder, three of which are convolutions, and the two after upsampled maps of YOLOv8, each of which became two."""
 
 
 def _edited(model: onnx.ModelProto) -> onnx.ModelProto:
