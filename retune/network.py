@@ -404,9 +404,12 @@ def _as_numpy(value: Any) -> Any:
     tensor = value.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
-    return tensor.numpy()
+    try:
+        if tensor.dtype is torch.bfloat16:
+            return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
+        return tensor.numpy()
+    except RuntimeError as error:  # of a subclass, such as a FakeTensor
+        raise OptionError(f"a {type(value).__name__} was given, whose memory cannot be read: {error}") from error
 
 
 def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any) -> None:
