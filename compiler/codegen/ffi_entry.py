@@ -105,9 +105,10 @@ def _entry(artifact: KernelArtifact, name: str, order: Sequence[int], constants:
         ]
     lines += _apart(artifact.args, name, constants)
     lines += ["  %lacks.0 = add i1 false, false"]
-    for place, spec in enumerate(artifact.args):
+    for place, argument in enumerate(artifact.args):
+        size = argument.nbytes
         lines += [
-            f"  %u{place} = call ptr @retune.aligned(ptr %b{place}, i64 {spec.nbytes}, i64 {_room(spec.nbytes)})",
+            f"  %u{place} = call ptr @retune.aligned(ptr %b{place}, i64 {size}, i64 {_room(size)})",
             f"  %null{place} = icmp eq ptr %u{place}, null",
             f"  %lacks.{place + 1} = or i1 %lacks.{place}, %null{place}",
             f"  %slot{place} = getelementptr ptr, ptr %buffers, i64 {place}",

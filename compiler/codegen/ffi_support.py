@@ -317,7 +317,7 @@ raise.value:
   ret ptr null
 }
 
-; The memory itself where it starts at a multiple of 64 bytes, else a copy in `room` bytes that does; null without memory.
+; The memory itself where it starts at a multiple of 64 bytes, else a copy that does; null where there is no room.
 define internal ptr @retune.aligned(ptr %data, i64 %bytes, i64 %room) {
 entry:
   %address = ptrtoint ptr %data to i64

@@ -136,7 +136,7 @@ def _task(name: str, what: Buildable, target: Target | None) -> tuple[SearchTask
     if isinstance(what, SearchTask):
         if target is None:
             return what, None
-        # Made anew: a subclass may not have the parameters that `replace` gives.
+        # Not by `replace`: a subclass may have other parameters.
         return SearchTask(what.name, what.dag, target, hardware_of(target, 1), what.key, what.layout), None
     chosen = target or Target.host()
     if isinstance(what, ComputeDAG):
