@@ -4,6 +4,7 @@
 networks of `relay` are networks of the zoo.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_optimizing_operators_with_auto_scheduling(capsys: pytest.CaptureFixture
     resume_search(task, log_file)
     assert len(auto_scheduler.load_records(log_file)) == 6
     said = capsys.readouterr().out
-    assert "Execution time of this operator: 0." in said
+    assert re.search(r"^Execution time of this operator: \d+\.\d{3} ms$", said, re.MULTILINE)
     assert "split(" in said
     assert "def main(A: float32[64, 64]" in said
 
