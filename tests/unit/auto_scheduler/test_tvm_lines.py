@@ -125,9 +125,10 @@ def test_an_expression_is_converted_by_astype() -> None:
 def test_the_current_context_is_an_attribute(tmp_path: Path) -> None:
     task, log = _task(), tmp_path / "matmul.json"
     _tuned(task, log)
-    assert isinstance(auto_scheduler.DispatchContext.current, auto_scheduler.FallbackContext)
+    outer: auto_scheduler.DispatchContext = auto_scheduler.DispatchContext.current
     with auto_scheduler.ApplyHistoryBest(log) as best:
         assert auto_scheduler.DispatchContext.current is best
+    assert auto_scheduler.DispatchContext.current is outer
 
 
 @pytest.mark.parametrize(("verbose_eval", "lines"), [(25, 4), (50, 2), (0, 0)])

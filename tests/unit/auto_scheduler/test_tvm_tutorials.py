@@ -75,7 +75,7 @@ def test_optimizing_operators_with_auto_scheduling(capsys: pytest.CaptureFixture
     task.tune(tune_option)
     sch, args = task.apply_best(log_file)
     print("Lowered TIR:")
-    print(tvm.lower(sch, args, simple_mode=True))
+    print(tvm.lower(sch, args, simple_mode=True))  # type: ignore[operator] # a package too
 
     func = tvm.build(sch, args, target)
     a_np = np.random.uniform(size=(N, L)).astype(np.float32)
