@@ -1,14 +1,15 @@
 """How much of PyTorch's architectures `torch.compile(model, backend="retune")` compiles, and whether it is right.
 
     python -m benchmarks.torch_suite [--list] [--only REGEX] [--no-timing] [--seconds S] [--threads N] [--out FILE]
+                                     [--tune SECONDS]
 
-Models of torchvision, timm and transformers (`benchmarks.torch_models`) run untuned on random weights, each in a
-process of its own, whose time and memory are limited. A line per model says whether all outputs are those of eager
-PyTorch: `error` is the largest difference, relative to the largest value of the output; `tolerance` is 1e-4, or twice
-the error of eager PyTorch in float32 against itself in float64 where that is more. It names the operators that stay
-with PyTorch and their share of the FLOPs. Unless `--no-timing`, up to three more lines give the median latency of ours,
-eager PyTorch and its default compiler, interleaved; the last is left out without a C++ compiler. Where a run has
-several models, the line `all` has the share of right ones.
+Models of torchvision, timm and transformers (`benchmarks.torch_models`) run on random weights, untuned or after
+`--tune` seconds, each in a process of its own, whose time and memory are limited. A line per model says whether all
+outputs are those of eager PyTorch: `error` is the largest difference, relative to the largest value of the output;
+`tolerance` is 1e-4, or twice the error of eager PyTorch in float32 against itself in float64 where that is more. It
+names the operators that stay with PyTorch and their share of the FLOPs. Unless `--no-timing`, up to three more lines
+give the median latency of ours, eager PyTorch and its default compiler, interleaved; the last is left out without a C++
+compiler. Where a run has several models, the line `all` has the share of right ones.
 """
 
 import contextlib
@@ -64,7 +65,9 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the lines, or the names of the models."""
     flags = {"list": "print the names of the models", "no-timing": "only say what is right and what falls back"}
-    run = parse(__doc__, argv, seconds=3, seconds_help="timing for each model", threads=(2,), flags=flags)
+    budget = {"tune": (0, "seconds of tuning for each model")}
+    help_ = "timing for each model"
+    run = parse(__doc__, argv, seconds=3, seconds_help=help_, threads=(2,), flags=flags, options=budget)
     names = [name for name in ARCHITECTURES if run.wants(name)]
     if run.options["list"]:
         print("\n".join(names))
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         outcomes = {}
         for name in names:
             outcomes[name] = outcome = run_apart(name, threads, run)
-            for figure in figures(name, threads, outcome):
+            for figure in figures(name, threads, outcome, run.options["tune"]):
                 run.write(figure)
         if len(outcomes) > 1:
             run.write(_summary(threads, outcomes))
@@ -86,7 +89,7 @@ def has_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-def figures(name: str, threads: int, outcome: Outcome) -> Iterator[Figure]:
+def figures(name: str, threads: int, outcome: Outcome, budget: int = 0) -> Iterator[Figure]:
     """The lines of a model."""
     share = outcome.declined_flops / outcome.flops if outcome.flops else 0.0
     details = {
@@ -94,6 +97,7 @@ def figures(name: str, threads: int, outcome: Outcome) -> Iterator[Figure]:
         for key, value in asdict(outcome).items()
         if key not in ("error", "seconds", "declined_flops", "flops")
     }
+    details |= {"tuning_seconds": budget} if budget else {}
     details |= {"declined_share": round(share, 6), "gflop": round(outcome.flops / 1e9, 4), "packages": versions()}
     is_right = float(outcome.verdict == "right")
     yield Figure(name, "retune", threads, "right", is_right, "", error=outcome.error, details=details)
@@ -118,9 +122,10 @@ def run_apart(name: str, threads: int, run: Run) -> Outcome:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     timing = None if run.options["no-timing"] else run.seconds
-    limit = MOST_SECONDS + 10 * (timing or 0.0)
+    budget = run.options["tune"]
+    limit = MOST_SECONDS + 10 * (timing or 0.0) + threads * budget
     with tempfile.TemporaryDirectory(prefix="retune-torch-") as folder:
-        process = context.Process(target=_child, args=(theirs, name, threads, timing, folder, math.ceil(limit)))
+        process = context.Process(target=_child, args=(theirs, name, threads, timing, budget, folder, math.ceil(limit)))
         process.start()
         theirs.close()
         try:
@@ -142,22 +147,26 @@ def run_apart(name: str, threads: int, run: Run) -> Outcome:
             ours.close()
 
 
-def _child(answer: Connection, name: str, threads: int, timing: float | None, folder: str, limit: int) -> None:
+def _child(
+    answer: Connection, name: str, threads: int, timing: float | None, budget: int, folder: str, limit: int
+) -> None:
     """The process of a model, which may use `limit` seconds of CPU time."""
     os.dup2(2, 1)  # what libraries print is no line of ours
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     os.environ.update(RETUNE_HOME=folder, HF_HUB_OFFLINE="1")
     try:
-        outcome = judge(make(name), threads, timing)
+        outcome = judge(make(name), threads, timing, budget)
     except Exception as error:
         text = " ".join(str(error).split())
         outcome = Outcome("failed", f"{type(error).__name__}: {text}"[:400])
     answer.send(outcome)
 
 
-def judge(model: TorchModel, threads: int, timing: float | None = None) -> Outcome:
-    """Compile a model and compare it with eager PyTorch; with `timing`, time it for about so many seconds."""
+def judge(model: TorchModel, threads: int, timing: float | None = None, budget: int = 0) -> Outcome:
+    """Compile a model, tuned for `budget` seconds, and compare it with eager PyTorch; with `timing`, time it for about
+    so many seconds.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -166,7 +175,8 @@ def judge(model: TorchModel, threads: int, timing: float | None = None) -> Outco
     with torch.inference_mode():
         with FlopCounterMode(display=False) as counter:
             wanted = _tensors(model(module))
-        fast = torch.compile(module, backend="retune", options={"tune": False, "threads": threads})
+        search = {"minutes": budget / 60} if budget else {"tune": False}
+        fast = torch.compile(module, backend="retune", options={**search, "threads": threads})
         with _fallbacks() as fallbacks:
             began = time.perf_counter()
             found = _tensors(model(fast))

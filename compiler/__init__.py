@@ -66,6 +66,16 @@ def load_module(path: str | Path) -> Any:
     return importlib.import_module(f"{__name__}.loading").load_module(path)
 
 
+class _RuntimePackage(ModuleType):
+    """The package `runtime`, where TVM has the virtual machine too."""
+
+    @property
+    def vm(self) -> ModuleType:
+        """The package `vm`."""
+        return importlib.import_module(f"{__name__}.vm")
+
+
+runtime.__class__ = _RuntimePackage
 # TVM's scripts say `tvm.runtime.load_module`; set here because `runtime` itself loads no part that knows networks.
 runtime.load_module = load_module
 

@@ -268,9 +268,12 @@ class _GraphCalls:
         try:
             return self._idle.pop()
         except IndexError:
-            with self._creating:  # kernels are loaded once
-                executor: GraphExecutor = self._library["default"](cpu())
-            return executor
+            return self._create()
+
+    def _create(self) -> GraphExecutor:
+        with self._creating:  # kernels are loaded once
+            executor: GraphExecutor = self._library["default"](cpu())
+        return executor
 
     def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
         executor = self._take()
@@ -294,21 +297,15 @@ class _GraphCalls:
             self._idle.append(executor)
 
     def benchmark(self, repeat: int) -> float:
-        executor = self._take()
-        try:
-            return executor.benchmark(repeat=repeat, number=1, min_repeat_ms=1).median
-        finally:
-            self._idle.append(executor)
+        # An executor of its own: one of a call may still write into the array that the call returned.
+        return self._create().benchmark(repeat=repeat, number=1, min_repeat_ms=1).median
 
     def report(self, values: Sequence[Any] | None) -> NetworkReport:
-        executor = self._take()
-        try:
-            for place, value in enumerate(values or ()):
-                executor.set_input(place, _as_numpy(value))
-            times = executor.profile()
-            latency = executor.benchmark(repeat=10, number=1, min_repeat_ms=1).median
-        finally:
-            self._idle.append(executor)
+        executor = self._create()  # as in `benchmark`
+        for place, value in enumerate(values or ()):
+            executor.set_input(place, _as_numpy(value))
+        times = executor.profile()
+        latency = executor.benchmark(repeat=10, number=1, min_repeat_ms=1).median
         served = {one.task: one for one in self._library.network.coverage}
         sums: dict[str, list[float]] = {}
         for time in times:
@@ -408,10 +405,13 @@ def _as_numpy(value: Any) -> Any:
     tensor = value.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.dtype is torch.bfloat16:
-        # Through integers of the same size: `Tensor.numpy` knows no bfloat16.
-        return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
-    return tensor.numpy()
+    try:
+        if tensor.dtype is torch.bfloat16:
+            # Through integers of the same size: `Tensor.numpy` knows no bfloat16.
+            return tensor.contiguous().view(torch.uint16).numpy().view("bfloat16")
+        return tensor.numpy()
+    except RuntimeError as error:  # of a subclass, such as a FakeTensor
+        raise OptionError(f"a {type(value).__name__} was given, whose memory cannot be read: {error}") from error
 
 
 def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any) -> None:

@@ -79,8 +79,10 @@ def retune_backend(
         )
 
     def compile_forward(forward: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        views = _Views(forward)
+        compiled = _Forward(forward, _weights(graph, forward), chosen)
         # AOTAutograd's calling convention: one list of arguments, which the callee may empty to free them early.
-        boxed: Callable[..., Any] = make_boxed_func(_Forward(forward, _weights(graph, forward), chosen))
+        boxed: Callable[..., Any] = make_boxed_func(lambda *given: views.of(compiled(*given)))
         return boxed
 
     made: Callable[..., Any] = aot_autograd(fw_compiler=compile_forward, inference_compiler=compile_forward)(
@@ -114,6 +116,85 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
     return frozenset(
         place for place, node in enumerate(before) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of a tensor: the operator, and its arguments after the tensor."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def of(self, tensor: Any) -> Any:
+        """The view."""
+        return self.target(tensor, *self.args, **self.kwargs)
+
+
+class _Views:
+    """Outputs of a graph that share memory. A compiled graph returns each of its outputs in memory of its own, so the
+    views among them are taken out of the graph, which returns what they are views of, and PyTorch makes them.
+    """
+
+    def __init__(self, forward: torch.fx.GraphModule) -> None:
+        (output,) = forward.graph.find_nodes(op="output")
+        chains = [_view_chain(one) for one in output.args[0]]
+        roots = [root for root, _ in chains]
+        returned: list[Any] = []
+        self._made: list[tuple[int, list[_View]]] = []
+        """For each output which of the returned values it is made of, and by which views of that."""
+        self._is_plain = True
+        for value, (root, nodes) in zip(output.args[0], chains, strict=True):
+            is_shared = isinstance(root, torch.fx.Node) and root.op != "placeholder" and roots.count(root) > 1
+            base = root if is_shared else value
+            if is_shared and base in returned:
+                place = returned.index(base)
+            else:
+                place = len(returned)
+                returned.append(base)
+            self._made.append((place, [_view(node) for node in nodes] if is_shared else []))
+            self._is_plain = self._is_plain and not is_shared
+        if not self._is_plain:
+            output.args = (tuple(returned),)
+            for node in reversed([node for _, nodes in chains for node in nodes]):
+                if not node.users and node in forward.graph.nodes:
+                    forward.graph.erase_node(node)
+            forward.recompile()
+
+    def of(self, returned: Any) -> Any:
+        """The outputs of the graph as it was."""
+        if self._is_plain:
+            return returned
+        values, made = _listed(returned), []
+        for place, views in self._made:
+            value = values[place]
+            for view in views:
+                value = view.of(value)
+            made.append(value)
+        return made
+
+
+def _view(node: torch.fx.Node) -> _View:
+    # `reshape`, as what is compiled is dense whatever the graph's own strides are.
+    target = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
+    return _View(target, node.args[1:], dict(node.kwargs))
+
+
+def _view_chain(value: Any) -> tuple[Any, list[torch.fx.Node]]:
+    """What a value that a graph returns is a view of, and the views from that to the value."""
+    nodes: list[torch.fx.Node] = []
+    while (
+        isinstance(value, torch.fx.Node)
+        and value.op == "call_function"
+        and isinstance(value.target, torch._ops.OpOverload)
+        and value.target.is_view
+        and value.target is not torch.ops.aten.as_strided.default
+        and isinstance(value.meta.get("val"), torch.Tensor)
+        and not any(isinstance(one, torch.fx.Node) for one in pytree.tree_leaves((value.args[1:], value.kwargs)))
+    ):
+        nodes.insert(0, value)
+        value = value.args[0]
+    return value, nodes
 
 
 class _Frozen(torch.nn.Module):

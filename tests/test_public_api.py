@@ -94,6 +94,7 @@ def _deprecated_task() -> object:
     [
         (_deprecated_task, "SearchTask"),
         (lambda: auto_scheduler.ComputeDAG(compute=_tensors()), "compute_or_sche"),
+        (lambda: auto_scheduler.DispatchContext.current(), "is an attribute"),
         (lambda: vm.VMOptions(specialise="never"), "use specialize"),
         (lambda: vm.VMOptions(specialisations=2), "use specializations"),
     ],

@@ -4,7 +4,7 @@ The package only re-exports; the layers below do the work. What is not supported
 `retune.compiler.errors.NotYetError`.
 """
 
-from retune.compiler.auto_scheduler import measure
+from retune.compiler.auto_scheduler import measure, workload_registry
 from retune.compiler.auto_scheduler.build import build
 from retune.compiler.auto_scheduler.compute_dag import ComputeDAG
 from retune.compiler.auto_scheduler.cost_model import PythonBasedModel, RandomModel, XGBModel
@@ -59,7 +59,6 @@ from retune.compiler.measure.task_inputs import (
     register_task_input_buffer,
     register_task_input_check_func,
 )
-from retune.compiler.schedule import workload_registry
 from retune.compiler.schedule.layout import LayoutRewriteOption, get_shape_from_rewritten_layout
 from retune.compiler.schedule.pretransformed_weights import (
     remove_index_check,

@@ -79,7 +79,8 @@ class XGBModel:
 
     Until `num_warmup_sample` programs were measured, scores are random (-1: from the first on they are not).
     `model_file` is written after every update. With `seed` None it is 0. The trees learn from what is new and a bounded
-    sample of what is known, so the work of an update does not grow; `verbose_eval` changes nothing. With
+    sample of what is known, so the work of an update does not grow. Every `verbose_eval` trees the error is logged, at
+    the level DEBUG as in TVM; 0 is never. With
     `adapative_training` (also spelled rightly) they wait until what is new has come to a fifth of what they were
     trained on.
     """
@@ -98,11 +99,12 @@ class XGBModel:
         """Raises: OptionError for a number of samples below -1 or a seed below 0."""
         if num_warmup_sample < -1:
             raise OptionError(f"num_warmup_sample must be at least 0, or -1 for none, not {num_warmup_sample}")
-        self.verbose_eval = verbose_eval
         self.adaptive_training = adapative_training or adaptive_training
         self.model_file = model_file
         options = XGBOptions(warmup=max(0, num_warmup_sample), adaptive=self.adaptive_training)
         self.model = cost_model.XGBModel(seed_of(seed), options=options)
+        self.verbose_eval = verbose_eval
+        self.model.log_period = int(verbose_eval)
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Learn from measurements, of one task or of several. Programs that do not fit their task teach nothing."""
@@ -161,6 +163,7 @@ class XGBModel:
         Raises: StoreError when the file cannot be read or does not fit.
         """
         self.model = cost_model.XGBModel.load(Path(file_name))
+        self.model.log_period = int(self.verbose_eval)
 
 
 def seed_of(seed: int | None) -> int:

@@ -1,7 +1,8 @@
 """Entry points of kernels in the calling convention of the TVM FFI.
 
-The entry validates all arguments in machine code: their number, kind, device, type, shape, strides, alignment and
-aliasing. A mismatch becomes an FFI error of one sentence. The entry is a separate object, so a kernel that is loaded
+The entry validates all arguments in machine code: their number, kind, device, type, shape, strides and aliasing. A
+mismatch becomes an FFI error of one sentence. Arguments that kernels cannot use where they lie, because they do not
+start at a multiple of 64 bytes, are copied for the call. The entry is a separate object, so a kernel that is loaded
 without it does not need the FFI.
 
     int32_t __tvm_ffi_NAME(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result)
@@ -103,37 +104,62 @@ def _entry(artifact: KernelArtifact, name: str, order: Sequence[int], constants:
             f"  br i1 %ok{place}, label %{following}, label %refused",
         ]
     lines += _apart(artifact.args, name, constants)
-    for place in range(count):
-        lines.append(f"  %slot{place} = getelementptr ptr, ptr %buffers, i64 {place}")
-        lines.append(f"  store ptr %b{place}, ptr %slot{place}, align 8")
+    lines += ["  %lacks.0 = add i1 false, false"]
+    for place, argument in enumerate(artifact.args):
+        size = argument.nbytes
+        lines += [
+            f"  %u{place} = call ptr @retune.aligned(ptr %b{place}, i64 {size}, i64 {_room(size)})",
+            f"  %null{place} = icmp eq ptr %u{place}, null",
+            f"  %lacks.{place + 1} = or i1 %lacks.{place}, %null{place}",
+            f"  %slot{place} = getelementptr ptr, ptr %buffers, i64 {place}",
+            f"  store ptr %u{place}, ptr %slot{place}, align 8",
+        ]
+    lines += [f"  br i1 %lacks.{count}, label %full, label %placed"]
     return "\n".join([*lines, *_run(artifact, name, constants), "refused:", "  ret i32 -1", "}"])
 
 
+def _room(nbytes: int) -> int:
+    """The bytes to ask for when memory of a size is allocated: a multiple of the alignment, and some."""
+    # C11's aligned_alloc asks for a size that is a multiple of the alignment.
+    return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+
+
 def _run(artifact: KernelArtifact, name: str, constants: _Constants) -> list[str]:
-    """The lines that give the kernel its workspace and run it."""
-    declared = f"i32 @{artifact.name}(ptr %buffers, i32 %threads)"
-    last = f"  %last = getelementptr ptr, ptr %buffers, i64 {len(artifact.args)}"
-    if not artifact.workspace_bytes:
-        lines = [last, "  store ptr null, ptr %last, align 8", f"  %code = call {declared}"]
+    """The lines that give the kernel its workspace, run it, and give back the copies of arguments."""
+    room = _room(artifact.workspace_bytes) if artifact.workspace_bytes else 0
+    what = f"its workspace of {room} bytes" if room else "copies of arguments that are not aligned"
+    message = constants.text(f"kernel {name}: no memory for {what}")
+    workspace = f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {room})" if room else "getelementptr i8, ptr null, i64 0"
+    lines = ["placed:", f"  %workspace = {workspace}"]
+    if room:
+        lines += ["  %room = icmp ne ptr %workspace, null", "  br i1 %room, label %run, label %full"]
     else:
-        # C11's aligned_alloc asks for a size that is a multiple of the alignment.
-        room = -(-artifact.workspace_bytes // ALIGNMENT) * ALIGNMENT
-        message = f"kernel {name}: no memory for its workspace of {room} bytes"
-        lines = [
-            f"  %workspace = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {room})",
-            "  %room = icmp ne ptr %workspace, null",
-            "  br i1 %room, label %run, label %full",
-            "full:",
-            f"  call void @retune.raise(ptr @retune.memory_error, ptr {constants.text(message)})",
-            "  ret i32 -1",
-            "run:",
-            last,
-            "  store ptr %workspace, ptr %last, align 8",
-            f"  %code = call {declared}",
-            "  call void @free(ptr %workspace)",
-        ]
-    ending = ("  %good = icmp eq i32 %code, 0", "  br i1 %good, label %done, label %refused", "done:", "  ret i32 0")
-    return [*lines, *ending]
+        lines += ["  br label %run"]
+    lines += [
+        "run:",
+        f"  %last = getelementptr ptr, ptr %buffers, i64 {len(artifact.args)}",
+        "  store ptr %workspace, ptr %last, align 8",
+        f"  %code = call i32 @{artifact.name}(ptr %buffers, i32 %threads)",
+        "  call void @free(ptr %workspace)",
+        *_restore(artifact.args, written=True),
+        "  %good = icmp eq i32 %code, 0",
+        "  br i1 %good, label %done, label %refused",
+        "done:",
+        "  ret i32 0",
+        "full:",
+        *_restore(artifact.args, written=False),
+        f"  call void @retune.raise(ptr @retune.memory_error, ptr {message})",
+        "  ret i32 -1",
+    ]
+    return lines
+
+
+def _restore(args: Sequence[ArgSpec], *, written: bool) -> list[str]:
+    return [
+        f"  call void @retune.restore(ptr %b{place}, ptr %u{place}, i64 {spec.nbytes}, "
+        f"i1 {int(written and spec.is_output)})"
+        for place, spec in enumerate(args)
+    ]
 
 
 def _takes(args: Sequence[ArgSpec], name: str) -> str:

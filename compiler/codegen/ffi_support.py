@@ -97,11 +97,7 @@ _TEXTS = "\n".join(
         _text("other_rank", "%s: expected %s, got %d dimensions"),
         _text("other_shape", "%s: expected %s, got %lld elements in dimension %d"),
         _text("other_strides", "%s: expected %s without gaps, got a stride of %lld elements in dimension %d; copy it"),
-        _text(
-            "other_address",
-            "%s: the tensor %s starts at %p, which is no multiple of 64 bytes; copy it to aligned memory, "
-            "as retune.compiler.nd.array does",
-        ),
+        _text("other_address", "%s: the tensor %s has no memory"),
     )
 )
 
@@ -255,13 +251,8 @@ placed:
   %offset.slot = getelementptr i8, ptr %dl, i64 40
   %offset = load i64, ptr %offset.slot, align 8
   %first = getelementptr i8, ptr %data, i64 %offset
-  %address = ptrtoint ptr %first to i64
-  %low = and i64 %address, 63
-  %aligned = icmp eq i64 %low, 0
-  %nowhere = icmp eq i64 %address, 0
-  %somewhere = xor i1 %nowhere, true
-  %usable = and i1 %aligned, %somewhere
-  br i1 %usable, label %good, label %other.address
+  %nowhere = icmp eq ptr %data, null
+  br i1 %nowhere, label %other.address, label %good
 good:
   ret ptr %first
 no.tensor:
@@ -316,7 +307,7 @@ other.strides:
   br label %raise.value
 other.address:
   %m8 = call i32 (ptr, i64, ptr, ...) @snprintf(
-    ptr %text, i64 1024, ptr @retune.other_address, ptr %where, ptr %what, ptr %first)
+    ptr %text, i64 1024, ptr @retune.other_address, ptr %where, ptr %what)
   br label %raise.value
 raise.type:
   call void @retune.raise(ptr @retune.type_error, ptr %text)
@@ -324,6 +315,44 @@ raise.type:
 raise.value:
   call void @retune.raise(ptr @retune.value_error, ptr %text)
   ret ptr null
+}
+
+; The memory itself where it starts at a multiple of 64 bytes, else a copy that does; null where there is no room.
+define internal ptr @retune.aligned(ptr %data, i64 %bytes, i64 %room) {
+entry:
+  %address = ptrtoint ptr %data to i64
+  %low = and i64 %address, 63
+  %aligned = icmp eq i64 %low, 0
+  br i1 %aligned, label %done, label %apart
+apart:
+  %copy = call ptr @aligned_alloc(i64 64, i64 %room)
+  %full = icmp eq ptr %copy, null
+  br i1 %full, label %done, label %fill
+fill:
+  %same = call ptr @memcpy(ptr %copy, ptr %data, i64 %bytes)
+  br label %done
+done:
+  %used = phi ptr [ %data, %entry ], [ null, %apart ], [ %copy, %fill ]
+  ret ptr %used
+}
+
+; Gives a copy back, and writes it to where it is from if the kernel wrote it.
+define internal void @retune.restore(ptr %data, ptr %used, i64 %bytes, i1 %written) {
+entry:
+  %same = icmp eq ptr %data, %used
+  %none = icmp eq ptr %used, null
+  %nothing = or i1 %same, %none
+  br i1 %nothing, label %done, label %apart
+apart:
+  br i1 %written, label %write, label %drop
+write:
+  %back = call ptr @memcpy(ptr %data, ptr %used, i64 %bytes)
+  br label %drop
+drop:
+  call void @free(ptr %used)
+  br label %done
+done:
+  ret void
 }
 
 define internal void @retune.forget(ptr %tensor) {

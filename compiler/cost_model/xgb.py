@@ -5,9 +5,11 @@ batch and a bounded sample of what came before (everything, while that is little
 larger but still bounded sample, when the data have doubled or the trees have become many.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +34,8 @@ from retune.compiler.runtime.atomic_write import atomic_write
 
 if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not pay before its first output
     import xgboost
+
+_log = logging.getLogger(__name__)
 
 _TREES, _OLD_TREES = "booster.json", "booster.npy"
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -102,6 +106,8 @@ class XGBModel:
         self._trained_on = 0
         self._waiting: list[_Training] | None = None
         self._last_metrics: ModelMetrics | None = None
+        self.log_period = 0
+        """Every how many trees a training logs its error, at the level DEBUG; 0 for never."""
 
     @property
     def last_metrics(self) -> ModelMetrics | None:
@@ -265,9 +271,8 @@ class XGBModel:
             "disable_default_eval_metric": True,
             "verbosity": 0,
         }
-        self._booster = xgboost.train(
-            parameters, matrix, num_boost_round=rounds, obj=pack_sum_objective(data), xgb_model=start
-        )
+        objective = pack_sum_objective(data, self.log_period)
+        self._booster = xgboost.train(parameters, matrix, num_boost_round=rounds, obj=objective, xgb_model=start)
 
     def to_bytes(self) -> bytes:
         """The whole model, trees and data; what `from_bytes` makes of it goes on exactly as this one would."""
@@ -332,19 +337,25 @@ class XGBModel:
         return cls.from_bytes(data, threads)
 
 
-def pack_sum_objective(data: TrainingRows) -> Callable[[NDArray[np.float32], "xgboost.DMatrix"], _Gradients]:
-    """Squared error of the sum over a program's rows.
+def pack_sum_objective(
+    data: TrainingRows, log_period: int = 0
+) -> Callable[[NDArray[np.float32], "xgboost.DMatrix"], _Gradients]:
+    """Squared error of the sum over a program's rows; every `log_period` calls it is logged, at the level DEBUG.
 
     All rows of a program move at once, so the curvature of a row is the number of rows: with 1, as is common, a program
     of many statements would overshoot and boosting diverge.
     """
     lengths = np.diff(np.append(data.starts, len(data.rows)))
     hessian = np.repeat(data.weights * lengths, lengths).astype(np.float32)
+    iterations = count()
 
     def objective(predictions: NDArray[np.float32], _: "xgboost.DMatrix") -> _Gradients:
         # A segmented sum: one prediction per program from those of its statements, as only programs have measured
         # times.
         error = np.add.reduceat(predictions.astype(np.float64), data.starts) - data.labels
+        iteration = next(iterations)
+        if log_period > 0 and iteration % log_period == 0:
+            _log.debug("XGB iter: %3d\ttr-rmse: %.6f", iteration, np.sqrt(np.mean(error**2)))
         return np.repeat(error * data.weights, lengths).astype(np.float32), hessian
 
     return objective

@@ -149,7 +149,7 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
             return known.seconds if _fits(task, known) else math.inf
         if not is_enabled():
             return math.inf
-        return DispatchContext.current().expected_seconds(task.target, task.workload_key)
+        return DispatchContext.current.expected_seconds(task.target, task.workload_key)
 
     found = []
     for task in cut.tasks:
@@ -178,7 +178,7 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
     if best is None:
         if not is_enabled():
             return _default(task)
-        state = DispatchContext.current().query(task.target, task.workload_key, heavy, task.dag)
+        state = DispatchContext.current.query(task.target, task.workload_key, heavy, task.dag)
         if state is None:
             return _default(task)
         return ChosenProgram(task, steps_of(state), None, ProgramSource.CONTEXT, "the program of the dispatch context")

@@ -1,7 +1,7 @@
 """Dispatch contexts: select the program a workload is compiled with from tuning records.
 
     with ApplyHistoryBest(["tuned.json"]):
-        state = DispatchContext.current().query(target, workload_key, True, dag)
+        state = DispatchContext.current.query(target, workload_key, True, dag)
 
 Contexts nest: what the innermost context does not know is asked of the one around it. A thread that has entered none
 uses those of the thread that has, such as the one that started a pool. A query changes nothing except a context's
@@ -11,12 +11,13 @@ memory of past queries.
 import logging
 import math
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import LogFormatError, OptionError, ScheduleError
@@ -105,7 +106,7 @@ def is_enabled() -> bool:
     context was entered, see `DispatchContext.current`.
     """
     wanted = PassContext.current().use_auto_scheduler
-    return not isinstance(DispatchContext.current(), FallbackContext) if wanted is None else wanted
+    return not isinstance(DispatchContext.current, FallbackContext) if wanted is None else wanted
 
 
 def is_silent() -> bool:
@@ -124,13 +125,24 @@ def telling_nothing() -> Iterator[None]:
         _ACTIVE.silent = before
 
 
+class _Current:
+    """Descriptor of `DispatchContext.current`."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> "DispatchContext":
+        return _stack()[-1]
+
+
 class DispatchContext(ABC):
     """Answers which program a workload is compiled with."""
 
-    @staticmethod
-    def current() -> "DispatchContext":
-        """The innermost context that this thread uses; without any, one that knows nothing."""
-        return _stack()[-1]
+    current: ClassVar[_Current] = _Current()
+    """The innermost context that this thread uses; without any, one that knows nothing."""
+
+    def __call__(self) -> Self:
+        """The context itself, for scripts that call `DispatchContext.current`, which is deprecated."""
+        advice = "DispatchContext.current is an attribute: leave out the parentheses"
+        warnings.warn(advice, DeprecationWarning, stacklevel=2)
+        return self
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """The state of `dag` to compile for `target`, from here or a context around this one; None when none knows.

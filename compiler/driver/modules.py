@@ -134,7 +134,10 @@ def _steps(name: str, program: object) -> Sequence[Step]:
 def _task(name: str, what: Buildable, target: Target | None) -> tuple[SearchTask, Sequence[int] | None]:
     """The task that a function is built from, and which of the kernel's arguments the function takes at each place."""
     if isinstance(what, SearchTask):
-        return what if target is None else replace(what, target=target, hardware=hardware_of(target, 1)), None
+        if target is None:
+            return what, None
+        # Not by `replace`: a subclass may have other parameters.
+        return SearchTask(what.name, what.dag, target, hardware_of(target, 1), what.key, what.layout), None
     chosen = target or Target.host()
     if isinstance(what, ComputeDAG):
         return SearchTask(name, what, chosen, hardware_of(chosen, 1), layout=LayoutRewriteOption.NO_REWRITE), None

@@ -170,12 +170,15 @@ def write_line(trial: LoggedTrial) -> str:
 def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator[LoggedTrial]:
     """The trials of a log, at most `lines` of them, without the first `skip`; blank and `#` lines do not count.
 
-    A line that was cut off is left out, with a warning.
+    A line that was cut off is left out, with a warning. Lines that are appended meanwhile are not read, so a loop over
+    a log may write to it.
     Raises: LogFormatError naming the file and the line, also when the file cannot be read.
     """
     try:
         with path.open(encoding="utf-8") as file:
-            numbered = ((number, text.strip()) for number, text in enumerate(file, 1))
+            known = sum(1 for _ in file)
+            file.seek(0)
+            numbered = ((number, text.strip()) for number, text in enumerate(islice(file, known), 1))
             wanted = ((number, text) for number, text in numbered if _is_trial(text, path, number))
             for number, text in islice(wanted, skip, None if lines is None else skip + lines):
                 try:

@@ -14,6 +14,7 @@
 | `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |
 | `te.if_then_else(condition, a, b)` | the side not taken is not evaluated, so it may lie out of bounds |
 | `te.sum prod max min argmax argmin` | over one reduce axis or a list of them; the whole body of a compute |
+| `te.sum prod max min` with a value in place of the axis | of two values |
 | `te.comm_reducer(join, identity)` | a custom reduction of one value, or of a tuple of values |
 | `te.extern(…)` | a stage that calls a registered function |
 

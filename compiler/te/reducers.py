@@ -10,7 +10,7 @@ from typing import Any, Protocol, overload
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import Const, Expr, Operand
-from retune.compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or
+from retune.compiler.te.compute import equal, isnan, logical_and, logical_not, logical_or, maximum, minimum
 from retune.compiler.te.tensor import Axis, AxisKind, Combiner, Reduce, ReducedValue, as_body, largest, smallest
 
 Axes = Axis | Sequence[Axis]
@@ -19,20 +19,25 @@ Axes = Axis | Sequence[Axis]
 class Reduction(Protocol):
     """Reduces one value with an operation that everybody knows."""
 
-    def __call__(self, source: Operand, axis: Axes) -> Expr:
-        """`source` reduced over `axis`, which is one reduce axis or several."""
+    def __call__(self, source: Operand, axis: Axes | Operand) -> Expr:
+        """`source` reduced over `axis`, which is one reduce axis or several; or, as in TVM, combined with a value."""
 
 
-def _reduction(combiner: str) -> Reduction:
-    def reduce(source: Operand, axis: Axes) -> Expr:
+def _reduction(combiner: str, combine: Callable[[Any, Any], Expr]) -> Reduction:
+    def reduce(source: Operand, axis: Axes | Operand) -> Expr:
+        if isinstance(axis, (Expr, float)) and not isinstance(axis, Axis):
+            return combine(source, axis)
         return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
 
     nans = " NaNs are left out." if combiner in ("max", "min") else ""
-    reduce.__doc__ = f"The {combiner} of `source` over `axis`, which is one reduce axis or several.{nans}"
+    reduce.__doc__ = (
+        f"The {combiner} of `source` over `axis`, which is one reduce axis or several.{nans} With a value in place of "
+        "the axis, as in TVM, that of these two."
+    )
     return reduce
 
 
-def _reduce_axes(name: str, axis: Axes) -> tuple[Axis, ...]:
+def _reduce_axes(name: str, axis: object) -> tuple[Axis, ...]:
     if not isinstance(axis, (Axis, Sequence)):
         raise DefinitionError(f"{name}: {axis!r} is not a reduce axis; make it with reduce_axis")
     axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
@@ -118,10 +123,10 @@ def comm_reducer(function: Callable[[Any, Any], Any], identity: Any, name: str =
     return Reducer(function, identity, name)
 
 
-sum = _reduction("sum")
-prod = _reduction("prod")
-max = _reduction("max")
-min = _reduction("min")
+sum = _reduction("sum", lambda x, y: ir.as_expr(x) + y)
+prod = _reduction("prod", lambda x, y: ir.as_expr(x) * y)
+max = _reduction("max", maximum)
+min = _reduction("min", minimum)
 
 
 def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:

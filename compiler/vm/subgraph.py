@@ -56,7 +56,7 @@ class TunedPrograms:
 def known_programs(target: Target, best: Mapping[str, BestProgram]) -> tuple[BestProgram, ...]:
     """What `best` and the dispatch context of this thread know, as data."""
     told = [BestProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
-    context = DispatchContext.current().programs(target) if is_enabled() else ()
+    context = DispatchContext.current.programs(target) if is_enabled() else ()
     heard = [BestProgram(one.task_key, one.steps, one.seconds) for one in context]
     return tuple(one for one in (*told, *heard) if not math.isnan(one.seconds))
 

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.exceptions import HTTPException
 
 from retune.compiler import config
 from retune.compiler.errors import OptionError, RetuneError
@@ -82,6 +83,11 @@ def make_app(
             await queue.close()
 
     app = FastAPI(title="Retune", version=config.engine_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        sentence = f"{request.method} {request.url.path} is no endpoint; docs/how-to/serving.md lists them"
+        return _refuse(error.status_code, sentence)
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:

@@ -138,6 +138,10 @@ def test_unknown_models_versions_and_oversized_requests_have_their_codes(client:
     missing = client.post("/v2/models/other/infer", json=GOOD)
     assert (missing.status_code, missing.json()["error"]) == (404, "there is no model 'other'; there are mlp")
     assert client.get("/v2/models/mlp/versions/2").status_code == 404
+    for method, path, code in (("GET", "/nothing", 404), ("GET", "/v2/models/mlp/infer", 405)):
+        refused = client.request(method, path)
+        said = f"{method} {path} is no endpoint; docs/how-to/serving.md lists them"
+        assert (refused.status_code, refused.json()["error"]) == (code, said)
     assert client.post("/v2/models/mlp/infer", content=b" " * 100_000).status_code == 413
 
 

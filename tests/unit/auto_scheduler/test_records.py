@@ -201,14 +201,14 @@ def test_records_of_a_graph_without_a_function_are_recovered_too() -> None:
 def test_contexts_take_pairs_and_sample_what_no_record_knows(tmp_path: Path) -> None:
     one, log = task(), tmp_path / "log.json"
     with ApplyHistoryBest([measured(one, 8)]):
-        found = DispatchContext.current().query(one.target, one.workload_key, True, one.dag)
+        found = DispatchContext.current.query(one.target, one.workload_key, True, one.dag)
         assert found is not None
         assert one.compute_dag.apply_steps_from_state(State(found), 0)[0]["C"].iters[1].extent == 8
     with pytest.raises(OptionError, match="a record is"):
         ApplyHistoryBest([5])
     logged(log, measured(task(16), 8))
     with ApplyHistoryBestOrSample(log):
-        context = DispatchContext.current()
+        context = DispatchContext.current
         smaller = context.query(one.target, one.workload_key, True, one.dag)
         assert smaller is not None
         assert smaller.steps == measured(task(16), 8)[0].state.steps

@@ -1,5 +1,6 @@
 """Lines of TVM scripts about records, graphs and sketches, as literal as the import line allows."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from retune.compiler import auto_scheduler, te
 from retune.compiler.auto_scheduler import ApplyHistoryBest, MeasureErrorNo, MeasureResult, SearchTask
+from retune.compiler.auto_scheduler.workload_registry import make_workload_key
 from retune.compiler.errors import DefinitionError, OptionError
 from tests.support.tvm_scripts import Simulated, matmul, zero_rank_reduce
 
@@ -43,6 +45,9 @@ def test_load_records_is_a_list_that_a_loop_may_append_to(tmp_path: Path) -> Non
     for inp, res in auto_scheduler.load_records(log):
         auto_scheduler.save_records(log, [inp], [res])
     assert len(auto_scheduler.load_records(log)) == 2 * len(records) > 0
+    for inp, res in auto_scheduler.RecordReader(log):
+        auto_scheduler.save_records(log, [inp], [res])
+    assert len(auto_scheduler.load_records(log)) == 4 * len(records)
     assert records[0][0].task.workload_key == _task().workload_key
 
 
@@ -105,6 +110,7 @@ def test_the_registry_and_the_parameters_are_where_tvm_has_them() -> None:
     registry = auto_scheduler.workload_registry
     registry.register_workload("reduce_of_lines", zero_rank_reduce, override=True)
     assert registry.make_workload_key("reduce_of_lines", (8,)) == '["reduce_of_lines", 8]'
+    assert make_workload_key("reduce_of_lines", (8,)) == '["reduce_of_lines", 8]'
     params = {**auto_scheduler.SketchPolicy.DEFAULT_PARAMS, "evolutionary_search_population": 64}
     assert auto_scheduler.SketchPolicy(_task(), params=params).generate_sketches()
 
@@ -114,3 +120,28 @@ def test_an_expression_is_converted_by_astype() -> None:
     assert str(a[0].astype("int32")) == str(te.cast("int32", a[0]))
     with pytest.raises(DefinitionError, match="'int99' is no element type"):
         a[0].astype("int99")
+
+
+def test_the_current_context_is_an_attribute(tmp_path: Path) -> None:
+    task, log = _task(), tmp_path / "matmul.json"
+    _tuned(task, log)
+    outer: auto_scheduler.DispatchContext = auto_scheduler.DispatchContext.current
+    with auto_scheduler.ApplyHistoryBest(log) as best:
+        assert auto_scheduler.DispatchContext.current is best
+    assert auto_scheduler.DispatchContext.current is outer
+
+
+@pytest.mark.parametrize(("verbose_eval", "lines"), [(25, 4), (50, 2), (0, 0)])
+def test_a_training_logs_its_error_every_so_many_trees(
+    verbose_eval: int, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = _task()
+    states = auto_scheduler.SketchPolicy(task).sample_initial_population()[:8]
+    model = auto_scheduler.XGBModel(verbose_eval, num_warmup_sample=4)
+    inputs = [auto_scheduler.MeasureInput(task, state) for state in states]
+    results = [MeasureResult((0.001 * place,), MeasureErrorNo.OK, "", 0.1, 1.0) for place in range(1, len(states) + 1)]
+    with caplog.at_level(logging.DEBUG, logger="retune.compiler.cost_model"):
+        model.update(inputs, results)
+    found = [record.getMessage() for record in caplog.records if record.getMessage().startswith("XGB iter:")]
+    assert len(found) == lines
+    assert all("tr-rmse: 0." in line for line in found)

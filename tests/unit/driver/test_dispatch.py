@@ -55,7 +55,7 @@ def inner_of(state: State | None) -> int | None:
 
 
 def ask(size: int, target: Target = HERE) -> int | None:
-    return inner_of(DispatchContext.current().query(target, key(size), True, dag(size)))
+    return inner_of(DispatchContext.current.query(target, key(size), True, dag(size)))
 
 
 def test_the_best_of_this_target_comes_before_the_best_of_its_kind(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_failures_are_no_best_program() -> None:
     failed = replace(trial(16, 2, 1.0), costs=(), status=MeasureStatus.RUN_TIMEOUT)
     with ApplyHistoryBest([failed]):
         assert ask(16) is None
-        assert DispatchContext.current().expected_seconds(HERE, key(16)) == math.inf
+        assert DispatchContext.current.expected_seconds(HERE, key(16)) == math.inf
     with ApplyHistoryBest([failed, trial(16, 4, 9.0)]):
         assert ask(16) == 4
 
@@ -224,7 +224,7 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
 
 def test_how_long_a_workload_takes_is_what_its_own_record_says() -> None:
     def seconds(size: int) -> float:
-        return DispatchContext.current().expected_seconds(HERE, key(size))
+        return DispatchContext.current.expected_seconds(HERE, key(size))
 
     with ApplyHistoryBest([trial(16, 2, 2.0), trial(16, 4, 1.0)], include_compatible=True):
         assert seconds(16) == 1.0

@@ -196,3 +196,16 @@ def test_shapes_are_given_to_a_network_whose_dimensions_are_not_numbers() -> Non
     module = graph_executor.GraphModule(tvm.build_network(source, "llvm", shapes={"x": (2, 8)})["default"](tvm.cpu(0)))
     module.run(x=np.ones((2, 8), "float32"))
     assert module.get_output(0).numpy().tolist() == [[8.0] * 4] * 2
+
+
+def test_a_task_is_built_for_its_own_target_and_for_another() -> None:
+    a, b = te.placeholder((8, 8), name="A"), te.placeholder((8, 8), name="B")
+    k = te.reduce_axis((0, 8), name="k")
+    free = {"layout_free_placeholders": [b]}
+    c = te.compute((8, 8), lambda i, j: te.sum(a[i, k] * b[k, j], axis=[k]), name="C", attrs=free)
+    task = auto_scheduler.SearchTask(compute_dag=auto_scheduler.ComputeDAG([a, b, c]), target="llvm")
+    x = np.random.rand(8, 8).astype("float32")
+    for module in (tvm.build(task), tvm.build(task, "llvm"), tvm.build(task, target=Target.host())):
+        out = nd.empty((8, 8))
+        module(nd.array(x), nd.array(x), out)
+        np.testing.assert_allclose(out.numpy(), x @ x, rtol=1e-5)

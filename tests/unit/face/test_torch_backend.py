@@ -98,6 +98,14 @@ def test_a_module_needs_example_inputs() -> None:
         retune.compile(Small().eval())
 
 
+def test_a_tensor_without_memory_is_refused() -> None:
+    fast = retune.compile(torch.nn.Linear(8, 4).eval(), torch.randn(2, 8))
+    with torch._subclasses.FakeTensorMode():
+        x = torch.randn(2, 8)
+    with pytest.raises(retune.RetuneError, match="a FakeTensor was given, whose memory cannot be read"):
+        fast(x)
+
+
 def test_a_module_on_another_device_is_refused() -> None:
     with pytest.raises(ModelError, match="are on meta: move them to the CPU"):
         retune.compile(Small().eval().to("meta"), torch.randn(2, 3, 16, 16))
@@ -207,6 +215,20 @@ def test_torch_compile_keeps_writes_to_inputs_and_aliases() -> None:
         y = fast(x)
     assert x.sum() == 16
     assert y.data_ptr() == x.data_ptr()
+
+
+def test_outputs_that_share_memory_do_so_in_the_compiled_graph() -> None:
+    def views(x: Any) -> tuple[Any, ...]:
+        z = torch.relu(x) + 1
+        return z, z.T, z.reshape(-1)[2:5], z, z * 2
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        found, wanted = torch.compile(views, backend="retune", options={"tune": False})(x), views(x)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+        found[0].zero_()
+    assert [bool(one.any()) for one in found] == [False, False, False, False, True]
 
 
 def test_torch_compile_takes_bfloat16() -> None:
