@@ -56,10 +56,10 @@ PUBLISHED: dict[str, tuple[Callable[[], Any], int]] = {
 def test_parameters_are_those_of_the_library(name: str) -> None:
     make, left_out = PUBLISHED[name]
     with torch.device("meta"):
-        published = sum(parameter.numel() for parameter in make().parameters())
+        expected = sum(parameter.numel() for parameter in make().parameters())
     weights = [tensor for tensor in zoo.build(name).graph.initializer if not _is_table(tensor.name)]
     own = sum(prod(tensor.dims) for tensor in weights if tensor.data_type == 1 and len(tensor.dims) > 0)
-    assert own == published - left_out
+    assert own == expected - left_out
 
 
 def _is_table(name: str) -> bool:
