@@ -38,6 +38,10 @@ _LATENCY, _A_CYCLE = 4, 2
 """Cycles until a sum can be added to again, and how many multiply-adds, and how many loads, begin in one: those of
 Zen 2 to 5 and of Intel's cores since Skylake.
 """
+_PIECE = 1.5
+"""How many vectors a part of one costs where lanes cannot be left out: what remains of a row after whole vectors is
+loaded in pieces of powers of two, 15 lanes as 8, 4, 2 and 1.
+"""
 _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
 _CACHE_BYTES = 1 << 22
@@ -290,20 +294,21 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str)
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
     best, fastest = (1, columns), 0.0
     for vectors in (*_VECTORS, -(-columns // lanes)):
-        widest = min(columns, vectors * lanes)
-        strip = next(size for size in range(widest, 0, -1) if columns % size == 0)
+        widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
         # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
-        if strip <= (vectors - 1) * lanes or 2 * strip <= lanes:
-            continue
-        for height in _ROWS:
-            # Sums, a row of one factor (of which a single row needs one vector at a time), and a value of the other.
-            needed = height * vectors + (vectors if height > 1 else 1) + 1
-            if rows % height or needed > hardware.registers:
-                continue
-            # What comes in rows comes from the second-level cache, which takes twice as long.
-            cycles = max(height * vectors / _A_CYCLE, (height + 2 * vectors) / _A_CYCLE, _LATENCY)
-            if (speed := height * strip / cycles) > fastest:
-                best, fastest = (height, strip), speed
+        for strip in (size for size in range(widest, narrowest - 1, -1) if columns % size == 0):
+            pieces = 0 if hardware.lane_masks else (strip % lanes).bit_count()
+            held = strip // lanes + pieces if pieces else vectors
+            spent = strip // lanes + _PIECE * pieces if pieces else vectors
+            for height in _ROWS:
+                # Sums, a row of one factor (of which a single row needs one vector at a time), a value of the other.
+                needed = height * held + (held if height > 1 else 1) + 1
+                if rows % height or needed > hardware.registers:
+                    continue
+                # What comes in rows comes from the second-level cache, which takes twice as long.
+                cycles = max(height * spent / _A_CYCLE, (height + 2 * spent) / _A_CYCLE, _LATENCY)
+                if (speed := height * strip / cycles) > fastest:
+                    best, fastest = (height, strip), speed
     return best
 
 
