@@ -34,6 +34,9 @@ SESSION, OPENVINO, EAGER, COMPILED = "onnxruntime", "openvino", "torch", "torch-
 EXPORTED = "onnxruntime-retune"
 """A network that we have exported to ONNX Runtime."""
 
+BOUND = "onnxruntime-retune-bound"
+"""The same on tensors of ONNX Runtime, as programs in C or with an I/O binding run it: without NumPy's copies."""
+
 _RUNS = 3
 _RESET_PEAK = "5"
 """What Linux takes as the wish to forget the largest resident size so far."""
@@ -78,10 +81,15 @@ def export_torch(model: Path, path: Path) -> None:
 
 
 def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
+<<<<<<< .merge_file_7WYh5d
     """Time each contender on its file: `SESSION`, `OPENVINO` and those of `onnx_peers` an ONNX file, `EXPORTED` one
     with its library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
 
     One of `onnx_peers` that does not take the file, or answers in other shapes, is left out with its failure.
+=======
+    """Time each contender on its file: `SESSION` and `OPENVINO` an ONNX file, `EXPORTED` and `BOUND` one with its
+    library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
+>>>>>>> .merge_file_lihhbO
     """
     runs: dict[str, Run] = {}
     answers: dict[str, list[NDArray[Any]]] = {}
@@ -126,9 +134,11 @@ def peak_memory(backend: str, path: Path, inputs: Arrays, threads: int) -> int:
 
 def contender(backend: str, path: Path, inputs: Arrays, threads: int) -> tuple[Run, Answer]:
     """What is timed, and the outputs."""
-    if backend in (SESSION, EXPORTED):
-        libraries = [library_path(path)] if backend == EXPORTED else []
+    if backend in (SESSION, EXPORTED, BOUND):
+        libraries = [library_path(path)] if backend != SESSION else []
         session = OnnxRuntime(str(path), threads, libraries=libraries)
+        if backend == BOUND:
+            return session.bind(inputs), lambda: session.run(inputs)
         return lambda: session.run(inputs), lambda: session.run(inputs)
     if backend == OPENVINO:
         peer = OpenVino(str(path), threads)

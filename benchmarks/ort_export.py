@@ -3,9 +3,9 @@
     python -m benchmarks.ort_export [--only REGEX] [--threads N] [--seconds S] [--tuned FOLDER] [--out FILE]
 
 A network is tuned from scratch for `--seconds`, or taken from FOLDER/NAME.retune, which must be compiled for as many
-threads. Then three contenders are interleaved in a fresh process: ONNX Runtime on the model, ONNX Runtime on the
-exported network, and our executor on the same kernels. Inputs are NumPy's; errors are against the first; a value is a
-median.
+threads. Then four contenders are interleaved in a fresh process: ONNX Runtime on the model, ONNX Runtime on the
+exported network, with NumPy's arrays and bound to its own tensors, and our executor on the same kernels, whose inputs
+and outputs stay where they are. Errors are against the first; a value is a median.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from benchmarks.harness import Figure, Run, parse
-from benchmarks.network_peers import EXPORTED, SESSION, NetworkPeer, seeded_inputs
+from benchmarks.network_peers import BOUND, EXPORTED, SESSION, NetworkPeer, seeded_inputs
 from benchmarks.tuning import open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import extract_network
@@ -52,14 +52,14 @@ def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
         exported = export_network(network, Path(folder) / "exported.onnx")
         library_bytes = exported.library.stat().st_size
         del network
-        files[EXPORTED] = exported.model
+        files[EXPORTED] = files[BOUND] = exported.model
         with WorkerProcess() as worker:
             peers: list[NetworkPeer] = worker.call("benchmarks.network_peers:time_networks", files, inputs, threads)
     seconds = {peer.backend: peer.seconds for peer in peers}
     for peer in peers:
         details: dict[str, object] = {}
-        if peer.backend == EXPORTED:
-            others = {backend: value / peer.seconds for backend, value in seconds.items() if backend != EXPORTED}
+        if peer.backend in (EXPORTED, BOUND):
+            others = {backend: seconds[backend] / peer.seconds for backend in (SESSION, EXECUTOR)}
             details = {
                 **tuning,
                 "library_bytes": library_bytes,

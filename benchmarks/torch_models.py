@@ -49,7 +49,7 @@ def make(name: str) -> TorchModel:
     """The model called `name`, such as `timm/deit_tiny_patch16_224`. Its weights follow from the seed."""
     import torch
 
-    _declare_operators()
+    declare_operators()
     torch.manual_seed(SEED)
     made = ARCHITECTURES[name]()
     made.module.eval().requires_grad_(False)
@@ -58,7 +58,7 @@ def make(name: str) -> TorchModel:
 
 
 @cache
-def _declare_operators() -> Any:
+def declare_operators() -> Any:
     """Let torchvision, which the other libraries import too, be imported where its binary does not load. The result
     keeps the declarations alive.
     """

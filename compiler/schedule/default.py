@@ -205,7 +205,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
     tiled = turned is None and needs_multi_level_tiling(state.dag, stage_id)
     last = spatial[-1]
-    if not tiled and stage.iters[last].extent != 1:
+    if not tiled and stage.iters[last].extent != 1 and not _reduces_rows(state, stage_id):
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
         # The loops inside a block do not run in parallel.
         spatial = spatial[:-1] if turned is None else spatial[:-2]
@@ -214,6 +214,17 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
         spatial = [index for index in spatial if index < first]
     state, fused = _in_parallel(state, stage_id, spatial)
     return state if turned is None or not fused else _copied(state, stage_id, turned)
+
+
+def _reduces_rows(state: State, stage_id: int) -> bool:
+    """Whether a stage joins what lies side by side in memory: lowering brings these sums into vectors, and the lanes of
+    several rows would each read a line of their own.
+    """
+    op = state.stages[stage_id].op
+    if not isinstance(op, ComputeOp) or not op.reduce_axes:
+        return False
+    fastest = [indices[-1] for _, indices in state.dag.reads[stage_id] if indices]
+    return op.reduce_axes[-1] in fastest and op.axes[-1] not in fastest
 
 
 def _in_parallel(state: State, stage_id: int, places: Sequence[int]) -> tuple[State, int]:

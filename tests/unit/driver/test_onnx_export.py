@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import retune
-from benchmarks.network_peers import seeded_inputs
+from benchmarks.network_peers import BOUND, contender, seeded_inputs
 from retune.compiler.codegen import custom_ops
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.codegen.cpu_guard import AT, cpu_guard
@@ -372,3 +372,12 @@ def test_the_same_network_is_exported_as_the_same_bytes(tmp_path: Path) -> None:
     one, two = (network.export(tmp_path / folder / "net.onnx") for folder in ("a", "b"))
     assert one.model.read_bytes() == two.model.read_bytes()
     assert one.library.read_bytes() == two.library.read_bytes()
+
+
+def test_an_exported_network_runs_on_bound_tensors(tmp_path: Path) -> None:
+    model = mlp_model()
+    exported, inputs = retune.export(model, tmp_path / "net.onnx", threads=1), seeded_inputs(model)
+    run, answer = contender(BOUND, exported.model, inputs, 1)
+    run()
+    run()
+    _assert_equal(answer(), _session(model.SerializeToString()).run(None, dict(inputs)))

@@ -311,3 +311,12 @@ def test_products_with_epilogues_are_right(
     function(*function.prepared(a, b, bias), result, threads=2)
     shifted = a @ b + bias
     np.testing.assert_allclose(result, 2.0 / (1.0 + np.exp(-shifted)), rtol=2e-5, atol=2e-5)
+
+
+def test_rows_that_are_reduced_stay_out_of_vectors() -> None:
+    x, k = te.placeholder((6, 40), name="x"), te.reduce_axis(40, "k")
+    rows = te.compute((6,), lambda i: te.max(x[i, k], k), "rows")
+    assert lines(ComputeDAG([x, rows])) == ["parallel i (0,6)", "for k (0,40)", "rows = ..."]
+    q = te.reduce_axis(6, "q")
+    columns = te.compute((40,), lambda j: te.max(x[q, j], q), "columns")
+    assert "vectorize j (0,40)" in lines(ComputeDAG([x, columns]))
