@@ -161,8 +161,16 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
             found.append(first)
         elif math.isinf(seconds(task)) and (likely := cut.predicted(task)) is not None:
             # A program that failed has a record of infinite time: what is known goes before what is predicted.
-            found += [likely] if not {task.workload_key, likely.task.workload_key} & best.keys() else []
+            is_known = {task.workload_key, likely.task.workload_key} & best.keys() or _is_in_context(task)
+            found += [] if is_known else [likely]
     return tuple(found)
+
+
+def _is_in_context(task: SearchTask) -> bool:
+    """Whether the dispatch context has a program for a task; it may have no time of it, as of one of another size."""
+    with telling_nothing():
+        context = DispatchContext.current if is_enabled() else None
+        return context is not None and context.query(task.target, task.workload_key, True, task.dag) is not None
 
 
 def _fits(task: SearchTask, known: BestProgram) -> bool:

@@ -116,6 +116,7 @@ def _opened(path: Path) -> int:
             except FileNotFoundError:
                 # O_EXCL: never a file or link that another user put there meanwhile.
                 handle = os.open(path, safe | os.O_CREAT | os.O_EXCL, 0o444)
+                os.fchmod(handle, 0o444)  # whatever the umask: other users open it too
         except FileExistsError:  # another process was quicker
             continue
         except OSError as error:

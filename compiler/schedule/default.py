@@ -113,7 +113,8 @@ def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -
             # A copy of what a stage reads stands before it, so later stages have higher numbers by then.
             added = len(state.stages) - len(given)
             row_axis, reader = row_axis_of(state, number + added), _reader_of(state, number + added)
-            if row_axis is None or reader is None:
+            # Of several products that one stage reads, the first is inside its loops.
+            if row_axis is None or reader is None or reader - added in finished:
                 state = _annotated(state, number + added, hardware)
             else:
                 state = _with_reader(state, number + added, reader, row_axis, hardware)

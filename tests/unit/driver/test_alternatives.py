@@ -25,6 +25,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import WINOGRAD
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
@@ -144,6 +145,16 @@ def test_records_of_a_dispatch_context_decide_too() -> None:
         assert fastest_alternatives(partition(GRAPH, TARGET, HardwareParams(num_cores=2)), {}) == ()
     assert {call.kernel.partition("_")[0] for call in compiled.plan.calls} == {"winograd4"}
     assert fastest_alternatives(PARTS, {}) == ()
+
+
+def test_a_program_of_a_dispatch_context_without_a_time_goes_before_a_prediction() -> None:
+    large = partition(network(28, 128), TARGET, HardwareParams(num_cores=1, vector_unit_bytes=32), WINOGRAD)
+    told, *others = (one.of for one in fastest_alternatives(large, {}))
+    (task,) = (one for one in large.tasks if one.workload_key == told)
+    with ApplyHistoryBest([]) as context:
+        context.update(TARGET, told, replay(task.dag, default_steps_of(task)))
+        assert [one.of for one in fastest_alternatives(large, {})] == others
+    assert [one.of for one in fastest_alternatives(large, {})] == [told, *others]
 
 
 def test_the_plan_is_that_of_its_case(update_golden: bool) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def test_a_file_of_another_user_will_do(tmp_path: Path) -> None:
     path.chmod(0o444)
     with locked(path), path.open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_other_users_may_open_the_file_whatever_the_umask(tmp_path: Path) -> None:
+    path, umask = tmp_path / "device.lock", os.umask(0o077)
+    try:
+        with locked(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    finally:
+        os.umask(umask)
 
 
 def test_deleted_lock_file_is_created_again(tmp_path: Path) -> None:

@@ -320,3 +320,36 @@ def test_rows_that_are_reduced_stay_out_of_vectors() -> None:
     q = te.reduce_axis(6, "q")
     columns = te.compute((40,), lambda j: te.max(x[q, j], q), "columns")
     assert "vectorize j (0,40)" in lines(ComputeDAG([x, columns]))
+
+
+@pytest.mark.parametrize("size", [(20, 9, 64), (1, 40, 96), (4, 8, 16), (7, 5, 33)])
+def test_two_products_that_one_stage_reads_are_right(size: tuple[int, int, int]) -> None:
+    rows, inner, columns = size
+    a, q = te.placeholder((rows, inner), name="a"), te.reduce_axis(inner, "q")
+    b, c = te.placeholder((inner, columns), name="b"), te.placeholder((inner, columns), name="c")
+    gate = te.compute((rows, columns), lambda i, j: te.sum(a[i, q] * b[q, j], q), "gate")
+    up = te.compute((rows, columns), lambda i, j: te.sum(a[i, q] * c[q, j], q), "up")
+    dag = ComputeDAG([a, b, c, te.compute((rows, columns), lambda i, j: te.maximum(gate[i, j], 0.0) * up[i, j], "y")])
+    given = [np.random.default_rng(0).normal(size=tensor.shape).astype("float32") for tensor in dag.inputs]
+    function = build(dag, default_steps(dag))
+    (result,) = function.outputs()
+    function(*function.prepared(*given), result, threads=2)
+    np.testing.assert_allclose(
+        result, np.maximum(given[0] @ given[1], 0.0) * (given[0] @ given[2]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_product_that_the_strips_of_a_large_one_are_copied_from_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default, "_CACHE_BYTES", 1 << 12)
+    monkeypatch.setattr(default, "_MANY_ROWS", 40)
+    monkeypatch.setattr(default, "_DEPTHS", (32, 16))
+    a, b, c = (te.placeholder(shape, name=name) for shape, name in (((32, 16), "a"), ((16, 96), "b"), ((64, 32), "c")))
+    q, r = te.reduce_axis(16, "q"), te.reduce_axis(32, "r")
+    right = te.compute((32, 96), lambda i, j: te.sum(a[i, q] * b[q, j], q), "right")
+    dag = ComputeDAG([a, b, c, te.compute((64, 96), lambda i, j: te.sum(c[i, r] * right[r, j], r), "y")])
+    assert "right.local" in str(replay(dag, reference_steps(dag)))
+    given = [np.random.default_rng(0).normal(size=tensor.shape).astype("float32") for tensor in dag.inputs]
+    function = build(dag, reference_steps(dag))
+    (result,) = function.outputs()
+    function(*function.prepared(*given), result, threads=2)
+    np.testing.assert_allclose(result, given[2] @ (given[0] @ given[1]), rtol=1e-3, atol=1e-3)
