@@ -81,15 +81,11 @@ def export_torch(model: Path, path: Path) -> None:
 
 
 def time_networks(files: Mapping[str, Path], inputs: Arrays, threads: int) -> list[NetworkPeer]:
-<<<<<<< .merge_file_7WYh5d
-    """Time each contender on its file: `SESSION`, `OPENVINO` and those of `onnx_peers` an ONNX file, `EXPORTED` one
-    with its library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
+    """Time each contender on its file: `SESSION`, `OPENVINO` and those of `onnx_peers` an ONNX file, `EXPORTED` and
+    `BOUND` one with its library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks
+    of ours.
 
     One of `onnx_peers` that does not take the file, or answers in other shapes, is left out with its failure.
-=======
-    """Time each contender on its file: `SESSION` and `OPENVINO` an ONNX file, `EXPORTED` and `BOUND` one with its
-    library beside it, `EAGER` and `COMPILED` one of `export_torch`, all others compiled networks of ours.
->>>>>>> .merge_file_lihhbO
     """
     runs: dict[str, Run] = {}
     answers: dict[str, list[NDArray[Any]]] = {}
