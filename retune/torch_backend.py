@@ -145,7 +145,7 @@ class _Views:
         """For each output which of the returned values it is made of, and by which views of that."""
         self._is_plain = True
         for value, (root, nodes) in zip(output.args[0], chains, strict=True):
-            is_shared = isinstance(root, torch.fx.Node) and root.op != "placeholder" and roots.count(root) > 1
+            is_shared = roots.count(root) > 1 and _is_returnable(root)
             base = root if is_shared else value
             if is_shared and base in returned:
                 place = returned.index(base)
@@ -183,18 +183,36 @@ def _view(node: torch.fx.Node) -> _View:
 def _view_chain(value: Any) -> tuple[Any, list[torch.fx.Node]]:
     """What a value that a graph returns is a view of, and the views from that to the value."""
     nodes: list[torch.fx.Node] = []
-    while (
+    while _is_view(value) or (_calls(value, operator.getitem) and _is_view(value.args[0])):
+        nodes.insert(0, value)
+        value = value.args[0]
+    return value, nodes
+
+
+def _calls(value: Any, function: Any) -> bool:
+    return isinstance(value, torch.fx.Node) and value.op == "call_function" and value.target is function
+
+
+def _is_returnable(root: Any) -> bool:
+    """Whether a compiled graph may return what others are views of: a value of its own, in a type that ONNX has."""
+    if not isinstance(root, torch.fx.Node) or root.op == "placeholder":
+        return False
+    return not (isinstance(found := root.meta.get("val"), torch.Tensor) and found.is_complex())
+
+
+def _is_view(value: Any) -> bool:
+    """Whether a value is a view of a tensor, or a list of views, as `split` returns it, with arguments that are known
+    before the graph runs.
+    """
+    return (
         isinstance(value, torch.fx.Node)
         and value.op == "call_function"
         and isinstance(value.target, torch._ops.OpOverload)
         and value.target.is_view
         and value.target is not torch.ops.aten.as_strided.default
-        and isinstance(value.meta.get("val"), torch.Tensor)
+        and all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(value.meta.get("val")))
         and not any(isinstance(one, torch.fx.Node) for one in pytree.tree_leaves((value.args[1:], value.kwargs)))
-    ):
-        nodes.insert(0, value)
-        value = value.args[0]
-    return value, nodes
+    )
 
 
 class _Frozen(torch.nn.Module):

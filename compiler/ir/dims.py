@@ -328,7 +328,7 @@ class Assumptions:
             number = substitute(dim, self.numbers)
         except KeyError as error:
             raise DefinitionError(f"nothing says which number the dimension {error} is") from None
-        holds = number == 0 if is_zero else number > 0
+        holds = bool(number == 0 if is_zero else number > 0)  # numbers may be those of NumPy
         # by structure: a symbol may be called "n + 1", which is how the sum is written too
         self._guards.setdefault((repr(dim_to_json(dim)), is_zero), Guard(dim, is_zero, holds))
         return holds

@@ -231,6 +231,34 @@ def test_outputs_that_share_memory_do_so_in_the_compiled_graph() -> None:
     assert [bool(one.any()) for one in found] == [False, False, False, False, True]
 
 
+@pytest.mark.long
+def test_parts_of_a_split_share_memory_with_the_whole() -> None:
+    def parts(x: Any) -> tuple[Any, ...]:
+        z = torch.relu(x) + 1
+        return z, *z.split(2, 0), z.unbind(1)[1]
+
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        found, wanted = torch.compile(parts, backend="retune", options={"tune": False})(x), parts(x)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+        found[0].zero_()
+    assert not any(bool(one.any()) for one in found)
+
+
+@pytest.mark.long
+def test_real_views_of_a_complex_tensor_are_right() -> None:
+    def halves(x: Any) -> tuple[Any, ...]:
+        z = torch.complex(x, x + 1) * 2
+        return z.real, z.imag, x * 2
+
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        found, wanted = torch.compile(halves, backend="retune", options={"tune": False})(x), halves(x)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_torch_compile_takes_bfloat16() -> None:
     model, x = nn.Linear(16, 8).bfloat16().eval(), torch.randn(2, 16).bfloat16()
     fast = torch.compile(model, backend="retune", options=UNTUNED)

@@ -118,3 +118,9 @@ def test_integers_are_an_array_of_numbers_where_they_can_be() -> None:
     assert integers((1, 2)).dtype == "int64"
     assert integers((1, n)).dtype == object
     assert integers(n).shape == ()
+
+
+def test_what_numpy_numbers_decide_is_data_too() -> None:
+    with Assumptions({"n": np.int64(5)}) as assumed:
+        assert n > 3
+    assert [type(guard.holds) for guard in assumed.guards] == [bool]
