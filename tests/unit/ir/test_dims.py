@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +122,7 @@ def test_integers_are_an_array_of_numbers_where_they_can_be() -> None:
 
 
 def test_what_numpy_numbers_decide_is_data_too() -> None:
-    with Assumptions({"n": np.int64(5)}) as assumed:
+    five: Any = np.int64(5)
+    with Assumptions({"n": five}) as assumed:
         assert n > 3
     assert [type(guard.holds) for guard in assumed.guards] == [bool]
