@@ -109,6 +109,8 @@ def export_model(
     `export_parts`.
     """
     library_path(to)
+    if Path(network).exists() and to.resolve() == Path(network).resolve():
+        raise OptionError(f"{to} is the model itself; name another file for what is exported")
     offloaded, networks = _compile_parts(network, options, shapes, home)
     return export_parts(offloaded, networks, to), networks
 

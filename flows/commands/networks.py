@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from retune.compiler import config
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.library import Library
 from retune.compiler.frontend import zoo
 from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.runtime.cuda import gpus
 from retune.compiler.runtime.device import device
-from retune.compiler.runtime.readable import busy_warning
+from retune.compiler.runtime.readable import busy_warning, count
 from retune.flows.commands.output import Json, Output, Quiet
 
 
@@ -28,7 +27,7 @@ def networks(as_json: Json = False, quiet: Quiet = False) -> None:
 
 def run(
     artifact: Annotated[Path, typer.Argument(help="A compiled network, .retune or .so. Run only your own.")],
-    threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: as it was compiled.")] = None,
     on: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, or another GPU: cuda:1. Default: as it was compiled.")
     ] = None,
@@ -37,8 +36,8 @@ def run(
 ) -> None:
     """Time a compiled network on inputs of zeros. For a GPU that includes the copies to it and back."""
     output = Output(as_json, quiet)
-    chosen = config.thread_count(config.usable_cores()) if threads is None else threads
     library = Library.load(artifact)
+    chosen = library.threads if threads is None else threads
     executor = executor_of(library.network, chosen, None if on is None else [device(on)], library.kernels)
     where = ", ".join(gpus()[each.device_id].identity for each in executor.devices[1:])
     shapes, dtypes = executor.get_input_info()
@@ -51,7 +50,7 @@ def run(
         share = None if where else meter.share(time.perf_counter_ns() - began)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}
     lines = [f"input {name}: {one['dtype']}{one['shape']}" for name, one in inputs.items()]
-    lines += [f"on {where}"] if where else []
+    lines += [f"on {where}" if where else f"on {count(chosen, 'thread')}"]
     lines += [str(found), *filter(None, [busy_warning(share)])]
     told = {"seconds": list(found.results), "contention": share, **({"gpu": where} if where else {})}
     output.say("\n".join(lines), inputs=inputs, threads=chosen, **told)

@@ -55,6 +55,25 @@ def test_a_compiled_network_is_exported_as_it_is(
     assert "net.retune is compiled" in refused("export", "net.retune", "-o", "out.so", "--runtime", "onnxruntime-ep")
 
 
+def test_the_model_itself_is_not_overwritten(folder: Path, refused: Refused) -> None:
+    model = folder / "own.onnx"
+    model.write_bytes(network_bytes("mlp"))
+    assert "own.onnx is the model itself" in refused("export", "own.onnx", "-o", "./own.onnx")
+    assert model.read_bytes() == network_bytes("mlp")
+    assert not (folder / "own.so").exists()
+
+
+def test_a_compiled_network_runs_on_the_threads_it_is_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RETUNE_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert run(monkeypatch, "compile", "mlp", "--threads", "1", "-o", str(folder / "net.retune"), "--quiet") == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "run", "net.retune", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["threads"] == 1
+
+
 def test_a_provider_is_one_library(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
