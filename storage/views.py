@@ -65,7 +65,7 @@ RUNS = View(
 
 PROGRESS = View(
     "progress",
-    "a trial in the course of its task in its run, numbered from 1, with the best so far",
+    "a trial of a task in a run, numbered from 1, with the best so far",
     f"""
     SELECT run_id, network, task_name, {PLACE}, record_id, round, elapsed, timestamp, status_name, mutation, seconds,
       row_number() OVER course AS trial,
@@ -90,7 +90,7 @@ CALIBRATION = View(
 
 FAILURES = View(
     "failures",
-    "a cause for which trials of a task failed: how many, how long that took, when last, and one text in full",
+    "a cause of failed trials of a task: how many, how long, when last, one text in full",
     r"""
     WITH failed AS (
       SELECT *, regexp_extract(error, '^\s*([^\n]*)', 1) AS said FROM records WHERE status <> 0
@@ -140,7 +140,7 @@ DRIFT = View(
 
 GAIN = View(
     "gain",
-    "a round of a run: by which share it cut the network's estimated latency, in all and per minute",
+    "a round: by which share it cut the network's estimated latency, in all and per minute",
     """
     WITH steps AS (
       SELECT run_id, round, task_name, trials, elapsed, latency,
