@@ -72,16 +72,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
     """Tune every way to compute one layer, and time them beside each other."""
     cut = _cut(_layer(*LAYERS[name]), threads)
-    (layer,) = cut.layers()
+    ((plain,), _) = cut.worth_tuning()
     programs, details = {}, {}
-    for task, way in zip(layer.tasks, _names(cut), strict=True):
+    for task, way in zip((plain, *(other.task for other in cut.alternatives)), _names(cut), strict=True):
         found, trials = search(task, workers, run.seconds)
         winner = choose_best(task, [*map(BestProgram.of, found)], workers.measurer.builder, workers.measurer.runner)
         programs[way] = winner.program.steps if winner.program else dump_steps(default_steps(task.dag))
         details[way] = {"trials": trials}
     with WorkerProcess() as worker:
         ways, peak = worker.call("benchmarks.winograd:time_ways", name, threads, programs)
-    gflop = layer.tasks[0].flop_count / 1e9
+    gflop = plain.flop_count / 1e9
     direct = next(way.seconds for way in ways if way.name == DIRECT)
     for way in ways:
         ratio = gflop / way.seconds / peak

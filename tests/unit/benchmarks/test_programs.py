@@ -148,7 +148,7 @@ def test_tune_ops(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     chart = ElementTree.fromstring(plot.read_text(encoding="utf-8"))
     lines_drawn = [part for part in chart.iter() if part.tag.endswith("polyline")]
     assert sum("stroke-dasharray" not in line.attrib for line in lines_drawn) == 2 * (3 + 1)  # curves and a frame
-    assert sum("stroke-dasharray" in line.attrib for line in lines_drawn) == 2 * len({"numpy", "onnxruntime"})
+    assert sum("stroke-dasharray" in line.attrib for line in lines_drawn) == 2 * (len(others) - 1)  # but TVM
 
 
 def test_winograd(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_ort_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--only", "mlp", "--threads", "1", "--seconds", "0.1"]
     lines = _lines(ort_export.main, argv, tmp_path / "out.jsonl", capsys)
     by_backend = {line["backend"]: line for line in lines}
-    assert list(by_backend) == ["onnxruntime", "retune", "onnxruntime-retune"]
+    assert list(by_backend) == ["onnxruntime", "retune", "onnxruntime-retune", "onnxruntime-retune-bound"]
     exported = by_backend["onnxruntime-retune"]
     assert exported["error"] < 1e-4
     assert set(exported["times_as_fast_as"]) == {"onnxruntime", "retune"}
