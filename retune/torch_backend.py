@@ -13,8 +13,7 @@ between compiled parts of the graph.
 
 import copy
 import logging
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +22,15 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from retune.api import EFFORTS, compile, models_folder, tune
-from retune.compiler.errors import LoweringError, ModelError, NotYetError, OptionError, ShapeMismatchError
-from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.errors import ModelError, OptionError, ShapeMismatchError
 from retune.models import Model, export_onnx, store_onnx
 from retune.network import Network
+from retune.torch_trial import DECLINED, Trial
+from retune.torch_views import Views, listed
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +39,6 @@ MOST_SHAPES = 8
 """For how many different shapes of its inputs a graph is compiled; calls with further ones run as PyTorch would."""
 
 OPTIONS = ("tune", "minutes", "trials", "effort", "threads", "store")
-
-_DECLINED = (ModelError, LoweringError, NotYetError)
-"""What a graph raises that Retune does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ def retune_backend(
         )
 
     def compile_forward(forward: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        views = _Views(forward)
+        views = Views(forward)
         compiled = _Forward(forward, _weights(graph, forward), chosen)
         # AOTAutograd's calling convention: one list of arguments, which the callee may empty to free them early.
         boxed: Callable[..., Any] = make_boxed_func(lambda *given: views.of(compiled(*given)))
@@ -118,103 +114,6 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A view of a tensor: the operator, and its arguments after the tensor."""
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def of(self, tensor: Any) -> Any:
-        """The view."""
-        return self.target(tensor, *self.args, **self.kwargs)
-
-
-class _Views:
-    """Outputs of a graph that share memory. A compiled graph returns each of its outputs in memory of its own, so the
-    views among them are taken out of the graph, which returns what they are views of, and PyTorch makes them.
-    """
-
-    def __init__(self, forward: torch.fx.GraphModule) -> None:
-        (output,) = forward.graph.find_nodes(op="output")
-        chains = [_view_chain(one) for one in output.args[0]]
-        roots = [root for root, _ in chains]
-        returned: list[Any] = []
-        self._made: list[tuple[int, list[_View]]] = []
-        """For each output which of the returned values it is made of, and by which views of that."""
-        self._is_plain = True
-        for value, (root, nodes) in zip(output.args[0], chains, strict=True):
-            is_shared = roots.count(root) > 1 and _is_returnable(root)
-            base = root if is_shared else value
-            if is_shared and base in returned:
-                place = returned.index(base)
-            else:
-                place = len(returned)
-                returned.append(base)
-            self._made.append((place, [_view(node) for node in nodes] if is_shared else []))
-            self._is_plain = self._is_plain and not is_shared
-        if not self._is_plain:
-            output.args = (tuple(returned),)
-            for node in reversed([node for _, nodes in chains for node in nodes]):
-                if not node.users and node in forward.graph.nodes:
-                    forward.graph.erase_node(node)
-            forward.recompile()
-
-    def of(self, returned: Any) -> Any:
-        """The outputs of the graph as it was."""
-        if self._is_plain:
-            return returned
-        values, made = _listed(returned), []
-        for place, views in self._made:
-            value = values[place]
-            for view in views:
-                value = view.of(value)
-            made.append(value)
-        return made
-
-
-def _view(node: torch.fx.Node) -> _View:
-    # `reshape`, as what is compiled is dense whatever the graph's own strides are.
-    target = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
-    return _View(target, node.args[1:], dict(node.kwargs))
-
-
-def _view_chain(value: Any) -> tuple[Any, list[torch.fx.Node]]:
-    """What a value that a graph returns is a view of, and the views from that to the value."""
-    nodes: list[torch.fx.Node] = []
-    while _is_view(value) or (_calls(value, operator.getitem) and _is_view(value.args[0])):
-        nodes.insert(0, value)
-        value = value.args[0]
-    return value, nodes
-
-
-def _calls(value: Any, function: Any) -> bool:
-    return isinstance(value, torch.fx.Node) and value.op == "call_function" and value.target is function
-
-
-def _is_returnable(root: Any) -> bool:
-    """Whether a compiled graph may return what others are views of: a value of its own, in a type that ONNX has."""
-    if not isinstance(root, torch.fx.Node) or root.op == "placeholder":
-        return False
-    return not (isinstance(found := root.meta.get("val"), torch.Tensor) and found.is_complex())
-
-
-def _is_view(value: Any) -> bool:
-    """Whether a value is a view of a tensor, or a list of views, as `split` returns it, with arguments that are known
-    before the graph runs.
-    """
-    return (
-        isinstance(value, torch.fx.Node)
-        and value.op == "call_function"
-        and isinstance(value.target, torch._ops.OpOverload)
-        and value.target.is_view
-        and value.target is not torch.ops.aten.as_strided.default
-        and all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(value.meta.get("val")))
-        and not any(isinstance(one, torch.fx.Node) for one in pytree.tree_leaves((value.args[1:], value.kwargs)))
-    )
-
-
 class _Frozen(torch.nn.Module):
     """A functional graph with some of its inputs fixed; its outputs without those that are no tensors. `extents` are
     the inputs that are extents of others: which of the free inputs, and which dimension of it.
@@ -247,7 +146,7 @@ class _Frozen(torch.nn.Module):
         # Read from the tensors, so that the exporter sees them as the same symbol and not as a number.
         for place, (tensor, dim) in self._extents.items():
             arguments[place] = free[tensor].shape[dim]
-        return tuple(one for one in _listed(self._forward(*arguments)) if isinstance(one, torch.Tensor))
+        return tuple(one for one in listed(self._forward(*arguments)) if isinstance(one, torch.Tensor))
 
 
 class _Compiled:
@@ -262,7 +161,7 @@ class _Compiled:
         module = _Frozen(forward, arguments, fixed).eval()
         # what the graph returns beside tensors: numbers that follow from the shapes, and None
         returned = forward(*arguments)
-        self._returns = [None if isinstance(one, torch.Tensor) else (one,) for one in _listed(returned)]
+        self._returns = [None if isinstance(one, torch.Tensor) else (one,) for one in listed(returned)]
         proto, _ = export_onnx(module, tensors, {})
         if len(proto.graph.input) != len(tensors) or len(proto.graph.output) != self._returns.count(None):
             raise ModelError("the exported graph has other inputs or outputs than the captured one")
@@ -316,7 +215,7 @@ class _Dynamic:
                 if str(inputs[place]) not in known:
                     raise ModelError(f"the number {inputs[place]} is no extent of an input of the graph")
                 extents[place] = known[str(inputs[place])]
-        if not all(isinstance(one, torch.Tensor) for one in _listed(forward(*arguments))):
+        if not all(isinstance(one, torch.Tensor) for one in listed(forward(*arguments))):
             raise ModelError("the graph returns numbers that follow from symbolic extents")
         # AUTO lets PyTorch find equal or fixed extents by itself, where a named dimension would be an error.
         auto = torch.export.Dim.AUTO
@@ -391,7 +290,7 @@ class _Forward:
                 with torch.no_grad(), _disable_current_modes():
                     self._dynamic = _Dynamic(self._forward, arguments, fixed, self._options)
             return self._dynamic(arguments)
-        except (*_DECLINED, OptionError, ShapeMismatchError) as error:
+        except (*DECLINED, OptionError, ShapeMismatchError) as error:
             self._warn("a graph with dynamic shapes is compiled for each shape, up to %d: %s", MOST_SHAPES, error)
             self._is_dynamic, self._dynamic = False, None
             return None
@@ -420,7 +319,7 @@ class _Forward:
             return self._in_torch
         try:
             return _Compiled(self._forward, arguments, fixed, self._options)
-        except _DECLINED as error:
+        except DECLINED as error:
             if self._is_whole:
                 return self._compile_parts(arguments, error)
             with FlopCounterMode(display=False) as counter:
@@ -432,7 +331,7 @@ class _Forward:
 
     def _compile_parts(self, arguments: Sequence[Any], error: Exception) -> Callable[[Sequence[Any]], Any]:
         """The graph in parts, and one warning that names the operators which stay with PyTorch."""
-        trial = _Trial(self._forward)
+        trial = Trial(self._forward)
         trial.judge(*arguments)
         if not trial.declined:
             nodes = (node for node in self._forward.graph.nodes if node.op == "call_function")
@@ -489,133 +388,6 @@ class _Taken(OperatorSupportBase):
         return node.name in self._names
 
 
-class _Trial(torch.fx.Interpreter):
-    """Runs a graph operator by operator, then finds out which Retune can compile: `taken` are the names of these nodes,
-    `declined` the others. Operators alike are one case.
-
-    An export costs more than a second, whatever it exports: all cases are exported as one model, and bisection finds
-    the ones that make it fail.
-    """
-
-    def __init__(self, forward: torch.fx.GraphModule) -> None:
-        super().__init__(forward)
-        self.taken: set[str] = set()
-        self.declined: list[torch.fx.Node] = []
-        self._cases: dict[str, _Operator | None] = {}
-        self._keys: dict[torch.fx.Node, str] = {}
-        self._flops: dict[str, int] = {}
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of all operators."""
-        return sum(self._flops.values())
-
-    @property
-    def declined_flops(self) -> int:
-        """FLOPs of the operators declined."""
-        return sum(self._flops[node.name] for node in self.declined)
-
-    def judge(self, *arguments: Any) -> None:
-        """Run the graph and fill `taken` and `declined`."""
-        self.run(*arguments)
-        # Alike names side by side: what is declined of an operator is found in few exports.
-        cases = sorted((key, case) for key, case in self._cases.items() if case is not None and case.tensors)
-        failing = {key for key, case in self._cases.items() if case is None}
-        failing.update(key for key, _ in _declined_of(cases))
-        for node, key in self._keys.items():
-            if key in failing:
-                self.declined.append(node)
-            else:
-                self.taken.add(node.name)
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node and note it as a case."""
-        if n.op != "call_function":
-            return super().run_node(n)
-        with FlopCounterMode(display=False) as counter:
-            result = super().run_node(n)
-        self._flops[n.name] = counter.get_total_flops()
-        leaves, structure = pytree.tree_flatten(self.fetch_args_kwargs_from_env(n))
-        read = None if isinstance(result, torch.Tensor) else _read_items(n)
-        kinds = [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]
-        key = self._keys[n] = f"{n.target} {kinds} {read}"
-        if key not in self._cases:
-            is_tensors = all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(result))
-            # others are numbers that follow from shapes
-            self._cases[key] = _Operator(n.target, leaves, structure, read) if is_tensors else None
-        return result
-
-
-class _Operator:
-    """An operator with all arguments that are no tensors fixed, and with `tensors` like the others, whose values are
-    undefined. `read` are the items that the graph reads of a sequence, None where it reads all that is returned.
-    """
-
-    def __init__(self, target: Any, leaves: Sequence[Any], structure: Any, read: Sequence[int] | None) -> None:
-        self._target = target
-        self._read = read
-        self._structure = structure
-        self._fixed = [None if isinstance(one, torch.Tensor) else (one,) for one in leaves]
-        # No copies: memory that is never written is never taken from the machine.
-        self.tensors = tuple(
-            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype)
-            for one in leaves
-            if isinstance(one, torch.Tensor)
-        )
-
-    def __call__(self, tensors: Iterator[torch.Tensor]) -> Any:
-        """What the graph reads of the result."""
-        leaves = [next(tensors) if fixed is None else fixed[0] for fixed in self._fixed]
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        result = self._target(*args, **kwargs)
-        return result if self._read is None else [result[item] for item in self._read]
-
-
-class _Operators(torch.nn.Module):
-    """Operators side by side, none of which reads what another returns."""
-
-    def __init__(self, cases: Sequence[_Operator]) -> None:
-        super().__init__()
-        self._cases = cases
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        """What the operators return."""
-        rest = iter(tensors)
-        return [case(rest) for case in self._cases]
-
-
-def _declined_of(cases: Sequence[tuple[str, _Operator]], *, is_known: bool = False) -> list[tuple[str, _Operator]]:
-    """The cases that cannot be exported and imported, by bisection; `is_known` says that one of them cannot."""
-    if not cases:
-        return []
-    if (len(cases) == 1 or not is_known) and _are_taken([case for _, case in cases]):
-        return []
-    if len(cases) == 1:
-        return list(cases)
-    # Group testing by halves: d failing ones of n take about d log2(n) exports instead of n. If none fails in the first
-    # half, one must in the second, whose test is saved.
-    half = len(cases) // 2
-    before = _declined_of(cases[:half])
-    return before + _declined_of(cases[half:], is_known=not before)
-
-
-def _are_taken(cases: Sequence[_Operator]) -> bool:
-    """Whether a model of these operators can be exported and imported."""
-    try:
-        proto, _ = export_onnx(_Operators(cases).eval(), tuple(one for case in cases for one in case.tensors), {})
-        load_model(proto)
-    except _DECLINED:
-        return False
-    return True
-
-
-def _read_items(node: torch.fx.Node) -> list[int] | None:
-    """Which items the graph reads of what a node returns, a sequence; None where something reads all of it."""
-    if not node.users or any(user.target is not operator.getitem for user in node.users):
-        return None
-    return sorted({int(user.args[1]) for user in node.users})
-
-
 def _normalized(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with `reshape` in place of `view`: what a compiled part returns is dense, whatever strides the
     operators behind it were captured with. And with a cast before `rsub` where it promotes its operand, as in 1.0 - n
@@ -641,11 +413,6 @@ def _normalized(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """The operators that nodes call, by name, each once."""
     return tuple(sorted({str(node.target) for node in nodes}))
-
-
-def _listed(returned: Any) -> Sequence[Any]:
-    """What a graph returns as a sequence: a part of a graph may return one tensor."""
-    return (returned,) if isinstance(returned, torch.Tensor) else returned
 
 
 def _are_current(weights: Sequence[Any], known: Sequence[Any], versions: Sequence[Any]) -> bool:

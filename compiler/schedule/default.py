@@ -9,9 +9,7 @@ naive loops, which tuning improves.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
-from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
@@ -23,6 +21,15 @@ from retune.compiler.schedule.access import (
     single_elementwise_consumer,
 )
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.product_tiles import (
+    axes_of,
+    axis_name,
+    bytes_of,
+    order_for_tile,
+    register_tile,
+    row_axis_of,
+    split_for_tile,
+)
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
 from retune.compiler.target import HardwareParams
@@ -30,24 +37,8 @@ from retune.compiler.te.tensor import Axis, ComputeOp
 
 # Shares of threads differ by one iteration at most, which is little of so many.
 _PARALLEL_ITERATIONS = 64
-_VECTORS = (2, 4, 3, 5, 6, 1)
-"""How many vectors of a row a product works on at once: of widths that are as fast, the first."""
-_ROWS = (4, 7, 6, 5, 14, 8, 3, 2, 1)
-"""How many rows, alike."""
-_LATENCY, _A_CYCLE = 4, 2
-"""Cycles until a sum can be added to again, and how many multiply-adds, and how many loads, begin in one: those of
-Zen 2 to 5 and of Intel's cores since Skylake.
-"""
-_PIECE = 1.5
-"""How many vectors a part of one costs where lanes cannot be left out: what remains of a row after whole vectors is
-loaded in pieces of powers of two, 15 lanes as 8, 4, 2 and 1.
-"""
-_LEAST_COLUMNS = 16
-"""A product whose rows are shorter has no register tile."""
 _CACHE_BYTES = 1 << 22
 """A matrix of so many bytes does not stay in the caches of a CPU's core."""
-_NEAR_BYTES = 1 << 18
-"""Half of the smallest second-level cache of today's x86 cores: so much of one factor stays there beside the other."""
 _DEPTHS = (256, 128)
 """How much of a long sum is done at once."""
 _MANY_ROWS = 256
@@ -140,10 +131,8 @@ def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | No
     stands = right not in state.dag.layout_free and not isinstance(state.stages[right].location, Inlined)
     if len(along) != 1 or read.count(right) != 1 or not stands:
         return None
-    source = state.dag.ops[right]
-    nbytes = prod(source.shape) * item_bytes(source.dtypes[0])
     # A factor that fits a cache is read from there again without a copy.
-    return _Large(stage_id, right, rows, tile, depth) if nbytes >= _CACHE_BYTES else None
+    return _Large(stage_id, right, rows, tile, depth) if bytes_of(state, right) >= _CACHE_BYTES else None
 
 
 def _packed(state: State, product: _Large) -> State:
@@ -281,58 +270,15 @@ def _part(extent: int, sizes: Collection[int]) -> int:
     return next((size for size in sizes if extent % size == 0), extent if extent <= _WHOLE else 1)
 
 
-def row_axis_of(state: State, stage_id: int) -> int | None:
-    """The axis of which a few places share what a product reads along its last axis, -1 when there is none.
-
-    None for a stage that is no product of floating-point numbers, or reads nothing along its last axis.
-    """
-    op = state.stages[stage_id].op
-    if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
-        return None
-    if not is_float(op.dtype) or op.axes[-1].extent < _LEAST_COLUMNS:
-        return None
-    along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
-    if not along:
-        return None
-    used = {node for index in along[0] for node in walk(index)}
-    return max((place for place, axis in enumerate(op.axes) if axis.extent > 1 and axis not in used), default=-1)
-
-
-def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str) -> tuple[int, int]:
-    """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
-    latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. All
-    columns of one row, where no such tile fills half a vector.
-    """
-    lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
-    best, fastest = (1, columns), 0.0
-    for vectors in (*_VECTORS, -(-columns // lanes)):
-        widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
-        # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
-        for strip in (size for size in range(widest, narrowest - 1, -1) if columns % size == 0):
-            pieces = 0 if hardware.lane_masks else (strip % lanes).bit_count()
-            held = strip // lanes + pieces if pieces else vectors
-            spent = strip // lanes + _PIECE * pieces if pieces else vectors
-            for height in _ROWS:
-                # Sums, a row of one factor (of which a single row needs one vector at a time), a value of the other.
-                needed = height * held + (held if height > 1 else 1) + 1
-                if rows % height or needed > hardware.registers:
-                    continue
-                # What comes in rows comes from the second-level cache, which takes twice as long.
-                cycles = max(height * spent / _A_CYCLE, (height + 2 * spent) / _A_CYCLE, _LATENCY)
-                if (speed := height * strip / cycles) > fastest:
-                    best, fastest = (height, strip), speed
-    return best
-
-
 def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> State:
     """The reduction outside a few rows of a strip of the last axis.
 
     before: for i: for j: for k: c[i, j] += …
     after:  for i.0: for j.0: for k: unroll i.1: vector j.1: c[i, j] += …
     """
-    state, outer, inner = _tiled(state, stage_id, stage_id, row_axis, hardware)
+    state, outer, inner = split_for_tile(state, stage_id, stage_id, row_axis, hardware)
     reductions = [one.name for one in state.stages[stage_id].iters if one.kind is IterKind.REDUCTION]
-    return _register_tile(state, stage_id, [*outer, *reductions], inner)
+    return order_for_tile(state, stage_id, [*outer, *reductions], inner)
 
 
 def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardware: HardwareParams) -> State:
@@ -342,21 +288,18 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
     before: for i: for j: for k: c[i, j] += …          for i: for j: d[i, j] = f(c[i, j])
     after:  for i.0: for j.0: {for k: unroll i.1: vector j.1: c[i, j] += …; unroll i.1: vector j.1: d[i, j] = …}
     """
-    state, outer, inner = _tiled(state, stage_id, reader, row_axis, hardware)
-    state = _register_tile(state, reader, outer, inner)
+    state, outer, inner = split_for_tile(state, stage_id, reader, row_axis, hardware)
+    state = order_for_tile(state, reader, outer, inner)
     if not outer:
         return _annotated(state, stage_id, hardware)
     state, fused = _in_parallel(state, reader, range(len(outer)))
     state = state.apply(ComputeAt(stage_id, reader, len(outer) - max(fused, 1)))
-    op, axes = state.stages[stage_id].op, state.stages[reader].op
-    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
-    assert isinstance(axes, ComputeOp), "only what is computed reads element by element"
-    named = {axis.name: own.name for axis, own in zip(axes.axes, op.axes, strict=True)}
-    tile = [named[_axis_of(name)] for name in inner]
+    named = {axis.name: own.name for axis, own in zip(axes_of(state, reader), axes_of(state, stage_id), strict=True)}
+    tile = [named[axis_name(loop)] for loop in inner]
     loops = state.stages[stage_id].iters
     around = [one.name for one in loops if one.kind is IterKind.SPATIAL and one.name not in tile]
     reductions = [one.name for one in loops if one.kind is IterKind.REDUCTION]
-    return _register_tile(state, stage_id, [*around, *reductions], tile)
+    return order_for_tile(state, stage_id, [*around, *reductions], tile)
 
 
 def _reader_of(state: State, stage_id: int) -> int | None:
@@ -364,100 +307,6 @@ def _reader_of(state: State, stage_id: int) -> int | None:
     # A copy of its input, for a transpose, or a tile of its own would stand in the way of the product's tile.
     plain = reader is not None and row_axis_of(state, reader) is None and _turned(state, reader) is None
     return reader if plain and not is_given_to_function(state, stage_id) else None
-
-
-def _tiled(
-    state: State, stage_id: int, around: int, row_axis: int, hardware: HardwareParams
-) -> tuple[State, list[str], list[str]]:
-    """The loops of `around`, a product or the stage that reads it, split for the product's register tile: the names of
-    the spatial loops outside the tile, and of those of the tile.
-    """
-    op, axes = state.stages[stage_id].op, _axes_of(state, around)
-    assert isinstance(op, ComputeOp), "only what is computed has a reduction"
-    last = len(axes) - 1
-    rows = axes[row_axis].extent if row_axis >= 0 else 1
-    height, strip = register_tile(rows, axes[last].extent, hardware, op.dtype)
-    inner: list[str] = []
-    for axis, size in ((last, strip), (row_axis, height)):
-        if axis < 0:
-            continue
-        name, extent = axes[axis].name, axes[axis].extent
-        if size == extent and (axis == last or extent > 1):
-            inner.insert(0, name)
-        elif 1 < size < extent:
-            state = state.apply(Split(around, _place(state, around, name), extent, (size,)))
-            inner.insert(0, f"{name}.1")
-    return (*_outer_order(state, stage_id, around, inner), inner)
-
-
-def _register_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
-    """The loops of a stage in this order, the last one in vectors, the one around it unrolled."""
-    order = [_place(state, stage_id, name) for name in (*outer, *inner)]
-    if order != sorted(order):
-        state = state.apply(Reorder(stage_id, tuple(order)))
-    if len(inner) > 1:
-        state = state.apply(Annotate(stage_id, len(order) - 2, Annotation.UNROLL))
-    return state.apply(Annotate(stage_id, len(order) - 1, Annotation.VECTORIZE))
-
-
-def _axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:
-    op = state.stages[stage_id].op
-    assert isinstance(op, ComputeOp), "only what is computed has axes"
-    return op.axes
-
-
-def _axis_of(loop: str) -> str:
-    """The axis of a loop or of a part of it."""
-    return loop.partition(".")[0]
-
-
-def _place(state: State, stage_id: int, name: str) -> int:
-    return next(place for place, one in enumerate(state.stages[stage_id].iters) if one.name == name)
-
-
-def _outer_order(state: State, stage_id: int, around: int, inner: Sequence[str]) -> tuple[State, list[str]]:
-    """The order of the spatial loops of `around` outside the register tile `inner` of a product, with one of them split
-    where that saves traffic.
-
-    As they are, every few rows read the whole factor that is read along the last axis. Where that one stays in no near
-    cache, a block of rows that does stays there while one strip of the factor after the other meets it:
-
-    before: for i.0: for j.0: for k: …
-    after:  for i.0.0: for j.0: for i.0.1: for k: …
-    """
-    own, axes, reads = _axes_of(state, stage_id), _axes_of(state, around), state.dag.reads[stage_id]
-    loops = state.stages[around].iters
-    outer = [one.name for one in loops if one.kind is IterKind.SPATIAL and one.name not in inner]
-    right, indices = next(read for read in reads if read[1] and read[1][-1] == own[-1])
-    used = {node for index in indices for node in walk(index)}
-    shared = {named.name: axis for axis, named in zip(own[:-1], axes, strict=False) if axis in used}
-    # Loops of a product that both factors have stay outside: each of their iterations is a product of its own.
-    copies = prod(axis.extent for axis in shared.values())
-    strips = [name for name in outer if _axis_of(name) == axes[-1].name]
-    rows = [name for name in outer if name not in strips and _axis_of(name) not in shared]
-    if _bytes_of(state, right) <= copies * _NEAR_BYTES or not strips or not rows:
-        return state, outer
-    share = max((_bytes_of(state, source) for source, _ in reads if source != right), default=0) / copies
-    blocks: list[str] = []
-    while share > _NEAR_BYTES and rows:
-        name = rows.pop(0)
-        place = _place(state, around, name)
-        extent = state.stages[around].iters[place].extent
-        assert isinstance(extent, int), "the loops of a default schedule have extents"
-        fitting = [size for size in range(2, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
-        if fitting:
-            state = state.apply(Split(around, place, extent, (fitting[-1],)))
-            blocks.append(f"{name}.0")
-            rows.insert(0, f"{name}.1")
-            break
-        blocks.append(name)
-        share /= extent
-    return state, [*(name for name in outer if _axis_of(name) in shared), *blocks, *strips, *rows]
-
-
-def _bytes_of(state: State, place: int) -> int:
-    source = state.dag.ops[place]
-    return prod(source.shape) * item_bytes(source.dtypes[0])
 
 
 def _blocked(state: State, stage_id: int, turned: _Turned) -> State:

@@ -22,8 +22,8 @@ from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.visit import substitute, walk
 from retune.compiler.schedule.access import consumers, single_elementwise_consumer
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.default import row_axis_of
 from retune.compiler.schedule.inlining import inline_body
+from retune.compiler.schedule.product_tiles import row_axis_of
 from retune.compiler.schedule.state import Annotation, IterKind, Root, State
 from retune.compiler.schedule.steps import (
     Annotate,

@@ -11,7 +11,7 @@ from retune.compiler.errors import ModelError, OptionError
 
 torch = pytest.importorskip("torch", reason="torch: pip install -e '.[torch]'")
 pytest.importorskip("onnxscript", reason="onnxscript: pip install -e '.[torch]'")
-from retune import torch_backend  # noqa: E402 - it imports PyTorch
+from retune import torch_backend, torch_trial  # noqa: E402 - they import PyTorch
 
 nn = torch.nn
 
@@ -303,9 +303,9 @@ def test_bisection_finds_the_declined_operators(declined: tuple[int, ...], monke
         exports.append(len(cases))
         return not set(cases) & set(declined)
 
-    monkeypatch.setattr(torch_backend, "_are_taken", are_taken)
+    monkeypatch.setattr(torch_trial, "_are_taken", are_taken)
     cases: Any = [(str(number), number) for number in range(37)]
-    assert torch_backend._declined_of(cases) == [cases[number] for number in declined]
+    assert torch_trial._declined_of(cases) == [cases[number] for number in declined]
     assert len(exports) <= min(2 * 37, 1 + 12 * len(declined))
 
 

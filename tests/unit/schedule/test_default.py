@@ -9,7 +9,7 @@ from benchmarks.gpu_cases import GpuCase
 from retune.compiler import te
 from retune.compiler.driver.build import build
 from retune.compiler.ir.expr import Expr
-from retune.compiler.schedule import default
+from retune.compiler.schedule import default, product_tiles
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps, reference_steps
 from retune.compiler.schedule.state import replay
@@ -197,7 +197,7 @@ def test_a_register_tile_fits_the_registers(
     width: int, registers: int, size: tuple[int, int], tile: tuple[int, int]
 ) -> None:
     hardware = HardwareParams(num_cores=1, vector_unit_bytes=width, vector_registers=registers)
-    assert default.register_tile(*size, hardware, "float32") == tile
+    assert product_tiles.register_tile(*size, hardware, "float32") == tile
 
 
 @pytest.mark.parametrize("width", [1, 31, 137, 257])
@@ -266,7 +266,7 @@ def test_blocks_of_rows_compute_the_same_bits(dag: ComputeDAG, near: int, monkey
     given = [rng.normal(size=tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
     found = []
     for size in (1 << 30, near):
-        monkeypatch.setattr(default, "_NEAR_BYTES", size)
+        monkeypatch.setattr(product_tiles, "_NEAR_BYTES", size)
         function = build(dag, default_steps(dag))
         (result,) = function.outputs()
         function(*function.prepared(*given), result, threads=2)
@@ -303,7 +303,7 @@ def test_a_tile_of_a_product_is_used_before_the_next_one_is_computed() -> None:
 def test_products_with_epilogues_are_right(
     size: tuple[int, int, int], near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(default, "_NEAR_BYTES", near)
+    monkeypatch.setattr(product_tiles, "_NEAR_BYTES", near)
     dag, rng = with_epilogue(*size, lambda x: 1.0 / (te.exp(-x) + 1.0)), np.random.default_rng(0)
     a, b, bias = (rng.normal(size=tensor.shape).astype("float32") for tensor in dag.inputs)
     function = build(dag, default_steps(dag))

@@ -1,0 +1,111 @@
+"""Outputs of captured PyTorch graphs that share memory, which compiled graphs return in memory of their own."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def listed(returned: Any) -> Sequence[Any]:
+    """What a graph returns as a sequence: a part of a graph may return one tensor."""
+    return (returned,) if isinstance(returned, torch.Tensor) else returned
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of a tensor: the operator, and its arguments after the tensor."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def of(self, tensor: Any) -> Any:
+        """The view."""
+        return self.target(tensor, *self.args, **self.kwargs)
+
+
+class Views:
+    """Outputs of a graph that share memory. A compiled graph returns each of its outputs in memory of its own, so the
+    views among them are taken out of the graph, which returns what they are views of, and PyTorch makes them.
+    """
+
+    def __init__(self, forward: torch.fx.GraphModule) -> None:
+        (output,) = forward.graph.find_nodes(op="output")
+        chains = [_view_chain(one) for one in output.args[0]]
+        roots = [root for root, _ in chains]
+        returned: list[Any] = []
+        self._made: list[tuple[int, list[_View]]] = []
+        """For each output which of the returned values it is made of, and by which views of that."""
+        self._is_plain = True
+        for value, (root, nodes) in zip(output.args[0], chains, strict=True):
+            is_shared = roots.count(root) > 1 and _is_returnable(root)
+            base = root if is_shared else value
+            if is_shared and base in returned:
+                place = returned.index(base)
+            else:
+                place = len(returned)
+                returned.append(base)
+            self._made.append((place, [_view(node) for node in nodes] if is_shared else []))
+            self._is_plain = self._is_plain and not is_shared
+        if not self._is_plain:
+            output.args = (tuple(returned),)
+            for node in reversed([node for _, nodes in chains for node in nodes]):
+                if not node.users and node in forward.graph.nodes:
+                    forward.graph.erase_node(node)
+            forward.recompile()
+
+    def of(self, returned: Any) -> Any:
+        """The outputs of the graph as it was."""
+        if self._is_plain:
+            return returned
+        values, made = listed(returned), []
+        for place, views in self._made:
+            value = values[place]
+            for view in views:
+                value = view.of(value)
+            made.append(value)
+        return made
+
+
+def _view(node: torch.fx.Node) -> _View:
+    # `reshape`, as what is compiled is dense whatever the graph's own strides are.
+    target = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
+    return _View(target, node.args[1:], dict(node.kwargs))
+
+
+def _view_chain(value: Any) -> tuple[Any, list[torch.fx.Node]]:
+    """What a value that a graph returns is a view of, and the views from that to the value."""
+    nodes: list[torch.fx.Node] = []
+    while _is_view(value) or (_calls(value, operator.getitem) and _is_view(value.args[0])):
+        nodes.insert(0, value)
+        value = value.args[0]
+    return value, nodes
+
+
+def _calls(value: Any, function: Any) -> bool:
+    return isinstance(value, torch.fx.Node) and value.op == "call_function" and value.target is function
+
+
+def _is_returnable(root: Any) -> bool:
+    """Whether a compiled graph may return what others are views of: a value of its own, in a type that ONNX has."""
+    if not isinstance(root, torch.fx.Node) or root.op == "placeholder":
+        return False
+    return not (isinstance(found := root.meta.get("val"), torch.Tensor) and found.is_complex())
+
+
+def _is_view(value: Any) -> bool:
+    """Whether a value is a view of a tensor, or a list of views, as `split` returns it, with arguments that are known
+    before the graph runs.
+    """
+    return (
+        isinstance(value, torch.fx.Node)
+        and value.op == "call_function"
+        and isinstance(value.target, torch._ops.OpOverload)
+        and value.target.is_view
+        and value.target is not torch.ops.aten.as_strided.default
+        and all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(value.meta.get("val")))
+        and not any(isinstance(one, torch.fx.Node) for one in pytree.tree_leaves((value.args[1:], value.kwargs)))
+    )
