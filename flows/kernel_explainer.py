@@ -1,7 +1,7 @@
 """Finds what `retune explain` needs of a network or a run: its kernels, their programs, times and records."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retune.compiler import config
@@ -14,11 +14,11 @@ from retune.compiler.driver.operators import is_operator
 from retune.compiler.errors import OptionError
 from retune.compiler.frontend import zoo
 from retune.compiler.graph.partition import with_alternatives
-from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.options import TuneOptions
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
-from retune.flows.commands.compile import HOST, known_records, record_scope
+from retune.flows.commands.compile import HOST
+from retune.flows.known_programs import KnownPrograms, record_scope
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Place
@@ -44,11 +44,11 @@ class KernelSummary:
 class KernelExplainer:
     """Explains the kernels of a network with the records of a store."""
 
-    def __init__(self, network: ExtractedNetwork, best: Mapping[str, MeasureRecord], home: Place) -> None:
+    def __init__(self, network: ExtractedNetwork, known: KnownPrograms, home: Place) -> None:
         self._network = network
-        self._best = best
+        self._known = known
         self._home = home
-        alternatives = fastest_alternatives(network.partition, BestProgram.of_each(best))
+        alternatives = fastest_alternatives(network.partition, known.programs)
         self._graph, self._cut = with_alternatives(network.graph, network.partition, alternatives)
         cut = self._cut
         self._tasks = {task.name: task for task in (*cut.tasks, *network.tasks)}
@@ -74,15 +74,15 @@ class KernelExplainer:
             shapes = shapes or tuple(str(asked.get("shapes") or "").split())
         count = config.thread_count(config.usable_cores()) if threads is None else threads
         network = extract_network(source, target or HOST, count, shapes, winograd)
-        return cls(network, known_records(network, home, None), home)
+        return cls(network, KnownPrograms.of(network, home, None), home)
 
     def rows(self) -> list[KernelSummary]:
         """Every kernel, those that take most of the network's time first; those without a time last."""
         rows = []
         for name, task in self._tasks.items():
-            record = self._best.get(task.workload_key)
-            served = f"record {record.record_id}" if record else "default schedule"
-            rows.append(KernelSummary(name, self._uses.get(name, 0), record.seconds if record else math.inf, served))
+            program = self._known.programs.get(task.workload_key)
+            served = f"record {program.record_id}" if program and program.record_id else "default schedule"
+            rows.append(KernelSummary(name, self._uses.get(name, 0), program.seconds if program else math.inf, served))
         return sorted(rows, key=lambda row: -row.uses * row.seconds if math.isfinite(row.seconds) else math.inf)
 
     def find(self, wanted: str) -> list[str]:
@@ -101,12 +101,14 @@ class KernelExplainer:
     def explain(self, name: str) -> Explanation:
         """One kernel. Takes a second or two, to measure the limits of this machine."""
         task = self._tasks[name]
-        record = self._best.get(task.workload_key)
+        program = self._known.programs.get(task.workload_key)
+        record = self._known.records.get(task.workload_key)
         here = task.target == Target.host()
         if here and self._limits is None:
             self._limits = measure_limits(self._network.threads)
-        # A default schedule has no record unless the task was tuned, so it is timed here.
-        seconds = record.seconds if record else time_kernel(task, default_steps_of(task), self._network.threads)
+        seconds = program.seconds if program else math.inf
+        if math.isinf(seconds):  # another way to compute the same serves, or nothing is known: then it is timed here
+            seconds = record.seconds if record else time_kernel(task, default_steps_of(task), self._network.threads)
         return Explanation(
             task, self._uses.get(name, 0), record, seconds, self._nodes(task), self._search(task),
             self._limits if here else None,

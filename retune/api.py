@@ -15,7 +15,6 @@ from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.shared_library import is_shared_library
-from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.runtime.archive import kind_of
 from retune.compiler.runtime.arguments import require_thread_count
@@ -24,9 +23,10 @@ from retune.compiler.vm import compiler as vm_compiler
 from retune.compiler.vm import library as vm_library
 from retune.compiler.vm.executable import Executable
 from retune.flows.commands.arguments import home_of
-from retune.flows.commands.compile import HOST, known_records
+from retune.flows.commands.compile import HOST
 from retune.flows.commands.export import export_model
 from retune.flows.kernel_explainer import KernelExplainer
+from retune.flows.known_programs import KnownPrograms
 from retune.flows.parameters import TuneJob
 from retune.models import model_of
 from retune.network import Network, NetworkReport
@@ -69,10 +69,11 @@ def compile(
         return Network(executable, known.signature)
     options = TuneOptions.of(config.load(), target=target)
     extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
-    best = known_records(extracted, home, None)
+    best = KnownPrograms.of(extracted, home, None)
     with telling_nothing():
-        programs = BestProgram.of_each(best)
-        network = compile_graph(extracted.graph, extracted.target, programs, threads=count, cut=extracted.partition)
+        network = compile_graph(
+            extracted.graph, extracted.target, best.programs, threads=count, cut=extracted.partition
+        )
     return Network(Library(network), known.signature, KernelExplainer(extracted, best, home))
 
 
@@ -128,12 +129,12 @@ def tune(
     return Network(library, known.signature, KernelExplainer(extracted, _served(library, job.place), job.place))
 
 
-def _served(library: Library, home: Place) -> dict[str, MeasureRecord]:
-    """The records whose programs a network was compiled from, by task key."""
+def _served(library: Library, home: Place) -> KnownPrograms:
+    """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
     ids = {one.workload_key: one.record_id for one in library.network.coverage if one.record_id}
     found = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
-    return {key: found[key][number] for key, number in ids.items() if number in found[key]}
+    return KnownPrograms.of_records({key: found[key][number] for key, number in ids.items() if number in found[key]})
 
 
 def load(path: str | Path) -> Network:

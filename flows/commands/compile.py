@@ -12,22 +12,19 @@ from retune.compiler import config
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.hardware import target_on
 from retune.compiler.driver.operators import label_of
 from retune.compiler.executor.library import Library, require_suffix
 from retune.compiler.measure.cuda_runner import gpu_here, gpu_of_key
-from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
-from retune.compiler.runtime.cuda_driver import GpuDevice
 from retune.compiler.target import Target
 from retune.flows.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.known_programs import KnownPrograms
 from retune.flows.parameters import add_options
-from retune.storage.parquet import ParquetRecordStore
-from retune.storage.store_url import Place
 
 HOST = "llvm"
 """The target of this machine."""
@@ -67,7 +64,7 @@ def compile_network(
         compiled = compile_graph(
             extracted.graph,
             extracted.target,
-            BestProgram.of_each(known_records(extracted, home_of(store), gpu)),
+            KnownPrograms.of(extracted, home_of(store), gpu).programs,
             threads=extracted.threads,
             cut=extracted.partition,
         )
@@ -78,24 +75,6 @@ def compile_network(
 
 
 add_options(compile_network, tune_options("threads", "target", "winograd"), option_of)
-
-
-def known_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> dict[str, MeasureRecord]:
-    """The best records of the network's tasks on this machine; for a GPU that this one lacks, of all machines."""
-    known = ParquetRecordStore(home).best_per_task(**record_scope(extracted, gpu))
-    return {key: known[key] for key in extracted.task_keys if key in known}
-
-
-def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str, Any]:
-    """Which records count for a network here, as arguments of a store's queries: target, device and threads."""
-    device: str | None = config.device_name()
-    threads: int | None = extracted.threads
-    if not extracted.target.traits.uses_threads:
-        # A GPU's records count for any number of CPU threads, and where this machine lacks the GPU those of all
-        # machines.
-        device = gpu.identity if gpu is not None and gpu.arch == extracted.target.arch else None
-        threads = None
-    return {"target": str(extracted.target), "device": device, "threads": threads}
 
 
 def coverage_fields(coverage: CoverageReport) -> dict[str, Any]:

@@ -32,15 +32,15 @@ from retune.compiler.executor.network import KIND, CompiledNetwork
 from retune.compiler.executor.shared_library import is_shared_library
 from retune.compiler.frontend.network import network_regions, offload_network
 from retune.compiler.frontend.onnx.offload import OffloadedModel
-from retune.compiler.measure.record import BestProgram
 from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.archive import kind_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
 from retune.compiler.target import Target
 from retune.flows.commands.arguments import Shapes, Store, home_of, option_of
-from retune.flows.commands.compile import HOST, coverage_fields, known_records
+from retune.flows.commands.compile import HOST, coverage_fields
 from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.known_programs import KnownPrograms
 from retune.flows.parameters import add_options
 from retune.storage.store_url import Place
 
@@ -136,7 +136,7 @@ def _compile_parts(
     for graph in offloaded.parts:
         part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
         with telling_nothing():
-            best = BestProgram.of_each(known_records(part, home, None))
+            best = KnownPrograms.of(part, home, None).programs
             networks.append(compile_graph(part.graph, part.target, best, threads=count, cut=part.partition))
     return offloaded, networks
 

@@ -3,7 +3,6 @@
 An interrupted run has facts too, as far as it came; what was never measured is infinite or missing, not 0.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,15 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.report import TaskOutcome
 from retune.compiler.driver.tuning import cause_of, contention_of, typical
-from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.compiler.errors import OptionError
 from retune.compiler.executor.network import Coverage
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
-from retune.storage.artifacts import ArtifactStore, key_of
-from retune.storage.blob_store import LocalBlobStore
-from retune.storage.documents import REPORT, RunReport, parse_document, read_document, set_aside
+from retune.storage.documents import RunReport
 from retune.storage.parquet import ParquetRecordStore
+from retune.storage.reports import read_report
 from retune.storage.rounds import Field, rounds_of
 from retune.storage.runs import RunInfo, RunLedger
-from retune.storage.store_url import Place, local_folder
-
-logger = logging.getLogger(__name__)
+from retune.storage.store_url import Place
 
 Programs = Sequence[tuple[float, float]]
 """Score and measured speed of programs, the latter 1 for the best of a task and 0 for a failure."""
@@ -130,7 +126,7 @@ def find_run(home: Place, wanted: str) -> RunInfo:
 
 def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts:
     """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
-    report = _report((folder or local_folder(home) / "runs" / info.run_id) / "report.json") or _kept_report(home, info)
+    report = read_report(home, info, folder)
     rounds = rounds_of(home, info.run_id)
     keys = dict.fromkeys(str(row["task_key"]) for row in (*rounds, *report.get("tasks", ())) if row.get("task_key"))
     store = ParquetRecordStore(home)
@@ -171,33 +167,6 @@ def _pairs(rounds: Sequence[Mapping[str, Field]], across: str, up: str) -> Itera
         x, y = row.get(across), row.get(up)
         if isinstance(x, int | float) and isinstance(y, int | float):
             yield float(x), float(y)
-
-
-def _report(path: Path) -> RunReport:
-    """What the run reported at its end; nothing when it did not come so far."""
-    # The state folder is three levels up (runs/RUN/report.json), where a damaged report's quarantine is.
-    blobs, name = LocalBlobStore(path.parents[2]), "/".join(path.parts[-3:])
-    try:
-        return read_document(blobs, name, REPORT)
-    except FileNotFoundError:
-        return {}
-    except CorruptRecordError as error:
-        set_aside(blobs, name, error)
-        return {}
-
-
-def _kept_report(home: Place, info: RunInfo) -> RunReport:
-    """The report of a run of another machine, where the store is a URL; nothing when there is none.
-
-    Raises: StoreError.
-    """
-    key = key_of(info.summary)
-    try:
-        data = ArtifactStore(home).read(key, "report.json") if key else None
-        return parse_document(data, REPORT, f"the report of run {info.run_id}") if data else {}
-    except CorruptRecordError as error:  # it stays: what has a key of content is never moved
-        logger.warning("%s", error)
-        return {}
 
 
 def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete: bool) -> tuple[Kernel, ...]:

@@ -1,0 +1,125 @@
+"""Which program serves a kernel when nothing is measured: what a run confirmed, or the fastest record."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retune.compiler import config
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.report import TaskOutcome
+from retune.compiler.measure.log import to_record
+from retune.compiler.measure.record import MeasureRecord
+from retune.flows.known_programs import KnownPrograms
+from retune.storage.parquet import ParquetRecordStore
+from retune.storage.runs import RunLedger
+from tests.support.trials import split_by_one
+
+Confirm = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def mlp() -> ExtractedNetwork:
+    return extract_network("mlp", "llvm", 1)
+
+
+@pytest.fixture(autouse=True)
+def records(mlp: ExtractedNetwork, tmp_path: Path) -> tuple[MeasureRecord, MeasureRecord]:
+    """Two records of the first task: a fast one, and one that takes twice as long."""
+    made = replace(
+        to_record(split_by_one(mlp.tasks[0]), config.device_name()), threads=1, target=str(mlp.target), timestamp=1e9
+    )
+    fast = replace(made, record_id="FAST", costs=(1e-3,))
+    slow = replace(made, record_id="SLOW", costs=(2e-3,))
+    ParquetRecordStore(tmp_path).append([fast, slow])
+    return fast, slow
+
+
+@pytest.fixture
+def confirm(mlp: ExtractedNetwork, tmp_path: Path) -> Confirm:
+    """Store a finished run that confirmed a record for the first task."""
+
+    def stored(record_id: str, seconds: float, used: bool = True, **scope: Any) -> None:
+        place = {"target": str(mlp.target), "device": config.device_name(), "threads": 1, **scope}
+        ledger = RunLedger(tmp_path)
+        with ledger.open_or_resume(f"{record_id} {place}", place) as run:
+            key = mlp.tasks[0].workload_key
+            row = TaskOutcome("dense", 1, 1e6, 2, 5e-3, seconds, record_id, False, False, "", key, 0, used)
+            path = tmp_path / "runs" / run.run_id / "report.json"
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({"tasks": [asdict(row)]}), encoding="utf-8")
+            ledger.complete(run.run_id, {})
+
+    return stored
+
+
+def served(mlp: ExtractedNetwork, home: Path) -> tuple[str, float]:
+    known = KnownPrograms.of(mlp, home, None)
+    key = mlp.tasks[0].workload_key
+    assert known.programs.keys() == {key}
+    assert [one.record_id for one in known.records.values()] == [one for one in [known.programs[key].record_id] if one]
+    return known.programs[key].record_id, known.programs[key].seconds
+
+
+Records = Sequence[MeasureRecord]
+
+
+def test_the_fastest_record_serves_where_no_run_confirmed_one(mlp: ExtractedNetwork, tmp_path: Path) -> None:
+    assert served(mlp, tmp_path) == ("FAST", 1e-3)
+
+
+def test_what_a_run_confirmed_last_serves(mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm) -> None:
+    confirm("FAST", 3e-3)
+    confirm("SLOW", 2.5e-3)
+    assert served(mlp, tmp_path) == ("SLOW", 2.5e-3)
+
+
+def test_a_later_record_serves_if_it_is_faster_than_what_was_confirmed(
+    mlp: ExtractedNetwork, tmp_path: Path, records: Records, confirm: Confirm
+) -> None:
+    confirm("SLOW", 2.5e-3)
+    later = [replace(records[0], record_id=name, timestamp=time.time() + 60) for name in ("LATER", "LAST")]
+    store = ParquetRecordStore(tmp_path)
+    store.append([replace(later[0], costs=(2.6e-3,))])
+    assert served(mlp, tmp_path) == ("SLOW", 2.5e-3)
+    store.append([replace(later[1], costs=(2.4e-3,))])
+    assert served(mlp, tmp_path) == ("LAST", 2.4e-3)
+
+
+@pytest.mark.parametrize("scope", [{"threads": 2}, {"device": "another machine"}, {"target": "llvm -mcpu=haswell"}])
+def test_runs_elsewhere_confirm_nothing_here(
+    scope: dict[str, Any], mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
+) -> None:
+    confirm("SLOW", 2.5e-3, **scope)
+    assert served(mlp, tmp_path) == ("FAST", 1e-3)
+
+
+def test_the_fastest_record_serves_in_place_of_one_that_is_gone(
+    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
+) -> None:
+    confirm("GONE", 2.5e-3)
+    assert served(mlp, tmp_path) == ("FAST", 1e-3)
+
+
+def test_the_default_schedule_serves_where_it_was_confirmed(
+    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
+) -> None:
+    confirm("", 2.5e-3)
+    assert served(mlp, tmp_path) == ("", 2.5e-3)
+    programs = KnownPrograms.of(mlp, tmp_path, None).programs
+    network = compile_graph(mlp.graph, mlp.target, programs, threads=1, cut=mlp.partition)
+    (kernel,) = (one for one in network.coverage if one.workload_key == mlp.tasks[0].workload_key)
+    assert (kernel.record_id, str(kernel.origin)) == (None, "default")
+
+
+def test_a_way_that_lost_to_another_one_is_never_the_fastest(
+    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
+) -> None:
+    confirm("", 2.5e-3, used=False)
+    assert served(mlp, tmp_path) == ("FAST", math.inf)
