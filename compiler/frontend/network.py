@@ -1,5 +1,6 @@
 """Loads a network by zoo name or path, as a `Graph`, as a `Program` or as ONNX bytes; zoo names take precedence."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -77,5 +78,7 @@ def _model_of(name_or_path: str, names: Sequence[str] = zoo.NAMES) -> tuple[onnx
     if Path(name_or_path).is_dir():
         raise ModelFormatError(f"{name_or_path} is a folder: name the ONNX file in it")
     if not Path(name_or_path).is_file():
-        raise ModelFormatError(f"no network {name_or_path!r}: neither a file nor one of the zoo: {', '.join(names)}")
+        close = difflib.get_close_matches(name_or_path, names)
+        hint = f"the nearest are {', '.join(close)}" if close else "`retune networks` lists it"
+        raise ModelFormatError(f"no network {name_or_path!r}: neither a file nor one of the zoo; {hint}")
     return Path(name_or_path), None

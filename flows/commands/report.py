@@ -8,7 +8,7 @@ import typer
 from retune.compiler.errors import CorruptRecordError, OptionError
 from retune.compiler.runtime.readable import milliseconds
 from retune.flows.commands.arguments import Store, home_of, state_folder_of
-from retune.flows.commands.output import Column, Json, Output, Quiet
+from retune.flows.commands.output import Column, Json, Output, Quiet, complain
 from retune.storage.artifacts import ArtifactStore, content_key, key_of
 from retune.storage.files import put
 from retune.storage.rounds import rounds_of
@@ -85,7 +85,9 @@ def report(
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror}; choose another file with -o") from error
-    output.say(f"{path}", run_id=info.run_id, page=path)
+    output.say(f"{path}", run_id=info.run_id, page=path, is_complete=info.is_complete)
+    if not info.is_complete:
+        complain(f"run {info.run_id} has not come to its end; this is the report so far")
 
 
 def fetch(

@@ -144,14 +144,15 @@ def make_app(
 
 def listen(config: uvicorn.Config) -> socket.socket:
     """A socket at the address of `config` that takes connections already. Raises: OptionError when it is taken."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listening = config.bind_socket()
-    except SystemExit:  # which uvicorn makes of an address that is taken, after a line of its log
-        raise OptionError(f"cannot listen at {config.host}:{config.port}: choose another host or port") from None
-    # Accepted sockets inherit it. asyncio sets it only for sockets made with IPPROTO_TCP, and uvicorn's is not: head
+        listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+    except OSError as error:
+        why = error.strerror or error
+        raise OptionError(f"cannot listen at {config.host}:{config.port}: {why}; choose another host or port") from None
+    # Accepted sockets inherit it. asyncio sets it only for sockets made with IPPROTO_TCP, which this one is not: head
     # and body of an answer would wait for each other, 40 ms a request.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listening.listen(config.backlog)
     return listening
 
 

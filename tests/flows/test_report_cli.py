@@ -23,8 +23,19 @@ def test_a_page_is_written_where_it_is_asked_for(
     assert run_id in (folder / "page.html").read_text()
     assert run(monkeypatch, "report", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"run_id": run_id, "page": str(folder / "state" / "runs" / run_id / "report.html")}
-    assert Path(told["page"]).exists()
+    page = folder / "state" / "runs" / run_id / "report.html"
+    assert told == {"run_id": run_id, "page": str(page), "is_complete": True}
+    assert page.exists()
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_came(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = interrupted_run(folder / "state")
+    assert run(monkeypatch, "report", "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["is_complete"] is False
+    assert said.err == f"retune: run {run_id} has not come to its end; this is the report so far\n"
 
 
 def test_runs_are_listed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

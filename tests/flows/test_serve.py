@@ -244,6 +244,14 @@ def test_head_and_body_of_an_answer_do_not_wait_for_each_other() -> None:
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_that_is_taken_is_refused_in_one_sentence(host: str) -> None:
+    with listen(uvicorn.Config("", host, port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(OptionError, match=f"cannot listen at {host}:{port}: .*; choose another host or port"):
+            listen(uvicorn.Config("", host, port=port))
+
+
 def test_sigterm_ends_the_server_after_the_last_answer(library: Library, tmp_path: Path) -> None:
     path = library.export_library(tmp_path / "net.retune")
     main = "from retune.flows.launch import main; main()"
