@@ -1,7 +1,7 @@
 """Converter of ONNX ConvTranspose in one to three dimensions.
 
-The common two-dimensional case maps to the operator `conv_transpose2d`. Any other is written as a convolution with the
-spatially flipped weight over the zero-stuffed input.
+The common cases in one and two dimensions map to the operator `conv_transpose2d`. Any other is written as a convolution
+with the spatially flipped weight over the zero-stuffed input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,10 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     extra = node.ints("output_padding") or (0,) * rank
     reach = tuple(dilation * (size - 1) for size, dilation in zip(kernel, dilations, strict=True))
     before, after = _cut_off(node, shape[2:], strides, reach, extra)
-    if rank == 2 and groups == 1 and set(dilations) == {1} and min(before) >= 0:
+    if rank < 3 and groups == 1 and set(dilations) == {1} and min(before) >= 0:
         # May be negative, where `output_padding` adds more than the pads cut off.
         behind = [cut - more for cut, more in zip(after, extra, strict=True)]
-        attrs: dict[str, Attribute] = {"strides": strides, "pads": (*before, *behind), "layout": "NCHW"}
-        x = builder.emit("conv_transpose2d", [x, weight.name], attrs, name=node.name)
+        x = _phased(builder, x, weight.name, strides, before, behind, node.name)
     else:
         for axis in range(rank):
             x = _spread(builder, x, axis + 2, strides[axis])
@@ -45,6 +44,37 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if node.has_input(2):
         x = write("add", x, as_channels(builder, node.inputs[2], rank + 2))
     return [x]
+
+
+def _phased(
+    builder: GraphBuilder,
+    x: str,
+    weight: str,
+    strides: Sequence[int],
+    before: Sequence[int],
+    behind: Sequence[int],
+    name: str,
+) -> str:
+    """The operator for two dimensions; one in front makes a single one two."""
+    flat = [0] * (2 - len(strides))
+    if flat:
+        x, weight = (_with_a_row(builder, one) for one in (x, weight))
+    attrs: dict[str, Attribute] = {
+        "strides": (*(1 for _ in flat), *strides),
+        "pads": (*flat, *before, *flat, *behind),
+        "layout": "NCHW",
+    }
+    x = builder.emit("conv_transpose2d", [x, weight], attrs, name=name)
+    if not flat:
+        return x
+    shape = builder.value(x).shape
+    return builder.emit("reshape", [x], {"shape": (*shape[:2], shape[3])})
+
+
+def _with_a_row(builder: GraphBuilder, value: str) -> str:
+    """(A, B, L) as (A, B, 1, L)."""
+    *front, extent = builder.value(value).shape
+    return builder.emit("reshape", [value], {"shape": (*front, 1, extent)})
 
 
 def _cut_off(

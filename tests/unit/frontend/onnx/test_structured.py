@@ -66,6 +66,8 @@ def test_a_place_on_an_element_is_rounded_as_onnxruntime_does(
 TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 3, 4, 5), (3, 2, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((1, 4, 4, 5), (4, 2, 3, 2), {"group": 2, "strides": [2, 1], "output_padding": [1, 0]}),
+    ((2, 3, 6), (3, 2, 4), {"strides": [2], "pads": [1, 1]}),
+    ((1, 3, 6), (3, 2, 5), {"strides": [3], "output_padding": [1]}),
     ((1, 3, 6), (3, 2, 3), {"dilations": [2]}),
     ((1, 2, 3, 3, 3), (2, 2, 2, 2, 2), {"strides": [2, 1, 2]}),
 ]
