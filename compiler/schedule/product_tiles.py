@@ -22,6 +22,11 @@ _LATENCY, _A_CYCLE = 4, 2
 """Cycles until a sum can be added to again, and how many multiply-adds, and how many loads, begin in one: those of
 Zen 2 to 5 and of Intel's cores since Skylake.
 """
+_A_LOAD = 0.1
+"""How many cycles a cycle of loads costs beside multiply-adds that take longer, by measurements with AVX2: what is read
+comes from the second-level cache at times, and it takes power, which bounds the clock. Vectors with masks, as of
+AVX-512, were not measured again.
+"""
 _PIECE = 1.5
 """How many vectors a part of one costs where lanes cannot be left out: what remains of a row after whole vectors is
 loaded in pieces of powers of two, 15 lanes as 8, 4, 2 and 1.
@@ -69,7 +74,9 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str)
                 if rows % height or needed > hardware.registers:
                     continue
                 # What comes in rows comes from the second-level cache, which takes twice as long.
-                cycles = max(height * spent / _A_CYCLE, (height + 2 * spent) / _A_CYCLE, _LATENCY)
+                loads = (height + 2 * spent) / _A_CYCLE
+                cycles = max(height * spent / _A_CYCLE, loads, _LATENCY)
+                cycles += 0.0 if hardware.lane_masks else _A_LOAD * loads
                 if (speed := height * strip / cycles) > fastest:
                     best, fastest = (height, strip), speed
     return best
