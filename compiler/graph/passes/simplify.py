@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.arithmetic_rules import ARITHMETIC_RULES
+from retune.compiler.graph.passes.constant_scatter import invert_scatter
 from retune.compiler.graph.passes.layout_rules import LAYOUT_RULES, transpose_to_reshape
 
 _log = logging.getLogger(__name__)
 
 Rule = Callable[[GraphBuilder, Node], str | None]
 
-SINKING_RULES: tuple[Rule, ...] = (*ARITHMETIC_RULES, *LAYOUT_RULES)
+SINKING_RULES: tuple[Rule, ...] = (*ARITHMETIC_RULES, invert_scatter, *LAYOUT_RULES)
 SETTLING_RULES: tuple[Rule, ...] = (transpose_to_reshape, *SINKING_RULES)
 
 

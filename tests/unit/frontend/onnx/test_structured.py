@@ -86,6 +86,31 @@ def test_transposed_convolution_matches_onnxruntime(
     agrees_with_onnxruntime(model_of([node], {"x": shape}, weights=weights))
 
 
+SCATTERED: list[tuple[tuple[int, ...], list[Any], tuple[int, ...], str]] = [
+    ((6, 4), [[1], [2], [3]], (3, 4), "none"),
+    ((6, 4), [[0], [1], [2], [3], [4], [5]], (6, 4), "none"),
+    ((6, 4), [[5], [-6], [3]], (3, 4), "none"),
+    ((6, 4), [[5, 1], [0, 2]], (2,), "none"),
+    ((6, 4), [[5], [0], [3]], (3, 4), "max"),
+    ((6, 4), [[5], [5], [3]], (3, 4), "add"),
+    ((6, 4, 2), [[[5, 1], [0, 2]], [[1, 1], [-1, -1]]], (2, 2, 2), "mul"),
+]
+
+
+@pytest.mark.parametrize(("shape", "places", "updates", "reduction"), SCATTERED)
+def test_updates_at_constant_places_match_onnxruntime(
+    shape: tuple[int, ...],
+    places: list[Any],
+    updates: tuple[int, ...],
+    reduction: str,
+    model_of: ModelOf,
+    agrees_with_onnxruntime: Agrees,
+) -> None:
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
+    model = model_of([node], {"x": shape, "u": updates}, weights={"i": np.array(places)}, opset=18)
+    agrees_with_onnxruntime(model)
+
+
 SINGLE: list[tuple[str, tuple[int, ...], Weights, dict[str, Any]]] = [
     ("MaxPool", (1, 2, 5, 6, 7), {}, {"kernel_shape": [2, 3, 2], "strides": [1, 2, 2], "pads": [0, 1, 0, 1, 1, 1]}),
     ("AveragePool", (1, 2, 5, 6, 7), {}, {"kernel_shape": [2, 3, 2], "pads": [0, 1, 0, 1, 1, 1]}),
