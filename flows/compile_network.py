@@ -3,10 +3,13 @@
 Every program is checked and timed once more before it is used. A top candidate, of a kernel without a record, has
 one after that.
 
-    best records → confirm each in a fresh process → compile tuned and untuned → verify both against ONNX Runtime
+    best records → time each again → confirm in a fresh process → compile tuned, untuned → verify against ONNX Runtime
 """
 
+import math
 from dataclasses import replace
+from itertools import chain, islice
+from time import monotonic
 from typing import Any
 
 from prefect import flow
@@ -15,7 +18,7 @@ from prefect.runtime import flow_run
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import CompiledResult, Report
-from retune.compiler.driver.winners import Confirmation, record_guesses, resolve, shortlist
+from retune.compiler.driver.winners import TimedPrograms, record_guesses, resolve, shortlist
 from retune.compiler.measure.built_programs import SHORTLIST, BuiltPrograms
 from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
@@ -29,8 +32,11 @@ from retune.tasks.opaque import opaque
 from retune.tasks.report import keep_result, publish
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
-from retune.tasks.verify import confirm, limits_of_machine, verify
+from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
 from retune.tasks.workers import open_workers
+
+_AT_LEAST, _SHARE = 5.0, 0.1
+"""Seconds, and share of the budget beside them, for programs of kernels that the search did not reach."""
 
 
 def run_name() -> str:
@@ -59,6 +65,13 @@ def compile_network(
     return report
 
 
+def _seconds_of_guesses(minutes: float | None) -> float:
+    """How long programs may be tried for kernels that a budget of so many minutes did not reach; without limit where
+    the budget is in trials.
+    """
+    return math.inf if minutes is None else _AT_LEAST + _SHARE * 60 * minutes
+
+
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
 def compile_best(
     job: TuneJob,
@@ -75,14 +88,19 @@ def compile_best(
     folder = job.run_folder(run_id)
     known = best_of_every_task(job.place, job.target, job.device, job.threads)
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
-    layers = [shortlist(layer.tasks, best, known) for layer in extracted.partition.layers()]
-    announce(PhaseStarted(f"confirming the best programs of {count(sum(map(len, layers)), 'task')}"))
+    # Those that matter most come first: the time for programs that no record knows may not suffice for all.
+    layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
+    announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
     measuring = job.measuring(extracted.constant_bytes)
     with open_workers(measuring, job.plan, job.gpu, kept) as workers:
-        chosen: list[Confirmation] = []
-        for layer in layers:
-            chosen += resolve([confirm(task.name, workers, opaque(task), opaque(programs)) for task, programs in layer])
-            announce(PhaseAdvanced(len(chosen), sum(map(len, layers))))
+        timed: list[list[TimedPrograms]] = []
+        until = monotonic() + _seconds_of_guesses(job.options.minutes)
+        for number, layer in enumerate(layers, 1):
+            programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
+            timed.append([time_programs(task.name, workers, opaque(task), opaque(each)) for task, each in programs])
+            announce(PhaseAdvanced(number, len(layers)))
+        confirmed = iter(confirm(workers, opaque(list(chain.from_iterable(timed)))))
+    chosen = [one for layer in timed for one in resolve(list(islice(confirmed, len(layer))))]
     run_info = replace(job.run_info(run_id, measuring), round=rounds, elapsed=elapsed)
     winners, guesses = record_guesses(chosen, run_info, new_id)
     if guesses:

@@ -24,10 +24,11 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_any
+from retune.tasks.opaque import opaque
 from retune.tasks.report import keep_result, publish_operator
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run
-from retune.tasks.verify import confirm
+from retune.tasks.verify import confirm, time_programs
 from retune.tasks.workers import open_workers
 
 OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
@@ -79,4 +80,5 @@ def confirm_operator(job: TuneJob, extracted: Extracted, kept: BuiltPrograms | N
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
     with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu, kept) as workers:
         ((_, programs),) = shortlist([task], best)
-        return confirm(task.name, workers, task, programs)
+        timed = time_programs(task.name, workers, opaque(task), opaque(programs))
+        return confirm(workers, opaque([timed]))[0]

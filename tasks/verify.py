@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.driver.report import Comparison
-from retune.compiler.driver.winners import Confirmation, choose_best
+from retune.compiler.driver.winners import Confirmation, TimedPrograms, confirm_fastest, time_again
 from retune.compiler.driver.worker_service import DeviceFacts, compare_on_device, limits_of_device
 from retune.compiler.frontend.network import network_bytes
 from retune.compiler.measure.device_lock import device_key, device_lock
@@ -21,10 +21,18 @@ from retune.tasks.plan import FleetPlan
 from retune.tasks.workers import Workers
 
 
-@task(name="confirm", task_run_name="confirm-{name}", cache_policy=NO_CACHE)
-def confirm(name: str, workers: Workers, search_task: SearchTask, programs: Sequence[BestProgram]) -> Confirmation:
-    """Build and time a task's best programs again, next to the untuned one, and choose what serves."""
-    return choose_best(search_task, programs, workers.builder, workers.runner)
+@task(name="time-again", task_run_name="time-again-{name}", cache_policy=NO_CACHE)
+def time_programs(
+    name: str, workers: Workers, search_task: SearchTask, programs: Sequence[BestProgram]
+) -> TimedPrograms:
+    """Build and time a task's best programs again, in turn with the untuned one."""
+    return time_again(search_task, programs, workers.builder, workers.runner)
+
+
+@task(name="confirm", task_run_name="confirm", cache_policy=NO_CACHE)
+def confirm(workers: Workers, timed: Sequence[TimedPrograms]) -> list[Confirmation]:
+    """Check the fastest program of each task once more in a fresh process, and choose what serves."""
+    return confirm_fastest(timed, workers.runner)
 
 
 @task(name="describe-device", task_run_name="describe-{device}", cache_policy=NO_CACHE)

@@ -85,15 +85,17 @@ class Confirmation:
 
 
 def shortlist(
-    tasks: Sequence[SearchTask], best: Mapping[str, Sequence[MeasureRecord]], known: Iterable[MeasureRecord] = ()
+    tasks: Sequence[SearchTask],
+    best: Mapping[str, Sequence[MeasureRecord]],
+    known: Iterable[MeasureRecord] | None = (),
 ) -> tuple[tuple[SearchTask, tuple[BestProgram, ...]], ...]:
     """Which of `tasks`, the ways to compute one layer, are to be timed again, and with which programs: those whose
     record in `best`, by task key, is close to the fastest; the first one with guesses, programs of tasks like
-    it that are `known` among them, when there is no record.
+    it that are `known` among them, when there is no record; without guesses when `known` is None.
     """
     seconds = [min((one.seconds for one in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
     if math.isinf(min(seconds)):
-        return ((tasks[0], top_candidates(tasks[0], known)),)
+        return ((tasks[0], () if known is None else top_candidates(tasks[0], known)),)
     close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
     return tuple((task, tuple(map(BestProgram.of, best[task.workload_key]))) for task in close)
 
@@ -119,32 +121,66 @@ def record_guesses(
     return tuple(found), tuple(records)
 
 
-def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> Confirmation:
-    """Time the default schedule and `programs` once more, and take the fastest right one.
+@dataclass(frozen=True, slots=True)
+class TimedPrograms:
+    """Programs of a task, then its default schedule, as they were built and timed in turn, in this order."""
+
+    task: SearchTask
+    programs: Sequence[BestProgram]
+    steps: Sequence[str]
+    builds: Sequence[BuiltProgram]
+    results: Sequence[Measurement]
+
+    @property
+    def seconds(self) -> list[float]:
+        """The fastest repeat of each, infinite for one that failed."""
+        return [min(result.costs, default=math.inf) for result in self.results]
+
+
+def time_again(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> TimedPrograms:
+    """Time the default schedule and `programs` once more.
 
     Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
-    the machine hits all of them, and the fastest repeat counts. The fastest runs once more in a fresh process, where it
-    has to give the right answer again; if it does not, the next one is tried.
+    the machine hits all of them, and the fastest repeat counts.
     Raises: MeasureError when the workers cannot work at all.
     """
     steps = [*(load_steps(program.steps) for program in programs), default_steps_of(task)]
     texts = [*(program.steps for program in programs), dump_steps(steps[-1])]
     builds = builder.build(task, steps)
-    results = _interleaved(task, builds, runner.run(task, builds), runner)
-    seconds = [min(result.costs, default=math.inf) for result in results]
-    untuned = len(programs)
+    return TimedPrograms(task, programs, texts, builds, _interleaved(task, builds, runner.run(task, builds), runner))
+
+
+def confirm_fastest(timed: Sequence[TimedPrograms], runner: Runner) -> list[Confirmation]:
+    """For each task the fastest program that is right in a fresh process too.
+
+    The fastest ones of all tasks run there once more, one after the other; where one is wrong or crashes the next one
+    of its task is tried, in another fresh process.
+    Raises: MeasureError when the workers cannot work at all.
+    """
+    runner.restart()
+    return [_confirmed(one, runner) for one in timed]
+
+
+def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> Confirmation:
+    """Time `programs` and the default schedule again, and take the fastest right one. Raises: as `time_again`."""
+    return confirm_fastest([time_again(task, programs, builder, runner)], runner)[0]
+
+
+def _confirmed(timed: TimedPrograms, runner: Runner) -> Confirmation:
+    seconds, results = timed.seconds, list(timed.results)
+    untuned = len(timed.programs)
     order = sorted((place for place in range(untuned) if math.isfinite(seconds[place])), key=lambda one: seconds[one])
     for place in order:
         # Sorted by time: from here on none beats the default schedule.
         if seconds[place] >= seconds[untuned]:
             break
-        # A fresh process: a program that is right only on what earlier ones left in memory fails here.
-        runner.restart()
-        (again,) = runner.run(task, [builds[place]])
+        # A program that is right only on what its own earlier runs left in memory fails here.
+        (again,) = runner.run(timed.task, [timed.builds[place]])
         if again.status is MeasureStatus.OK:
-            return _confirmation(task, programs, texts, builds, results, place)
+            return _confirmation(replace(timed, results=results), place)
         results[place] = replace(again, error=f"in a fresh process: {again.error}")
-    return _confirmation(task, programs, texts, builds, results, untuned)
+        runner.restart()
+    return _confirmation(replace(timed, results=results), untuned)
 
 
 def _interleaved(
@@ -160,24 +196,17 @@ def _interleaved(
     return timed
 
 
-def _confirmation(
-    task: SearchTask,
-    programs: Sequence[BestProgram],
-    texts: Sequence[str],
-    builds: Sequence[BuiltProgram],
-    results: Sequence[Measurement],
-    place: int,
-) -> Confirmation:
+def _confirmation(timed: TimedPrograms, place: int) -> Confirmation:
     """The program at `place` serves; after the last one stands the default schedule."""
-    seconds = [min(result.costs, default=math.inf) for result in results]
+    task, programs, seconds = timed.task, timed.programs, timed.seconds
     rejected = tuple(
         f"{program.record_id or 'a guess'}: {_failure(result)}"
-        for program, result in zip(programs, results, strict=False)
+        for program, result in zip(programs, timed.results, strict=False)
         if result.status is not MeasureStatus.OK
     )
     chosen = programs[place] if place < len(programs) else None
     # The default schedule's kernel too: the network is compiled once more with it alone, for the comparison.
-    kept = ((texts[each], builds[each].artifact) for each in (place, len(programs)))
+    kept = ((timed.steps[each], timed.builds[each].artifact) for each in (place, len(programs)))
     kernels = {text: kernel for text, kernel in kept if kernel is not None}
     about = task.workload_key, task.name, chosen
     return Confirmation(
@@ -185,9 +214,9 @@ def _confirmation(
         seconds[-1],
         seconds[place],
         rejected,
-        measured=results[place],
+        measured=timed.results[place],
         kernels=kernels,
-        default_steps=texts[-1],
+        default_steps=timed.steps[-1],
     )
 
 
