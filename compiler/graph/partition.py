@@ -13,18 +13,21 @@ from dataclasses import dataclass, replace
 
 from retune.compiler import te
 from retune.compiler.graph.alternatives import Rewrite
-from retune.compiler.graph.fuse import FusedOp, fuse
+from retune.compiler.graph.attention import join_attention
+from retune.compiler.graph.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ir.expr import Const
 from retune.compiler.ops import OPS, FusionKind
 from retune.compiler.ops.op import Operand
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.layout import LayoutRewriteOption
+from retune.compiler.schedule.row_blocks import find_row_blocks
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
+_PRODUCTS = ("dense", "batch_matmul", "contract")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 # Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
@@ -134,7 +137,7 @@ def partition(
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
     """
-    fusion = fuse(graph)
+    fusion = _fusion(graph, target)
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
     tasks: dict[str, SearchTask] = {}
     weights: dict[str, int] = {}
@@ -166,6 +169,14 @@ def partition(
     )
 
 
+def _fusion(graph: Graph, target: Target) -> Fusion:
+    """The groups of nodes that are kernels on a target."""
+    fusion = fuse(graph)
+    if not target.traits.uses_threads:
+        return fusion
+    return join_attention(graph, fusion, lambda group: find_row_blocks(express(graph, group)[1]) is not None)
+
+
 def _alternatives(
     graph: Graph, group: FusedOp, task: SearchTask, rewrites: Sequence[Rewrite], names: set[str]
 ) -> list[Alternative]:
@@ -185,7 +196,8 @@ def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative
     """The graph and its kernels with `chosen` alternatives, one a task at most, in place of the direct ones."""
     taken = {one.of: one for one in chosen}
     kernels = []
-    for group, call in zip(fuse(graph).groups, cut.kernels, strict=True):
+    groups = _fusion(graph, cut.tasks[0].target).groups if cut.tasks else ()
+    for group, call in zip(groups, cut.kernels, strict=True):
         other = taken.get(call.task.workload_key)
         variant = None if other is None else other.rewrite.variant(graph, group)
         if other is None or variant is None:
@@ -272,6 +284,8 @@ def _describe(graph: Graph, group: FusedOp) -> str:
     """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, others = group.core, [node for node in group.nodes if node is not group.core]
     words = [first.op]
+    if first.op in _PRODUCTS and any(node.op == "softmax" for node in others):
+        words, others = ["attention"], [node for node in others if node.op not in (*_PRODUCTS, "softmax")]
     if first.op in _CONVOLUTIONS:
         data, weight = graph.values[first.inputs[0]].shape, graph.values[first.inputs[1]].shape
         last, rank = not first.text("layout").startswith("NC"), len(data) - 2

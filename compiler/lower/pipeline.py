@@ -21,6 +21,7 @@ from retune.compiler.lower.passes import (
     PackInside,
     PartitionLoops,
     RegisterTiles,
+    ReuseLocals,
     SimplifyIndices,
     UnrollLocals,
     VectorReductions,
@@ -49,6 +50,7 @@ def cpu_passes(
         # Before packing, so that the steps of a dot product become the innermost digit of the packed layout.
         DotProducts(frozenset(dots)),
         *_PACKING[layout],
+        ReuseLocals(),
         PartitionLoops(),
         # After partitioning, which removes guards for which a vector loop would become serial.
         LegalizeLoops(hardware.lane_masks),

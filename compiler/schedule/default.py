@@ -30,6 +30,7 @@ from retune.compiler.schedule.product_tiles import (
     row_axis_of,
     split_for_tile,
 )
+from retune.compiler.schedule.row_blocks import find_row_blocks, in_row_blocks
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
 from retune.compiler.target import HardwareParams
@@ -68,6 +69,10 @@ class _Large:
 
 def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
     """Steps of the default schedule of `dag`, with register tiles that fit the registers of `hardware`."""
+    blocks = find_row_blocks(dag)
+    if blocks is not None:
+        state = _inlined(dag, {blocks.left})
+        return _plain(in_row_blocks(state, blocks, hardware, _vectorized))
     return _steps(_inlined(dag), hardware)
 
 
@@ -86,11 +91,11 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
     return _steps(_packed(state, product), hardware, {product.stage, product.right})
 
 
-def _inlined(dag: ComputeDAG) -> State:
+def _inlined(dag: ComputeDAG, kept: Collection[int] = ()) -> State:
     state = State.initial(dag)
     # From readers to what they read: chains collapse into the last stage.
     for stage_id in range(len(state.stages) - 1, -1, -1):
-        if _always_inlined(state, stage_id):
+        if stage_id not in kept and _always_inlined(state, stage_id):
             state = state.apply(ComputeInline(stage_id))
     return state
 
@@ -110,7 +115,17 @@ def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -
             else:
                 state = _with_reader(state, number + added, reader, row_axis, hardware)
                 finished.add(reader - added)
+    return _plain(state)
+
+
+def _plain(state: State) -> tuple[Step, ...]:
     return tuple(step for step in state.steps if isinstance(step, Step))
+
+
+def _vectorized(state: State, stage_id: int) -> State:
+    """The last axis in vectors, unless lowering brings the sums along it into vectors."""
+    last = len(axes_of(state, stage_id)) - 1
+    return state if _reduces_rows(state, stage_id) else state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
 
 
 def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | None:

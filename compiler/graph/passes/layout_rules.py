@@ -122,6 +122,19 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
     return None
 
 
+def sink_reshape_of_rows(builder: GraphBuilder, node: Node) -> str | None:
+    """softmax(reshape(x)) -> reshape(softmax(x)) along the last axis, where the reshape keeps that axis."""
+    source = builder.producer(node.inputs[0]) if node.op in _ALONG_AXIS else None
+    if source is None or source.op != "reshape":
+        return None
+    before, shape = builder.value(source.inputs[0]).shape, source.ints("shape")
+    if node.integer("axis") != len(shape) - 1 or not before or before[-1] != shape[-1]:
+        return None
+    attrs: dict[str, Attribute] = {"axis": len(before) - 1}
+    result = builder.emit(node.op, [source.inputs[0]], attrs, name=node.name, output=node.output)
+    return builder.emit("reshape", [result], {"shape": shape}, output=node.output)
+
+
 def _is_product(builder: GraphBuilder, name: str) -> bool:
     """Whether a value is a convolution or product, or what a few element-wise operators and reshapes make of one."""
     seen, stack = {name}, [name]
@@ -321,5 +334,6 @@ LAYOUT_RULES = (
     sink_transpose_of_reshape,
     sink_reshape,
     sink_reshape_of_slice,
+    sink_reshape_of_rows,
     transpose_into_weights,
 )

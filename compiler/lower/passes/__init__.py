@@ -12,6 +12,7 @@ from retune.compiler.lower.passes.pack_constants import PackConstants
 from retune.compiler.lower.passes.pack_inside import PackInside
 from retune.compiler.lower.passes.partition_loops import PartitionLoops
 from retune.compiler.lower.passes.register_tiles import RegisterTiles
+from retune.compiler.lower.passes.reuse_locals import ReuseLocals
 from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
 from retune.compiler.lower.passes.unroll_locals import UnrollLocals
 from retune.compiler.lower.passes.vector_reductions import VectorReductions
@@ -26,6 +27,7 @@ __all__ = [
     "PackInside",
     "PartitionLoops",
     "RegisterTiles",
+    "ReuseLocals",
     "SimplifyIndices",
     "UnrollLocals",
     "VectorReductions",

@@ -1,5 +1,6 @@
 """What is left of a transformer's layer: a few kernels."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.target import HardwareParams, Target
 from tests.support.encoder_layer import encoder_layer
+from tests.support.small_kernels import GPU
 
 PROJECTION = "dense+add"
 BERT = [
@@ -49,6 +53,26 @@ def test_the_kernels_of_an_encoder_layer(options: dict[str, Any], wanted: list[s
     (ours,), (theirs,) = evaluate(best, feed), evaluate(graph, feed)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     assert sorted("+".join(node.op for node in group.nodes) for group in fuse(best).groups) == sorted(wanted)
+
+
+@pytest.mark.parametrize("name", ["bert_base", "vit_small"])
+def test_the_kernels_of_attention_become_one_on_a_cpu(name: str) -> None:
+    graph = optimize(load_model(zoo.build(name, layers=1)))
+    cpu, gpu = (partition(graph, target, HardwareParams(num_cores=2)) for target in (Target("llvm"), GPU))
+    (joined,) = (call for call in cpu.kernels if "attention" in call.name)
+    apart = [call for call in gpu.kernels if set(call.nodes) <= set(joined.nodes)]
+    assert [node for call in apart for node in call.nodes] == list(joined.nodes)
+    assert len(apart) == 3
+    assert len(cpu.kernels) == len(gpu.kernels) - 2
+
+
+def test_scores_that_something_else_reads_stay_in_memory() -> None:
+    graph = optimize(load_model(zoo.build("bert_base", layers=1)))
+    (softmax,) = (node for node in graph.nodes if node.op == "softmax")
+    for name in (softmax.output, softmax.inputs[0]):
+        shown = replace(graph, outputs=(*graph.outputs, name))
+        cut = partition(shown, Target("llvm"), HardwareParams(num_cores=2))
+        assert not any("attention" in call.name for call in cut.kernels)
 
 
 @pytest.mark.parametrize(

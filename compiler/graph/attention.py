@@ -1,0 +1,49 @@
+"""Joins the kernels of attention: two products and the softmax of the scores between them.
+
+A kernel of its own for each writes all scores to memory and reads them again, two or three times. One kernel computes a
+block of their rows after the other (`retune.compiler.schedule.row_blocks`).
+
+    product ─► scale ─► mask ─► softmax ─► product      three groups become one
+"""
+
+from collections.abc import Callable
+
+from retune.compiler.graph.fuse import FusedOp, Fusion
+from retune.compiler.graph.ir import Graph
+
+_PRODUCTS = ("contract", "batch_matmul", "dense")
+
+
+def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]) -> Fusion:
+    """The groups with those of each attention joined, where that `fits` what one kernel can do."""
+    made = {group.output: group for group in fusion.groups}
+    readers: dict[str, int] = dict.fromkeys(graph.outputs, 1)
+    for node in graph.nodes:
+        for name in node.inputs:
+            readers[name] = readers.get(name, 0) + 1
+    joined: dict[str, FusedOp] = {}
+    taken: set[str] = set()
+    for group in fusion.groups:
+        softmax = made.get(group.core.inputs[0]) if group.core.op in _PRODUCTS else None
+        first = made.get(softmax.core.inputs[0]) if softmax is not None else None
+        if softmax is None or first is None or {softmax.output, first.output} & taken:
+            continue
+        alone = readers[softmax.output] == readers[first.output] == 1
+        if alone and _is_softmax(graph, softmax) and first.core.op in _PRODUCTS:
+            whole = FusedOp((*first.nodes, *softmax.nodes, *group.nodes), len(first.nodes) + 1 + group.place)
+            if fits(whole):
+                joined[group.output] = whole
+                taken |= {softmax.output, first.output}
+    # A joined group stands where its last part stood: what it reads was computed before.
+    groups = (joined.get(group.output, group) for group in fusion.groups if group.output not in taken)
+    return Fusion(tuple(groups), fusion.aliases)
+
+
+def _is_softmax(graph: Graph, group: FusedOp) -> bool:
+    """Whether the group is a softmax along the last axis, and nothing else."""
+    node = group.core
+    return (
+        len(group.nodes) == 1
+        and node.op == "softmax"
+        and node.integer("axis") == len(graph.values[node.output].shape) - 1
+    )
