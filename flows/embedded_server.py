@@ -1,12 +1,22 @@
 """Prefect's server as a child process, which a session without a server at an address starts.
 
 This module imports nothing of Prefect, so that the server starts while the session imports it: both take seconds.
+
+To make its tables in a new state folder takes a server ten seconds more. The empty tables are therefore kept for other
+state folders of the user, in a cache that may be deleted at any time.
 """
 
 import atexit
+import contextlib
+import os
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
 
 from retune.compiler import config
 
@@ -26,6 +36,8 @@ class EmbeddedServer:
             free.bind((_LOOPBACK, 0))
             self.port: int = free.getsockname()[1]
         self.url = f"http://{_LOOPBACK}:{self.port}/api"
+        self._database = _database()
+        self._makes_tables = self._database is not None and not _copy_tables(self._database)
         self.process = self._begin()
 
     def _begin(self) -> "subprocess.Popen[bytes]":
@@ -42,6 +54,13 @@ class EmbeddedServer:
         """Start it once more after its process has ended, at the same address and on the same database."""
         self.process = self._begin()
 
+    def keep_tables(self) -> None:
+        """Keep the tables that this server has made, now that it answers and before anything is in them."""
+        if self._database is not None and self._makes_tables:
+            # The cache only saves time: where it cannot be written, the next server makes its own tables.
+            with contextlib.suppress(OSError, sqlite3.Error):
+                _keep(self._database, _cached_tables())
+
     def stop(self) -> None:
         """End the process."""
         self.process.terminate()
@@ -50,6 +69,42 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _database() -> Path | None:
+    """The file of the database of a server of this process; None where the user has named another database."""
+    home = os.environ.get("PREFECT_HOME")
+    named = any(name.startswith(("PREFECT_API_DATABASE", "PREFECT_SERVER_DATABASE")) for name in os.environ)
+    return None if named or not home else Path(home) / "prefect.db"
+
+
+def _cached_tables() -> Path:
+    """The empty tables of the version of Prefect that is installed."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "retune" / f"prefect-{metadata.version('prefect')}.db"
+
+
+def _copy_tables(database: Path) -> bool:
+    """Begin a new database with kept tables. Whether the database was there or is now."""
+    if database.exists():
+        return True
+    with contextlib.suppress(OSError):
+        database.parent.mkdir(parents=True, exist_ok=True)
+        # Complete or not there: another command may begin in the same folder.
+        with tempfile.TemporaryDirectory(dir=database.parent) as folder:
+            os.link(shutil.copyfile(_cached_tables(), Path(folder) / "tables"), database)
+        return True
+    return database.exists()
+
+
+def _keep(database: Path, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        copy = Path(folder) / "tables"
+        # SQLite's own copy: the newest pages of a live database are in another file.
+        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(copy)) as to:
+            source.backup(to)
+        copy.replace(kept)
 
 
 def start() -> str:

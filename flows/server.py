@@ -122,6 +122,7 @@ def _await_start(server: EmbeddedServer) -> None:
     """Wait until an embedded server answers, with a second try on a loaded machine. Raises: ServerError."""
     for left in reversed(range(STARTS)):
         if _answers(server):
+            server.keep_tables()
             return
         if left:
             complain("warning: the embedded Prefect server did not start; trying once more")

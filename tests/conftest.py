@@ -20,6 +20,7 @@ os.environ.update(
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "RETUNE_HOME": f"{_STATE.name}/retune",
+        "XDG_CACHE_HOME": f"{_STATE.name}/cache",
         "RETUNE_CHECK": "1",  # every kernel that a test builds is verified after every pass
     }
 )
