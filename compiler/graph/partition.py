@@ -71,7 +71,7 @@ class Partition:
 
     `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, and `weights` is
     how often each is called. `tunable` tells which tasks have loops worth searching: convolutions and products, which
-    reuse data, and reductions, where the loop order matters; the others run with the default schedule. `aliases` maps a
+    reuse data, and reductions, where the loop order matters; the others, and attention, run with the default schedule. `aliases` maps a
     value to the one whose buffer it shares. `alternatives` are further tasks, each equivalent to one of `tasks`.
     """
 
@@ -152,7 +152,9 @@ def partition(
         if key not in tasks:
             name = _unique(_describe(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
-            tunable[key] = group.kind is FusionKind.COMPLEX or _reduces(dag)
+            # The sketches of the search keep all scores of an attention in memory, which is slower than its default.
+            searched = group.kind is FusionKind.COMPLEX or _reduces(dag)
+            tunable[key] = searched and not _is_attention(group)
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
         # An alternative serves every call of its task, so its error must be small with the constants of each call.
         alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]
@@ -280,11 +282,16 @@ def _unique(wish: str, taken: set[str]) -> str:
     return name
 
 
+def _is_attention(group: FusedOp) -> bool:
+    """Whether a group is two products with a softmax between them."""
+    return group.core.op in _PRODUCTS and any(node.op == "softmax" for node in group.nodes)
+
+
 def _describe(graph: Graph, group: FusedOp) -> str:
     """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, others = group.core, [node for node in group.nodes if node is not group.core]
     words = [first.op]
-    if first.op in _PRODUCTS and any(node.op == "softmax" for node in others):
+    if _is_attention(group):
         words, others = ["attention"], [node for node in others if node.op not in (*_PRODUCTS, "softmax")]
     if first.op in _CONVOLUTIONS:
         data, weight = graph.values[first.inputs[0]].shape, graph.values[first.inputs[1]].shape
