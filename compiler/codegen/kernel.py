@@ -2,16 +2,17 @@
 
     int32_t NAME(void** buffers, int32_t num_threads)
 
-Parallel statements run through the OpenMP runtime. The buffers of a kernel must not overlap: the generated functions
-declare them noalias.
+Parallel statements run through the OpenMP runtime, unless one thread would have done them before others begin. The
+buffers of a kernel must not overlap: the generated functions declare them noalias.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retune.compiler.codegen.body import BodyEmitter
 from retune.compiler.codegen.dot_instructions import DotInstruction
 from retune.compiler.codegen.intrinsics import DECLARATIONS
+from retune.compiler.codegen.work import is_worth_threads
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.dot import Pair
 from retune.compiler.ir.expr import Buffer
@@ -105,6 +106,8 @@ def _part(
 ) -> tuple[str, str]:
     """The functions of one statement, and the lines that run it from the entry."""
     parallel = isinstance(statement, For) and statement.kind is LoopKind.PARALLEL
+    if isinstance(statement, For) and parallel and not is_worth_threads(statement, emitter.vector_bytes):
+        statement, parallel = replace(statement, kind=LoopKind.SERIAL), False
     if isinstance(statement, For) and parallel:
         inner = statement.body
         emitter.counted(statement.var, "%low", "%high", lambda: emitter.statement(inner))

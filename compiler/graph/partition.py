@@ -71,8 +71,9 @@ class Partition:
 
     `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, and `weights` is
     how often each is called. `tunable` tells which tasks have loops worth searching: convolutions and products, which
-    reuse data, and reductions, where the loop order matters; the others, and attention, run with the default schedule. `aliases` maps a
-    value to the one whose buffer it shares. `alternatives` are further tasks, each equivalent to one of `tasks`.
+    reuse data, and reductions, where the loop order matters; the others, and attention, run with the default
+    schedule. `aliases` maps a value to the one whose buffer it shares. `alternatives` are further tasks, each
+    equivalent to one of `tasks`.
     """
 
     kernels: tuple[FusedCall, ...]

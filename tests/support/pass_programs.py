@@ -13,6 +13,7 @@ from retune.compiler.lower.passes import (
     PackInside,
     PartitionLoops,
     RegisterTiles,
+    ReuseLocals,
     SimplifyIndices,
     UnrollLocals,
     VectorReductions,
@@ -74,6 +75,14 @@ def _window_sums() -> ComputeDAG:
 def _sums_of_planes() -> ComputeDAG:
     x, p, q = te.placeholder((2, 3, 16), name="x"), te.reduce_axis(2, "p"), te.reduce_axis(16, "q")
     return ComputeDAG([x, te.compute((3,), lambda i: te.sum(x[p, i, q], [p, q]), "y")])
+
+
+def _chain_of_rows(again: bool = False) -> ComputeDAG:
+    """y is made of b, and b of a, each row by row; y of a too where it is read `again`."""
+    x = te.placeholder((2, 1100), name="x")
+    a = te.compute(x.shape, lambda i, j: x[i, j] + 1.0, "a")
+    b = te.compute(x.shape, lambda i, j: te.exp(a[i, j]), "b")
+    return ComputeDAG([x, te.compute(x.shape, lambda i, j: b[i, j] * (a[i, j] if again else 2.0), "y")])
 
 
 def _smallest() -> ComputeDAG:
@@ -188,6 +197,9 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
         f"sums_{read}": _of(VectorReductions(16), rows_of_sums(read))
         for read in ("across_rows", "every_second", "backwards", "through_an_index", "by_a_choice", "of_no_array")
     },
+    # reuse-locals
+    "rows_over_rows": _of(ReuseLocals(), _chain_of_rows(), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
+    "rows_read_again": _of(ReuseLocals(), _chain_of_rows(again=True), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
     # unroll-locals, simplify-indices
     "small_local_buffer": _of(
         UnrollLocals(16), window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0), Annotate(2, 1, VECTORIZE)

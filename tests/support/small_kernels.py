@@ -44,6 +44,7 @@ KERNELS: dict[str, Callable[[], ComputeDAG]] = {
     "row_sum_and_peak": lambda: sum_and_peak(3, 40),
     "matmul": lambda: matmul(4, 16, 8),
     "matmul_ragged": lambda: matmul(3, 5, 7),
+    "matmul_on_threads": lambda: matmul(96, 32, 64),
     "max_pool": lambda: max_pool(4, 8),
     "norm": OPERATORS["norm"],
     "depthwise": OPERATORS["depthwise"],
