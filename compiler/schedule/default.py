@@ -9,6 +9,7 @@ naive loops, which tuning improves.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.visit import walk
@@ -49,6 +50,8 @@ _BLOCK, _NARROW = (16, 8, 32, 24, 12), (8, 16, 4)
 does: the first that divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses differ by a power of
 two still fit the ways of a first-level cache.
 """
+_FEW_READS = 2.5
+"""Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two."""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
 """An axis of at most so many elements that none of these divides is taken whole."""
@@ -182,7 +185,7 @@ def _always_inlined(state: State, stage_id: int) -> bool:
         return False
     if is_strictly_inlineable(state.dag, stage_id):
         return bool(consumers(state, stage_id))
-    return _is_read_once(state.dag, stage_id)
+    return _is_read_once(state.dag, stage_id) or _is_light_padding(state.dag, stage_id)
 
 
 def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
@@ -196,6 +199,26 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
     # A branch would stand inside the reader's vectors.
     return once and not any(isinstance(node, Select) for node in walk(op.body))
+
+
+def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:
+    """Whether a stage pads what a product reads a few times, in vectors that lie inside or outside as a whole: a look
+    at each is less than to write it and to read it again.
+    """
+    op, reader = dag.ops[stage_id], next(iter(dag.readers[stage_id]), None)
+    if (
+        not isinstance(op, ComputeOp)
+        or not isinstance(op.body, Select)
+        or reader is None
+        or len(dag.readers[stage_id]) > 1
+    ):
+        return False
+    product, reads = dag.ops[reader], [indices for source, indices in dag.reads[reader] if source == stage_id]
+    if not isinstance(product, ComputeOp) or not product.reduce_axes or len(reads) != 1 or not product.axes:
+        return False
+    whole = reads[0][-1] == product.axes[-1] and op.axes[-1] not in walk(op.body.condition)
+    times = prod(axis.extent for axis in (*product.axes, *product.reduce_axes)) / prod(op.shape)
+    return whole and times <= _FEW_READS
 
 
 def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from retune.compiler.dtype import accumulated, is_float, item_bytes
+from retune.compiler.ir.expr import Binary, BinaryOp, Expr
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
@@ -40,7 +41,8 @@ _NEAR_BYTES = 1 << 18
 def row_axis_of(state: State, stage_id: int) -> int | None:
     """The axis of which a few places share what a product reads along its last axis, -1 when there is none.
 
-    None for a stage that is no product of floating-point numbers, or reads nothing along its last axis.
+    Places of a window that moves by one share what they read too, beside the weights of a depthwise convolution. None
+    for a stage that is no product of floating-point numbers, or reads nothing along its last axis.
     """
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
@@ -50,8 +52,15 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
     along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
     if not along:
         return None
-    used = {node for index in along[0] for node in walk(index)}
-    return max((place for place, axis in enumerate(op.axes) if axis.extent > 1 and axis not in used), default=-1)
+    places = range(len(op.axes) - 1, -1, -1)
+    return next((place for place in places if op.axes[place].extent > 1 and _is_shared(op.axes[place], along)), -1)
+
+
+def _is_shared(axis: Axis, along: Sequence[tuple[Expr, ...]]) -> bool:
+    """Whether what a product reads along its last axis is the same, or most of it is, for the next place of an axis."""
+    used = [{node for index in indices for node in walk(index)} for indices in along]
+    factors = (node for nodes in used for node in nodes if isinstance(node, Binary) and node.op is BinaryOp.MUL)
+    return any(axis not in nodes for nodes in used) and not any(axis in walk(node) for node in factors)
 
 
 def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str) -> tuple[int, int]:

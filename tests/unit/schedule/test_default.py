@@ -115,6 +115,51 @@ def test_rows_of_a_register_tile_share_what_is_read_along_the_strip() -> None:
     assert lines(ComputeDAG([whole, b, few])) == ["for q (0,9)", "unroll i (0,7)", "vectorize j (0,37)", "few = ..."]
 
 
+def depthwise(step: int) -> ComputeDAG:
+    """A 3 x 3 window over an image with a border of zeros."""
+    x, w = te.placeholder((20 * step, 20 * step, 64), name="x"), te.placeholder((3, 3, 64), name="w")
+    size, p, q = 20 * step, te.reduce_axis(3, "p"), te.reduce_axis(3, "q")
+
+    def padded(i: Expr, j: Expr, c: Expr) -> Expr:
+        inside = te.logical_and(i >= 1, i < size + 1, j >= 1, j < size + 1)
+        return te.if_then_else(inside, x[i - 1, j - 1, c], 0.0)
+
+    pad = te.compute((size + 2, size + 2, 64), padded, "pad")
+    return ComputeDAG(
+        [
+            x,
+            w,
+            te.compute(
+                (20, 20, 64), lambda i, j, c: te.sum(pad[i * step + p, j * step + q, c] * w[p, q, c], [p, q]), "y"
+            ),
+        ]
+    )
+
+
+def test_places_of_a_window_that_moves_by_one_share_what_they_read() -> None:
+    assert lines(depthwise(1)) == [
+        *("parallel i@j@ (0,484)", "vectorize c (0,64)", "pad = ..."),
+        *("parallel i@j.0@ (0,100)", "for c.0 (0,2)", "for p (0,3)", "for q (0,3)"),
+        *("unroll j.1 (0,4)", "vectorize c.1 (0,32)", "y = ..."),
+    ]
+
+
+def test_a_border_that_is_read_a_few_times_is_not_stored() -> None:
+    assert "pad = ..." not in lines(depthwise(2))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_depthwise_convolution_is_right(step: int) -> None:
+    dag = depthwise(step)
+    x, w = (np.random.default_rng(0).standard_normal(tensor.shape, dtype=np.float32) for tensor in dag.inputs)
+    function = build(dag, default_steps(dag))
+    (result,) = function.outputs()
+    function(*function.prepared(x, w), result)
+    padded, end = np.pad(x, ((1, 1), (1, 1), (0, 0))), 19 * step + 1
+    taps = (padded[p : p + end : step, q : q + end : step] * w[p, q] for p, q in np.ndindex(3, 3))
+    np.testing.assert_allclose(np.array(result), sum(taps), rtol=1e-5, atol=1e-5)
+
+
 def test_other_products_keep_naive_loops() -> None:
     a, b, q = te.placeholder((80, 9), name="a"), te.placeholder((32, 9), name="b"), te.reduce_axis(9, "q")
     rows = te.compute((80, 32), lambda i, j: te.sum(a[i, q] * b[j, q], q), "rows")
