@@ -65,8 +65,23 @@ def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
     if not isinstance(op, ComputeOp) or op.reduce_axes or left[0] == first:
         return None
     row_bytes = columns * item_bytes(op.dtype)
-    size = row_block(rows, bytes_of(state, first) // (rows * row_bytes), row_bytes)
+    size = row_block(rows, bytes_of(state, first) // (rows * row_bytes), row_bytes * _most_alive(dag, first, second))
     return RowBlocks(first, left[0], second, size) if size else None
+
+
+def _most_alive(dag: ComputeDAG, first: int, second: int) -> int:
+    """How many of the stages from `first` up to `second` that have as many elements as the scores are needed at a time.
+    One that is made of another, which nothing reads later, takes its place: see `ReuseLocals` of the passes.
+    """
+    alive = set[int]()
+    most = 1
+    for place in range(first, second):
+        op = dag.ops[place]
+        if isinstance(op, ComputeOp) and op.shape == dag.ops[first].shape:
+            over = {one for one in alive if max(dag.readers[one], default=place) <= place}
+            alive = (alive - over) | {place}
+            most = max(most, len(alive) + max(0, len(over) - 1))
+    return most
 
 
 def _makes(dag: ComputeDAG, source: int, result: int) -> bool:

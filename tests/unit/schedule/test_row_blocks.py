@@ -5,6 +5,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.driver.build import build
+from retune.compiler.ops import OPS
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.row_blocks import find_row_blocks
@@ -54,6 +55,23 @@ def test_a_block_fits_a_cache_and_threads_share_the_blocks(sizes: tuple[int, int
 @pytest.mark.parametrize("sizes", [(1, 4, 64, 32), (197, 2, 64, 32), (64, 2, 1 << 17, 16)])
 def test_rows_that_no_block_divides_or_fits_are_not_found(sizes: tuple[int, int, int, int]) -> None:
     assert find_row_blocks(attention(*sizes)) is None
+
+
+def test_a_block_has_room_for_all_scores_that_are_needed_at_a_time() -> None:
+    q, k, v = (
+        te.placeholder(shape, name=name) for name, shape in (("q", (480, 16)), ("k", (16, 4000)), ("v", (4000, 16)))
+    )
+    r, c = te.reduce_axis(16, "r"), te.reduce_axis(4000, "c")
+    products = te.compute((480, 4000), lambda i, j: te.sum(q[i, r] * k[r, j], r), "products")
+    powers = te.compute(products.shape, lambda *i: te.exp(products[i]), "powers")
+    scores = te.compute(products.shape, lambda *i: powers[i] / (powers[i] + products[i] * products[i]), "scores")
+    shares = OPS["softmax"].tensor([scores], {"axis": 1}, name="shares")
+    dag = ComputeDAG([q, k, v, te.compute((480, 16), lambda i, d: te.sum(shares[i, c] * v[c, d], c), "result")])
+    found, plain = find_row_blocks(dag), find_row_blocks(attention(480, 1, 4000, 16))
+    assert found is not None
+    assert plain is not None
+    assert found.rows < plain.rows
+    build(dag, default_steps(dag))
 
 
 def test_a_single_product_and_two_in_a_row_are_not_found() -> None:
