@@ -8,6 +8,7 @@ import pytest
 from retune.compiler.driver import compare
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.report import TOLERANCE, Comparison, Contender
+from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Value
 from retune.compiler.runtime.contention import ContentionMeter
@@ -24,6 +25,19 @@ def test_no_number_and_another_shape_are_infinitely_wrong() -> None:
     reference = [np.ones(2, np.float32)]
     assert compare._error([np.array([1.0, np.nan], np.float32)], reference) == float("inf")
     assert compare._error([np.ones((1, 2), np.float32)], reference) == float("inf")
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_mask_that_leaves_nothing_is_left_out(masked: bool) -> None:
+    builder = GraphBuilder("masked", [Value("mask", (64,), "int64"), Value("x", (64,), "float32")])
+    shown = builder.emit("cast", ["mask"], {"dtype": "float32"})
+    y = builder.emit("mul", ["x", shown])
+    # 0 / 0 where the mask is 0
+    y = builder.emit("div", [y, shown]) if masked else y
+    executor = executor_of(compile_graph(builder.finish({"y": y}), Target.host(), threads=1), 1)
+    inputs = compare._comparable_inputs(executor, 0)
+    assert set(inputs["mask"].tolist()) == ({1} if masked else {0, 1})
+    assert np.isfinite(compare._outputs(executor, inputs)[0]).all()
 
 
 def test_zeros_do_not_divide() -> None:
