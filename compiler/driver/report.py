@@ -305,7 +305,7 @@ def _outcome(row: TaskRow, winner: Confirmation | None) -> TaskOutcome:
             used=False,
         )
     if winner.program is None:
-        reasons.append("nothing that was tried is faster")
+        reasons.append("nothing that was tried is faster" if winner.tried else "no time was left to try a program")
     return TaskOutcome(
         name=row.name,
         weight=row.weight,

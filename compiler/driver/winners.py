@@ -63,7 +63,8 @@ class Confirmation:
 
     `rejected` says of every program that failed why it does not serve. `serves` is false where another task computes
     the same result faster. `measured` is how the program was built and timed, `kernels` are the kernels of what serves
-    and of the default schedule, by steps text, `default_steps` is the latter's.
+    and of the default schedule, by steps text, `default_steps` is the latter's. `tried` is how many programs were timed
+    beside the default schedule.
     """
 
     task_key: str
@@ -76,6 +77,7 @@ class Confirmation:
     measured: Measurement | None = None
     kernels: Mapping[str, KernelArtifact] = field(default_factory=dict)
     default_steps: str = ""
+    tried: int = 0
 
     @property
     def serving(self) -> BestProgram | None:
@@ -217,6 +219,7 @@ def _confirmation(timed: TimedPrograms, place: int) -> Confirmation:
         measured=timed.results[place],
         kernels=kernels,
         default_steps=timed.steps[-1],
+        tried=len(programs),
     )
 
 

@@ -24,7 +24,7 @@ KERNELS = (
     Coverage("softmax", "other", 3, True, flops=1e9),
     Coverage("copy", "third", 1, False),
 )
-WINNER = Confirmation("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",))
+WINNER = Confirmation("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",), tried=1)
 
 
 @pytest.fixture
@@ -82,6 +82,16 @@ def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_pa
         "RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON, report.coverage), tmp_path
     )
     assert again.tasks[0].served_by == "program of a similar kernel"
+
+
+@pytest.mark.parametrize(("tried", "words"), [(3, "nothing that was tried is faster"), (0, "no time was left")])
+def test_a_default_schedule_says_why_it_serves(tried: int, words: str, report: Report, tmp_path: Path) -> None:
+    winner = replace(WINNER, rejected=(), tried=tried)
+    spent = TuningSummary(64, 12.0, 3, (ROW,))
+    again = Report.of(
+        "RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON, report.coverage), tmp_path
+    )
+    assert words in again.tasks[0].note
 
 
 def test_contention_warning_is_at_the_top(report: Report, tmp_path: Path) -> None:
