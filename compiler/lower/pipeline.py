@@ -24,6 +24,7 @@ from retune.compiler.lower.passes import (
     ReuseLocals,
     SimplifyIndices,
     UnrollLocals,
+    VectorizePlain,
     VectorReductions,
 )
 from retune.compiler.schedule.layout import LayoutRewriteOption
@@ -54,6 +55,7 @@ def cpu_passes(
         PartitionLoops(),
         # After partitioning, which removes guards for which a vector loop would become serial.
         LegalizeLoops(hardware.lane_masks),
+        VectorizePlain(width),
         VectorReductions(width),
         RegisterTiles(width),
         # Looks for the accumulators that register tiles have.

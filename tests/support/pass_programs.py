@@ -16,6 +16,7 @@ from retune.compiler.lower.passes import (
     ReuseLocals,
     SimplifyIndices,
     UnrollLocals,
+    VectorizePlain,
     VectorReductions,
 )
 from retune.compiler.lower.passes.base import LoopPass
@@ -83,6 +84,11 @@ def _chain_of_rows(again: bool = False) -> ComputeDAG:
     a = te.compute(x.shape, lambda i, j: x[i, j] + 1.0, "a")
     b = te.compute(x.shape, lambda i, j: te.exp(a[i, j]), "b")
     return ComputeDAG([x, te.compute(x.shape, lambda i, j: b[i, j] * (a[i, j] if again else 2.0), "y")])
+
+
+def _turned_rows() -> ComputeDAG:
+    x = te.placeholder((16, 16), name="x")
+    return ComputeDAG([x, te.compute((16, 16), lambda i, j: x[j, i] + 1.0, "y")])
 
 
 def _smallest() -> ComputeDAG:
@@ -200,6 +206,11 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
     # reuse-locals
     "rows_over_rows": _of(ReuseLocals(), _chain_of_rows(), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
     "rows_read_again": _of(ReuseLocals(), _chain_of_rows(again=True), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
+    # vectorize-plain
+    "rows_in_order": _of(VectorizePlain(16), matmul(4, 16, 8), Reorder(2, (0, 2, 1))),
+    "short_rows": _of(VectorizePlain(64), matmul(4, 8, 8), Reorder(2, (0, 2, 1))),
+    "rows_turned": _of(VectorizePlain(16), _turned_rows()),
+    "rows_in_a_vector": _of(VectorizePlain(16), doubled(64), Split(1, 0, 64, (8,)), Annotate(1, 1, VECTORIZE)),
     # unroll-locals, simplify-indices
     "small_local_buffer": _of(
         UnrollLocals(16), window(), Split(2, 0, 8, (4,)), ComputeAt(1, 2, 0), Annotate(2, 1, VECTORIZE)

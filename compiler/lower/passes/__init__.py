@@ -16,6 +16,7 @@ from retune.compiler.lower.passes.reuse_locals import ReuseLocals
 from retune.compiler.lower.passes.simplify_indices import SimplifyIndices
 from retune.compiler.lower.passes.unroll_locals import UnrollLocals
 from retune.compiler.lower.passes.vector_reductions import VectorReductions
+from retune.compiler.lower.passes.vectorize_plain import VectorizePlain
 
 __all__ = [
     "DotProducts",
@@ -31,4 +32,5 @@ __all__ = [
     "SimplifyIndices",
     "UnrollLocals",
     "VectorReductions",
+    "VectorizePlain",
 ]
