@@ -58,7 +58,7 @@ class EmbeddedServer:
         """Keep the tables that this server has made, now that it answers and before anything is in them."""
         if self._database is not None and self._makes_tables:
             # The cache only saves time: where it cannot be written, the next server makes its own tables.
-            with contextlib.suppress(OSError, sqlite3.Error):
+            with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
                 _keep(self._database, _cached_tables())
 
     def stop(self) -> None:
@@ -79,16 +79,17 @@ def _database() -> Path | None:
 
 
 def _cached_tables() -> Path:
-    """The empty tables of the version of Prefect that is installed."""
+    """The empty tables of the version of Prefect that is installed. Raises: RuntimeError for a user without a home."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "retune" / f"prefect-{metadata.version('prefect')}.db"
 
 
 def _copy_tables(database: Path) -> bool:
-    """Begin a new database with kept tables. Whether the database was there or is now."""
-    if database.exists():
+    """Begin a new database with kept tables. Whether a database, or a part of one, was there or is now."""
+    # SQLite would apply the log of a database that is gone to a new one of its name.
+    if any(database.with_name(f"{database.name}{part}").exists() for part in ("", "-wal", "-shm", "-journal")):
         return True
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
         database.parent.mkdir(parents=True, exist_ok=True)
         # Complete or not there: another command may begin in the same folder.
         with tempfile.TemporaryDirectory(dir=database.parent) as folder:
@@ -101,8 +102,13 @@ def _keep(database: Path, kept: Path) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         copy = Path(folder) / "tables"
+        # Read-only: a server whose database is elsewhere has none here, and opening it must not make one.
+        address = f"{database.absolute().as_uri()}?mode=ro"
         # SQLite's own copy: the newest pages of a live database are in another file.
-        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(copy)) as to:
+        with (
+            contextlib.closing(sqlite3.connect(address, uri=True)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as to,
+        ):
             source.backup(to)
         copy.replace(kept)
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """What a run found at its end when it timed the best programs of a task in turn, and when that was.
+    """What a run found at its end when it timed the best programs of a task, interleaved, and when that was.
 
     `record_id` names the program that served, and is empty where the default schedule did. `seconds` are those of a
     call, infinite where another way to compute the same served.
@@ -40,21 +40,21 @@ def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunRe
 
 
 def confirmed_programs(home: Place, keys: Collection[str], scope: Mapping[str, Any]) -> dict[str, Confirmed]:
-    """What the newest run that confirmed each of these tasks found. `scope` says which runs count, by the target,
+    """What the run that confirmed each of these tasks last found. `scope` says which runs count, by the target,
     device and threads that were asked for; None means any. Raises: StoreError.
     """
     found: dict[str, Confirmed] = {}
     missing = set(keys)
-    for info in reversed(RunLedger(home).list()):
+    ended = [(info.completed, info) for info in RunLedger(home).list() if info.completed is not None]
+    # By their ends: a run that began earlier, or was resumed, may have confirmed later.
+    for completed, info in sorted(ended, key=lambda run: run[0], reverse=True):
         if not missing:
             break
-        if info.completed is None or not _counts(info.describe, scope):
-            continue
-        for row in read_report(home, info).get("tasks", ()):
+        for row in read_report(home, info).get("tasks", ()) if _counts(info.describe, scope) else ():
             key = row.get("task_key", "")
             if key in missing:
                 served = row["best_seconds"] if row.get("used", True) else None
-                found[key] = Confirmed(row["record_id"], math.inf if served is None else served, info.completed)
+                found[key] = Confirmed(row["record_id"], math.inf if served is None else served, completed)
                 missing.remove(key)
     return found
 

@@ -1,7 +1,8 @@
 """Estimates how long a loop takes, to tell which parallel loops are worth starting threads for."""
 
+from retune.compiler.codegen.intrinsics import FLOAT32
 from retune.compiler.dtype import item_bytes
-from retune.compiler.ir.expr import Binary, BinaryOp, Call, Expr, Load
+from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Load
 from retune.compiler.ir.stmt import Allocate, Block, For, If, Let, LoopKind, Stmt, Store
 from retune.compiler.ir.visit import children
 
@@ -10,10 +11,14 @@ _FORK_CYCLES = 7_000
 """What it takes to hand a loop to waiting threads, and to wait for them."""
 _LOAD, _STORE, _OPERATION, _DIVISION, _CALL = 0.5, 1.5, 0.25, 5.0, 10.0
 """Cycles of a vector of each."""
+_WHOLE_DIVISION, _LIBRARY_CALL = 40.0, 100.0
+"""Cycles of an element: of integers divided by what is not constant, and of a function of the C library."""
+_SIMPLE = frozenset({"sqrt", "rsqrt", "floor", "ceil", "round", "trunc", "abs", "fma", "isnan", "bits", "clz"})
+"""Functions that are a few instructions."""
 
 
 def is_worth_threads(loop: For, vector_bytes: int) -> bool:
-    """Whether two threads finish a loop earlier than one, which needs none to be started."""
+    """Whether two threads finish a loop earlier than one, though one of them has to be handed its share."""
     return cycles_of(loop, vector_bytes) >= 2 * _FORK_CYCLES
 
 
@@ -24,7 +29,7 @@ def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
     match stmt:
         case For(kind=LoopKind.VECTOR, body=Store(buffer=buffer) as store):
             lanes = max(1, vector_bytes // item_bytes(buffer.dtype))
-            return -(-stmt.extent // lanes) * _cycles_of_store(store)
+            return -(-stmt.extent // lanes) * _cycles_of_store(store, lanes)
         case For():
             return stmt.extent * cycles_of(stmt.body, vector_bytes)
         case Let() | If() | Allocate():
@@ -32,24 +37,26 @@ def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
         case Block():
             return sum(cycles_of(one, vector_bytes) for one in stmt.statements)
         case Store():
-            return _cycles_of_store(stmt)
+            return _cycles_of_store(stmt, 1)
     return float("inf")
 
 
-def _cycles_of_store(store: Store) -> float:
-    return (0.0 if store.buffer.scope == "register" else _STORE) + _cycles_of(store.value)
+def _cycles_of_store(store: Store, lanes: int) -> float:
+    return (0.0 if store.buffer.scope == "register" else _STORE) + _cycles_of(store.value, lanes)
 
 
-def _cycles_of(expr: Expr) -> float:
+def _cycles_of(expr: Expr, lanes: int) -> float:
     match expr:
-        # What its indices take is nothing beside it.
+        # The indices of a load take little beside it.
         case Load():
             return 0.0 if expr.buffer.scope == "register" else _LOAD
         case Binary(op=BinaryOp.DIV):
             own = _DIVISION
-        case Call():
-            own = _CALL
+        case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=rhs) if not isinstance(rhs, Const):
+            own = _WHOLE_DIVISION * lanes
+        case Call(name=name, dtype=dtype):
+            own = _CALL if name in _SIMPLE or (name in FLOAT32 and dtype != "float64") else _LIBRARY_CALL * lanes
         case _:
             own = _OPERATION
     inner = children(expr)
-    return own + sum(map(_cycles_of, inner)) if inner else 0.0
+    return own + sum(_cycles_of(one, lanes) for one in inner) if inner else 0.0

@@ -125,7 +125,7 @@ def record_guesses(
 
 @dataclass(frozen=True, slots=True)
 class TimedPrograms:
-    """Programs of a task, then its default schedule, as they were built and timed in turn, in this order."""
+    """Programs of a task, then its default schedule, as they were built and timed, interleaved."""
 
     task: SearchTask
     programs: Sequence[BestProgram]

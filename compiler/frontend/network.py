@@ -79,6 +79,6 @@ def _model_of(name_or_path: str, names: Sequence[str] = zoo.NAMES) -> tuple[onnx
         raise ModelFormatError(f"{name_or_path} is a folder: name the ONNX file in it")
     if not Path(name_or_path).is_file():
         close = difflib.get_close_matches(name_or_path, names)
-        hint = f"the nearest are {', '.join(close)}" if close else "`retune networks` lists it"
+        hint = f"did you mean {' or '.join(close)}?" if close else "`retune networks` lists it"
         raise ModelFormatError(f"no network {name_or_path!r}: neither a file nor one of the zoo; {hint}")
     return Path(name_or_path), None

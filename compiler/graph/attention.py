@@ -26,7 +26,8 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
     for group in fusion.groups:
         softmax = made.get(group.core.inputs[0]) if group.core.op in _PRODUCTS else None
         first = made.get(softmax.core.inputs[0]) if softmax is not None else None
-        if softmax is None or first is None or {softmax.output, first.output} & taken:
+        # Of two in a chain, the second product of the one may not be the first of the other.
+        if softmax is None or first is None or {softmax.output, first.output} & {*taken, *joined}:
             continue
         alone = readers[softmax.output] == readers[first.output] == 1
         if alone and _is_softmax(graph, softmax) and first.core.op in _PRODUCTS:

@@ -6,14 +6,17 @@ their rows stays there until the second product has used it, and is never writte
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 from retune.compiler.dtype import item_bytes
+from retune.compiler.ir.expr import Const
+from retune.compiler.schedule.access import is_strictly_inlineable
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.product_tiles import axes_of, bytes_of, order_for_tile, register_tile, row_axis_of
+from retune.compiler.schedule.product_tiles import axes_of, order_for_tile, register_tile, row_axis_of
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.target import HardwareParams
-from retune.compiler.te.tensor import ComputeOp
+from retune.compiler.te.tensor import Axis, ComputeOp
 
 _BLOCK = 3 << 16
 """Most bytes of a block of rows, beside a strip of the other factors in a second-level cache of half a megabyte."""
@@ -41,60 +44,85 @@ class RowBlocks:
 
 
 def row_block(rows: int, copies: int, row_bytes: int) -> int:
-    """How many of the rows of scores, of which there are `copies` matrices, are a block; 0 where none fits a cache."""
-    whole = (size for size in range(_LEAST_ROWS, rows + 1) if rows % size == 0 and size * row_bytes <= _BLOCK)
+    """How many of the rows of scores, of which there are `copies` matrices, are a block; 0 where no block fits a cache
+    or threads would have too few of them.
+    """
+    fitting = [size for size in range(_LEAST_ROWS, rows + 1) if rows % size == 0 and size * row_bytes <= _BLOCK]
     # Some rows of a block share what a register tile reads along its strip.
-    fitting = [size for size in whole if any(size % height == 0 for height in _HEIGHTS)]
-    enough = [size for size in fitting if copies * rows >= size * _LEAST_BLOCKS]
-    return max(enough, default=min(fitting, default=0))
+    tiled = [size for size in fitting if any(size % height == 0 for height in _HEIGHTS)]
+    return max((size for size in tiled if copies * rows >= size * _LEAST_BLOCKS), default=0)
 
 
 def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
-    """The two products of a graph and the rows between them; None where it has others."""
+    """The two products of a graph and the rows between them.
+
+    None unless each row of the second product needs that row of the scores alone, and what lies between can be computed
+    in one buffer: then a block fits the stack.
+    """
     state = State.initial(dag)
     products = [place for place in range(len(dag.ops)) if row_axis_of(state, place) is not None]
-    if len(products) != 2 or products[1] not in dag.output_ids:
+    if len(products) != 2 or dag.output_ids != {products[1]}:
         return None
     first, second = products
-    row_axis, axes = row_axis_of(state, second), axes_of(state, second)
-    left = [place for place, indices in dag.reads[second] if axes[-1] not in indices]
-    if row_axis is None or row_axis < 0 or len(left) != 1 or not _makes(dag, first, left[0]):
+    row_axis = row_axis_of(state, first)
+    left = _left_factor(state, second, -1 if row_axis is None else row_axis)
+    if left is None or not _is_made_by_rows(dag, first, left, second):
         return None
-    columns, op = axes_of(state, first)[-1].extent, dag.ops[left[0]]
-    rows = axes[row_axis].extent
-    if not isinstance(op, ComputeOp) or op.reduce_axes or left[0] == first:
-        return None
-    row_bytes = columns * item_bytes(op.dtype)
-    size = row_block(rows, bytes_of(state, first) // (rows * row_bytes), row_bytes * _most_alive(dag, first, second))
-    return RowBlocks(first, left[0], second, size) if size else None
+    shape, op = dag.ops[first].shape, dag.ops[first]
+    rows, row_bytes = shape[row_axis or 0], shape[-1] * item_bytes(op.dtypes[0])
+    size = row_block(rows, prod(shape[:-1]) // rows, row_bytes)
+    return RowBlocks(first, left, second, size) if size else None
 
 
-def _most_alive(dag: ComputeDAG, first: int, second: int) -> int:
-    """How many of the stages from `first` up to `second` that have as many elements as the scores are needed at a time.
-    One that is made of another, which nothing reads later, takes its place: see `ReuseLocals` of the passes.
+def _left_factor(state: State, product: int, row_axis: int) -> int | None:
+    """The factor of a product that is read along its sum, with the product's rows at `row_axis`; the other one must lie
+    in memory.
     """
-    alive = set[int]()
-    most = 1
-    for place in range(first, second):
-        op = dag.ops[place]
-        if isinstance(op, ComputeOp) and op.shape == dag.ops[first].shape:
-            over = {one for one in alive if max(dag.readers[one], default=place) <= place}
-            alive = (alive - over) | {place}
-            most = max(most, len(alive) + max(0, len(over) - 1))
-    return most
+    dag, op, rows = state.dag, state.dag.ops[product], row_axis_of(state, product)
+    if row_axis < 0 or rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
+        return None
+    found = [(place, indices) for place, indices in dag.reads[product] if op.axes[-1] not in indices]
+    others = [place for place, indices in dag.reads[product] if op.axes[-1] in indices]
+    if len(found) != 1 or not all(_is_given(dag, place) for place in others):
+        return None
+    ((left, indices),) = found
+    outer = [axis for axis in op.axes[:-1] if axis.extent > 1]
+    whole = all(isinstance(index, Axis | Const) for index in indices) and all(axis in indices for axis in outer)
+    fits = row_axis < len(indices) - 1 and indices[row_axis] == op.axes[rows] and indices[-1] == op.reduce_axes[0]
+    return left if whole and fits else None
 
 
-def _makes(dag: ComputeDAG, source: int, result: int) -> bool:
-    """Whether `result` is computed from `source`."""
-    seen, stack = set[int](), [result]
-    while stack:
-        place = stack.pop()
-        if place == source:
-            return True
-        if place not in seen:
-            seen.add(place)
-            stack += [one for one, _ in dag.reads[place]]
-    return False
+def _is_given(dag: ComputeDAG, place: int) -> bool:
+    """Whether a stage is an input or will be inlined."""
+    return not isinstance(dag.ops[place], ComputeOp) or is_strictly_inlineable(dag, place)
+
+
+def _is_made_by_rows(dag: ComputeDAG, first: int, left: int, second: int) -> bool:
+    """Whether `left` comes of `first` by stages that each make a matrix of the same type from the one before, one
+    element from one, and by reductions of its rows; all else is inlined.
+    """
+    shape, dtypes = dag.ops[first].shape, dag.ops[first].dtypes
+    latest, of_rows = first, set[int]()
+    for place in (one for one in range(second) if one != first):
+        op, reads = dag.ops[place], dag.reads[place]
+        if not {latest, *of_rows} & {source for source, _ in reads}:
+            if not _is_given(dag, place):
+                return False
+            continue
+        if not isinstance(op, ComputeOp) or op.shape not in (shape, shape[:-1]):
+            return False
+        point, row = (*op.axes, *op.reduce_axes), op.axes[: len(shape) - 1]
+        wanted = {latest: point, **dict.fromkeys(of_rows, row)}
+        if any(indices != wanted.get(source, indices) for source, indices in reads):
+            return False
+        if op.shape != shape:
+            of_rows.add(place)
+        # It takes the memory of the matrix before, which nothing may read later (`ReuseLocals`).
+        elif op.reduce_axes or op.dtypes != dtypes or max(dag.readers[latest]) != place:
+            return False
+        else:
+            latest = place
+    return latest == left != first
 
 
 def in_row_blocks(
@@ -108,7 +136,7 @@ def in_row_blocks(
     second, rows = blocks.second, row_axis_of(state, blocks.second)
     assert rows is not None, "a product has rows"
     axes = axes_of(state, second)
-    height, strip = register_tile(blocks.rows, axes[-1].extent, hardware, axes_dtype(state, second))
+    height, strip = register_tile(blocks.rows, axes[-1].extent, hardware, dtype_of(state, second))
     # From the last loop on, so that the numbers of those before it stay right.
     last = len(axes) - 1
     state = state.apply(Split(second, last, axes[-1].extent, (strip,)))
@@ -133,10 +161,10 @@ def _tiled(state: State, stage: int, block: int, hardware: HardwareParams) -> St
     rows, axes = row_axis_of(state, stage), axes_of(state, stage)
     assert rows is not None, "a product has rows"
     # What remains of many strips costs less than narrower strips that leave nothing.
-    pair = 2 * hardware.vector_unit_bytes // item_bytes(axes_dtype(state, stage))
+    pair = 2 * hardware.vector_unit_bytes // item_bytes(dtype_of(state, stage))
     columns = axes[-1].extent
     columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
-    height, strip = register_tile(block, columns, hardware, axes_dtype(state, stage))
+    height, strip = register_tile(block, columns, hardware, dtype_of(state, stage))
     state = state.apply(Split(stage, len(axes) - 1, axes[-1].extent, (strip,)))
     state = state.apply(Split(stage, rows, axes[rows].extent, (height,)))
     row, column = axes[rows].name, axes[-1].name
@@ -146,7 +174,7 @@ def _tiled(state: State, stage: int, block: int, hardware: HardwareParams) -> St
     return order_for_tile(state, stage, outer, [f"{row}.1", f"{column}.1"])
 
 
-def axes_dtype(state: State, stage: int) -> str:
+def dtype_of(state: State, stage: int) -> str:
     """The type of what a stage computes."""
     op = state.stages[stage].op
     assert isinstance(op, ComputeOp), "only what is computed has axes"

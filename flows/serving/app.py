@@ -146,7 +146,13 @@ def listen(config: uvicorn.Config) -> socket.socket:
     """A socket at the address of `config` that takes connections already. Raises: OptionError when it is taken."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+        listening = socket.create_server(
+            (config.host, config.port),
+            family=family,
+            backlog=config.backlog,
+            # "::" takes connections of IPv4 too.
+            dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
+        )
     except OSError as error:
         why = error.strerror or error
         raise OptionError(f"cannot listen at {config.host}:{config.port}: {why}; choose another host or port") from None

@@ -64,6 +64,35 @@ def test_without_a_cache_that_can_be_written_a_server_makes_its_own_tables(
     assert not (tmp_path / "two" / "prefect.db").exists()
 
 
+def test_a_server_without_its_database_here_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server(tmp_path / "one", monkeypatch).keep_tables()
+    assert not (tmp_path / "one" / "prefect.db").exists()
+    assert list((tmp_path / "cache").rglob("*.db")) == []
+
+
+def test_the_log_of_a_database_that_is_gone_is_not_mixed_with_kept_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = server(tmp_path / "one", monkeypatch)
+    with make_table(tmp_path / "one" / "prefect.db", "flow_run"):
+        first.keep_tables()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "prefect.db-wal").write_bytes(b"log")
+    server(tmp_path / "two", monkeypatch)
+    assert not (tmp_path / "two" / "prefect.db").exists()
+
+
+def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    one = server(tmp_path / "one", monkeypatch)
+    with make_table(tmp_path / "one" / "prefect.db", "flow_run"):
+        one.keep_tables()
+
+
 def test_another_database_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect")
     server(tmp_path / "two", monkeypatch).keep_tables()

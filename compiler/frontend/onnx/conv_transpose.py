@@ -27,8 +27,8 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     before, after = _cut_off(node, shape[2:], strides, reach, extra)
     if rank < 3 and groups == 1 and set(dilations) == {1} and min(before) >= 0:
         # May be negative, where `output_padding` adds more than the pads cut off.
-        behind = [cut - more for cut, more in zip(after, extra, strict=True)]
-        x = _phased(builder, x, weight.name, strides, before, behind, node.name)
+        rest = [cut - more for cut, more in zip(after, extra, strict=True)]
+        x = _emit_phased(builder, x, weight.name, strides, before, rest, node.name)
     else:
         for axis in range(rank):
             x = _spread(builder, x, axis + 2, strides[axis])
@@ -46,22 +46,22 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [x]
 
 
-def _phased(
+def _emit_phased(
     builder: GraphBuilder,
     x: str,
     weight: str,
     strides: Sequence[int],
     before: Sequence[int],
-    behind: Sequence[int],
+    after: Sequence[int],
     name: str,
 ) -> str:
-    """The operator for two dimensions; one in front makes a single one two."""
+    """The operator for two dimensions; a 1-D input gets a height axis of extent 1."""
     flat = [0] * (2 - len(strides))
     if flat:
         x, weight = (_with_a_row(builder, one) for one in (x, weight))
     attrs: dict[str, Attribute] = {
         "strides": (*(1 for _ in flat), *strides),
-        "pads": (*flat, *before, *flat, *behind),
+        "pads": (*flat, *before, *flat, *after),
         "layout": "NCHW",
     }
     x = builder.emit("conv_transpose2d", [x, weight], attrs, name=name)

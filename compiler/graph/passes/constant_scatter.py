@@ -23,7 +23,11 @@ def invert_scatter(builder: GraphBuilder, node: Node) -> str | None:
     if indices is None:
         return None
     shape, join = builder.value(node.inputs[0]).shape, node.text("reduction")
-    named = indices.shape[-1]
+    named = indices.shape[-1] if indices.ndim else 0
+    if not named:  # refused where its shape is inferred
+        return None
+    if not indices.size:
+        return node.inputs[0]
     places = _places(indices.reshape(-1, named), shape[:named])
     if places is None or (join != "none" and len(np.unique(places)) < len(places)):
         return None

@@ -1,5 +1,7 @@
 """Which parallel loops threads are started for."""
 
+from collections.abc import Callable
+
 import pytest
 
 from retune.compiler import te
@@ -14,11 +16,11 @@ from retune.compiler.target import HardwareParams
 from tests.support.small_computations import matmul
 
 
-def elementwise(rows: int, columns: int, *, exp: bool = False) -> ComputeDAG:
+def elementwise(rows: int, columns: int, function: Callable[[Expr], Expr] = lambda x: x * 2.0 + 1.0) -> ComputeDAG:
     x = te.placeholder((rows, columns), name="x")
 
     def body(i: Expr, j: Expr) -> Expr:
-        return te.exp(x[i, j]) if exp else x[i, j] * 2.0 + 1.0
+        return function(x[i, j])
 
     return ComputeDAG([x, te.compute(x.shape, body, "y")])
 
@@ -30,7 +32,9 @@ def elementwise(rows: int, columns: int, *, exp: bool = False) -> ComputeDAG:
         (elementwise(256, 1024), 32, True),
         (elementwise(64, 1024), 64, False),
         (elementwise(64, 1024), 16, True),
-        (elementwise(64, 256, exp=True), 32, True),
+        (elementwise(64, 256, te.exp), 32, True),
+        (elementwise(4, 256, te.exp), 32, False),
+        (elementwise(4, 256, te.tan), 32, True),
         (elementwise(64, 256), 32, False),
         (matmul(16, 16, 16), 32, False),
         (matmul(256, 256, 256), 32, True),

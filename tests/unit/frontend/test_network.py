@@ -42,7 +42,7 @@ def test_a_program_by_name_or_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("load", [load_network, load_network_program, network_bytes])
 def test_a_name_that_is_neither_file_nor_network_is_refused(load: object) -> None:
     assert callable(load)
-    with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither .*; the nearest are resnet50, resnet18"):
+    with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither .*; did you mean resnet50 or resnet18"):
         load("resnet")
     with pytest.raises(ModelFormatError, match=r"no network 'a/b\.onnx': neither .*; `retune networks` lists it"):
         load("a/b.onnx")

@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.executor.executors import executor_of
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
+from retune.compiler.graph.ir import Value
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.target import HardwareParams, Target
@@ -64,6 +68,25 @@ def test_the_kernels_of_attention_become_one_on_a_cpu(name: str) -> None:
     assert [node for call in apart for node in call.nodes] == list(joined.nodes)
     assert len(apart) == 3
     assert len(cpu.kernels) == len(gpu.kernels) - 2
+
+
+def test_of_two_attentions_in_a_chain_one_is_joined() -> None:
+    shapes = {"q": (2, 64, 16), "k": (2, 16, 40), "v": (2, 40, 48), "w": (2, 48, 32)}
+    builder = GraphBuilder("chain", [Value(name, shape, "float32") for name, shape in shapes.items()])
+    result = "q"
+    for name in "kvw":
+        result = builder.emit("batch_matmul", [result, name])
+        result = result if name == "w" else builder.emit("softmax", [result], {"axis": 2})
+    graph = builder.finish({"y": result})
+    network = compile_graph(graph, Target.host(), threads=1)
+    rng = np.random.default_rng(1)
+    feed = {value.name: rng.standard_normal(value.shape, dtype=np.float32) for value in graph.inputs}
+    executor = executor_of(network, 1)
+    for name, array in feed.items():
+        executor.set_input(name, array)
+    executor.run()
+    np.testing.assert_allclose(executor.get_output(0), evaluate(graph, feed)[0], rtol=1e-4, atol=1e-5)
+    assert sum(kernel.name.startswith("attention") for kernel in network.kernels) == 1
 
 
 def test_scores_that_something_else_reads_stay_in_memory() -> None:

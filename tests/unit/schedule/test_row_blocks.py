@@ -1,5 +1,7 @@
 """The default schedule of attention: the scores of a block of rows at a time, where rows can be divided."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,7 @@ def test_all_is_computed_inside_the_rows_of_a_block() -> None:
     assert [line.split(" = ")[0].strip() for line in lines if "=" in line][-2:] == ["shares", "result"]
 
 
-@pytest.mark.parametrize(("sizes", "rows"), [((48, 1, 40, 16), 4), ((640, 8, 1024, 64), 40), ((1500, 6, 1500, 64), 30)])
+@pytest.mark.parametrize(("sizes", "rows"), [((64, 1, 40, 16), 4), ((640, 8, 1024, 64), 40), ((1500, 6, 1500, 64), 30)])
 def test_a_block_fits_a_cache_and_threads_share_the_blocks(sizes: tuple[int, int, int, int], rows: int) -> None:
     found = find_row_blocks(attention(*sizes))
     assert found is not None
@@ -57,20 +59,68 @@ def test_rows_that_no_block_divides_or_fits_are_not_found(sizes: tuple[int, int,
     assert find_row_blocks(attention(*sizes)) is None
 
 
-def test_a_block_has_room_for_all_scores_that_are_needed_at_a_time() -> None:
-    q, k, v = (
-        te.placeholder(shape, name=name) for name, shape in (("q", (480, 16)), ("k", (16, 4000)), ("v", (4000, 16)))
-    )
-    r, c = te.reduce_axis(16, "r"), te.reduce_axis(4000, "c")
-    products = te.compute((480, 4000), lambda i, j: te.sum(q[i, r] * k[r, j], r), "products")
+Make = Callable[[te.Tensor, te.Tensor], list[te.Tensor]]
+
+
+def _shares(scores: te.Tensor) -> te.Tensor:
+    shares = OPS["softmax"].tensor([scores], {"axis": 1}, name="shares")
+    assert isinstance(shares, te.Tensor)
+    return shares
+
+
+def _result(shares: te.Tensor, v: te.Tensor) -> te.Tensor:
+    c = te.reduce_axis(v.shape[0], "c")
+    return te.compute((shares.shape[0], v.shape[1]), lambda i, d: te.sum(shares[i, c] * v[c, d], c), "result")
+
+
+def _read_twice(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
     powers = te.compute(products.shape, lambda *i: te.exp(products[i]), "powers")
     scores = te.compute(products.shape, lambda *i: powers[i] / (powers[i] + products[i] * products[i]), "scores")
-    shares = OPS["softmax"].tensor([scores], {"axis": 1}, name="shares")
-    dag = ComputeDAG([q, k, v, te.compute((480, 16), lambda i, d: te.sum(shares[i, c] * v[c, d], c), "result")])
-    found, plain = find_row_blocks(dag), find_row_blocks(attention(480, 1, 4000, 16))
-    assert found is not None
-    assert plain is not None
-    assert found.rows < plain.rows
+    return [_result(_shares(scores), v)]
+
+
+def _of_columns(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
+    shares, c = _shares(products), te.reduce_axis(products.shape[0], "c")
+    return [te.compute((products.shape[1], 16), lambda i, d: te.sum(shares[c, i] * v[c, d], c), "result")]
+
+
+def _shown(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
+    shares = _shares(products)
+    return [shares, _result(shares, v)]
+
+
+def _in_double(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
+    shares = _shares(te.compute(products.shape, lambda *i: te.cast("float64", products[i]), "wide"))
+    return [_result(te.compute(products.shape, lambda *i: te.cast("float32", shares[i]), "back"), v)]
+
+
+def _with_made_values(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
+    return [_result(_shares(products), te.compute(v.shape, lambda *i: te.exp(v[i]), "values"))]
+
+
+def _with_the_largest(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
+    i, j = te.reduce_axis(products.shape[0], "i"), te.reduce_axis(products.shape[1], "j")
+    largest = te.compute((1,), lambda _: te.max(products[i, j], [i, j]), "largest")
+    scores = te.compute(products.shape, lambda *at: products[at] - largest[0], "scores")
+    return [_result(_shares(scores), v)]
+
+
+@pytest.mark.parametrize("make", [_read_twice, _of_columns, _shown, _in_double, _with_made_values, _with_the_largest])
+def test_rows_that_need_more_than_themselves_are_not_found(make: Make) -> None:
+    q, k, r = te.placeholder((480, 16), name="q"), te.placeholder((16, 480), name="k"), te.reduce_axis(16, "r")
+    v = te.placeholder((480, 16), name="v")
+    products = te.compute((480, 480), lambda i, j: te.sum(q[i, r] * k[r, j], r), "products")
+    dag = ComputeDAG([q, k, v, *make(products, v)])
+    assert find_row_blocks(dag) is None
+    build(dag, default_steps(dag))
+
+
+def test_a_single_row_of_a_batch_is_not_found() -> None:
+    q, k, r = te.placeholder((8, 6), name="q"), te.placeholder((8, 6, 40), name="k"), te.reduce_axis(6, "r")
+    products = te.compute((8, 40), lambda b, j: te.sum(q[b, r] * k[b, r, j], r), "products")
+    v = te.placeholder((40, 16), name="v")
+    dag = ComputeDAG([q, k, v, _result(_shares(products), v)])
+    assert find_row_blocks(dag) is None
     build(dag, default_steps(dag))
 
 

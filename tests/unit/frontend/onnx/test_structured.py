@@ -86,13 +86,14 @@ def test_transposed_convolution_matches_onnxruntime(
     agrees_with_onnxruntime(model_of([node], {"x": shape}, weights=weights))
 
 
-SCATTERED: list[tuple[tuple[int, ...], list[Any], tuple[int, ...], str]] = [
+SCATTERED: list[tuple[tuple[int, ...], Any, tuple[int, ...], str]] = [
     ((6, 4), [[1], [2], [3]], (3, 4), "none"),
     ((6, 4), [[0], [1], [2], [3], [4], [5]], (6, 4), "none"),
     ((6, 4), [[5], [-6], [3]], (3, 4), "none"),
     ((6, 4), [[5, 1], [0, 2]], (2,), "none"),
     ((6, 4), [[5], [0], [3]], (3, 4), "max"),
     ((6, 4), [[5], [5], [3]], (3, 4), "add"),
+    ((6, 4), np.zeros((0, 1)), (0, 4), "add"),
     ((6, 4, 2), [[[5, 1], [0, 2]], [[1, 1], [-1, -1]]], (2, 2, 2), "mul"),
 ]
 
@@ -100,14 +101,14 @@ SCATTERED: list[tuple[tuple[int, ...], list[Any], tuple[int, ...], str]] = [
 @pytest.mark.parametrize(("shape", "places", "updates", "reduction"), SCATTERED)
 def test_updates_at_constant_places_match_onnxruntime(
     shape: tuple[int, ...],
-    places: list[Any],
+    places: Any,
     updates: tuple[int, ...],
     reduction: str,
     model_of: ModelOf,
     agrees_with_onnxruntime: Agrees,
 ) -> None:
     node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
-    model = model_of([node], {"x": shape, "u": updates}, weights={"i": np.array(places)}, opset=18)
+    model = model_of([node], {"x": shape, "u": updates}, weights={"i": np.array(places, np.int64)}, opset=18)
     agrees_with_onnxruntime(model)
 
 
