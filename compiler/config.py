@@ -131,6 +131,21 @@ def prefect_environment(home: Path) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
+def prefect_database() -> Path | None:
+    """The file of the database of a Prefect server of this process; None where the user has named another database."""
+    home = os.environ.get("PREFECT_HOME")
+    named = any(name.startswith(("PREFECT_API_DATABASE", "PREFECT_SERVER_DATABASE")) for name in os.environ)
+    return None if named or not home else Path(home) / "prefect.db"
+
+
+def cache_folder() -> Path | None:
+    """Where files are kept that can be made again; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retune"
+    except RuntimeError:
+        return None
+
+
 def usable_cores() -> int:
     """How many cores this process may run on."""
     # The affinity mask, not `os.cpu_count`: containers and taskset leave a process fewer CPUs than the machine has.

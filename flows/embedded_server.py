@@ -36,7 +36,7 @@ class EmbeddedServer:
             free.bind((_LOOPBACK, 0))
             self.port: int = free.getsockname()[1]
         self.url = f"http://{_LOOPBACK}:{self.port}/api"
-        self._database = _database()
+        self._database = config.prefect_database()
         self._makes_tables = self._database is not None and not _copy_tables(self._database)
         self.process = self._begin()
 
@@ -56,10 +56,11 @@ class EmbeddedServer:
 
     def keep_tables(self) -> None:
         """Keep the tables that this server has made, now that it answers and before anything is in them."""
-        if self._database is not None and self._makes_tables:
+        kept = _cached_tables()
+        if self._database is not None and kept is not None and self._makes_tables:
             # The cache only saves time: where it cannot be written, the next server makes its own tables.
-            with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
-                _keep(self._database, _cached_tables())
+            with contextlib.suppress(OSError, sqlite3.Error):
+                _keep(self._database, kept)
 
     def stop(self) -> None:
         """End the process."""
@@ -71,17 +72,10 @@ class EmbeddedServer:
             self.process.wait()
 
 
-def _database() -> Path | None:
-    """The file of the database of a server of this process; None where the user has named another database."""
-    home = os.environ.get("PREFECT_HOME")
-    named = any(name.startswith(("PREFECT_API_DATABASE", "PREFECT_SERVER_DATABASE")) for name in os.environ)
-    return None if named or not home else Path(home) / "prefect.db"
-
-
-def _cached_tables() -> Path:
-    """The empty tables of the version of Prefect that is installed. Raises: RuntimeError for a user without a home."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "retune" / f"prefect-{metadata.version('prefect')}.db"
+def _cached_tables() -> Path | None:
+    """The empty tables of the version of Prefect that is installed."""
+    folder = config.cache_folder()
+    return None if folder is None else folder / f"prefect-{metadata.version('prefect')}.db"
 
 
 def _copy_tables(database: Path) -> bool:
@@ -89,11 +83,14 @@ def _copy_tables(database: Path) -> bool:
     # SQLite would apply the log of a database that is gone to a new one of its name.
     if any(database.with_name(f"{database.name}{part}").exists() for part in ("", "-wal", "-shm", "-journal")):
         return True
-    with contextlib.suppress(OSError, RuntimeError):
+    kept = _cached_tables()
+    if kept is None:
+        return False
+    with contextlib.suppress(OSError):
         database.parent.mkdir(parents=True, exist_ok=True)
         # Complete or not there: another command may begin in the same folder.
         with tempfile.TemporaryDirectory(dir=database.parent) as folder:
-            os.link(shutil.copyfile(_cached_tables(), Path(folder) / "tables"), database)
+            os.link(shutil.copyfile(kept, Path(folder) / "tables"), database)
         return True
     return database.exists()
 

@@ -33,7 +33,7 @@ from tests.support.ir_kernels import artifact
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("tune", "missing.onnx"), ("missing.onnx", "resnet18")),
+        (("tune", "missing.onnx"), ("missing.onnx", "retune networks")),
         (("tune", "text.onnx"), ("text.onnx", "not an ONNX model")),
         (("tune", "unsupported.onnx"), ("MaxRoiPool", "pooled", "MaxPool", "docs/reference/onnx.md")),
         (("tune", "dynamic.onnx"), ("static", "many")),

@@ -83,11 +83,11 @@ def test_the_log_of_a_database_that_is_gone_is_not_mixed_with_kept_tables(
 
 
 def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
+    def no_folder() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", no_folder)
     one = server(tmp_path / "one", monkeypatch)
     with make_table(tmp_path / "one" / "prefect.db", "flow_run"):
         one.keep_tables()

@@ -89,7 +89,7 @@ def _shown(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
     return [shares, _result(shares, v)]
 
 
-def _in_double(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
+def _in_float64(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
     shares = _shares(te.compute(products.shape, lambda *i: te.cast("float64", products[i]), "wide"))
     return [_result(te.compute(products.shape, lambda *i: te.cast("float32", shares[i]), "back"), v)]
 
@@ -105,7 +105,7 @@ def _with_the_largest(products: te.Tensor, v: te.Tensor) -> list[te.Tensor]:
     return [_result(_shares(scores), v)]
 
 
-@pytest.mark.parametrize("make", [_read_twice, _of_columns, _shown, _in_double, _with_made_values, _with_the_largest])
+@pytest.mark.parametrize("make", [_read_twice, _of_columns, _shown, _in_float64, _with_made_values, _with_the_largest])
 def test_rows_that_need_more_than_themselves_are_not_found(make: Make) -> None:
     q, k, r = te.placeholder((480, 16), name="q"), te.placeholder((16, 480), name="k"), te.reduce_axis(16, "r")
     v = te.placeholder((480, 16), name="v")
