@@ -10,6 +10,7 @@ saturate.
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +50,30 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
     """
     loaded = {name: CompiledNetwork.load(path) for name, path in networks.items()}
     executors = {name: executor_of(network, threads) for name, network in loaded.items()}
-    inputs = _comparable_inputs(next(iter(executors.values())), seed)
+    first = next(iter(executors.values()))
     runs: dict[str, Callable[[], object]] = {name: executor.run for name, executor in executors.items()}
-    outputs: dict[str, Outputs] = {name: _outputs(executor, inputs) for name, executor in executors.items()}
+    outputs: dict[str, Outputs] = {}
+    inputs: Inputs | None = None
     note = "" if is_installed() else f"ONNX Runtime is not installed: {install_hint('report')}"
     if is_installed():
         try:
             session = OnnxRuntime(model, threads)
+            inputs = _comparable_inputs(first, seed, session.run)
             outputs[REFERENCE] = session.run(inputs)
-            runs[REFERENCE] = lambda: session.run(inputs)
+            runs[REFERENCE] = partial(session.run, inputs)
             if _is_quantized(loaded.values()):
                 # Its unfused nodes dequantize to float32, so nothing saturates.
                 outputs[REFERENCE] = OnnxRuntime(model, threads, is_optimized=False).run(inputs)
         except MeasureError as error:
             # A peer that cannot run the model must not end our comparison.
             note = str(error)
+    inputs = inputs or _comparable_inputs(first, seed, partial(_outputs, first))
+    outputs |= {name: _outputs(executor, inputs) for name, executor in executors.items()}
     if openvino.is_installed():
         try:
             peer = openvino.OpenVino(model, threads)
             outputs[OPENVINO] = peer.run(inputs)
-            runs[OPENVINO] = lambda: peer.run(inputs)
+            runs[OPENVINO] = partial(peer.run, inputs)
         except MeasureError as error:
             note = f"{note}; {error}" if note else str(error)
     reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
@@ -102,12 +107,12 @@ def _tolerance(network: CompiledNetwork) -> float:
     return max((ROUGH[one] for one in used & ROUGH.keys()), default=TOLERANCE)
 
 
-def _comparable_inputs(executor: GraphExecutor, seed: int) -> Inputs:
-    """Random inputs whose outputs are numbers, if that can be had: a mask of attention that leaves a token nothing to
-    attend to makes them NaN, in every runtime, and then it is left out.
+def _comparable_inputs(executor: GraphExecutor, seed: int, reference: Callable[[Inputs], Outputs]) -> Inputs:
+    """Random inputs whose outputs are numbers by the reference, if that can be had: a mask of attention that leaves a
+    token nothing to attend to makes them NaN, and then all integers are 1.
     """
     inputs = _inputs(executor, seed)
-    if all(np.isfinite(array).all() for array in _outputs(executor, inputs) if array.dtype.kind == "f"):
+    if all(np.isfinite(array).all() for array in reference(inputs) if is_float(array.dtype.name)):
         return inputs
     return _inputs(executor, seed, least=1)
 

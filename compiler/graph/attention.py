@@ -11,7 +11,8 @@ from collections.abc import Callable
 from retune.compiler.graph.fuse import FusedOp, Fusion
 from retune.compiler.graph.ir import Graph
 
-_PRODUCTS = ("contract", "batch_matmul", "dense")
+PRODUCTS = ("contract", "batch_matmul", "dense")
+"""Products of two tensors of which neither need be a constant."""
 
 
 def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]) -> Fusion:
@@ -24,13 +25,13 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
     joined: dict[str, FusedOp] = {}
     taken: set[str] = set()
     for group in fusion.groups:
-        softmax = made.get(group.core.inputs[0]) if group.core.op in _PRODUCTS else None
+        softmax = made.get(group.core.inputs[0]) if group.core.op in PRODUCTS else None
         first = made.get(softmax.core.inputs[0]) if softmax is not None else None
         # Of two in a chain, the second product of the one may not be the first of the other.
         if softmax is None or first is None or {softmax.output, first.output} & {*taken, *joined}:
             continue
         alone = readers[softmax.output] == readers[first.output] == 1
-        if alone and _is_softmax(graph, softmax) and first.core.op in _PRODUCTS:
+        if alone and _is_softmax(graph, softmax) and first.core.op in PRODUCTS:
             whole = FusedOp((*first.nodes, *softmax.nodes, *group.nodes), len(first.nodes) + 1 + group.place)
             if fits(whole):
                 joined[group.output] = whole
@@ -38,6 +39,11 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
     # A joined group stands where its last part stood: what it reads was computed before.
     groups = (joined.get(group.output, group) for group in fusion.groups if group.output not in taken)
     return Fusion(tuple(groups), fusion.aliases)
+
+
+def is_attention(group: FusedOp) -> bool:
+    """Whether a group is two products with a softmax between them."""
+    return group.core.op in PRODUCTS and any(node.op == "softmax" for node in group.nodes)
 
 
 def _is_softmax(graph: Graph, group: FusedOp) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from retune.compiler import te
 from retune.compiler.graph.alternatives import Rewrite
-from retune.compiler.graph.attention import join_attention
+from retune.compiler.graph.attention import PRODUCTS, is_attention, join_attention
 from retune.compiler.graph.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ir.expr import Const
@@ -27,7 +27,6 @@ from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import ComputeOp, Tensor
 
 _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv2d")
-_PRODUCTS = ("dense", "batch_matmul", "contract")
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 # Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
@@ -155,7 +154,7 @@ def partition(
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             # The sketches of the search keep all scores of an attention in memory, which is slower than its default.
             searched = group.kind is FusionKind.COMPLEX or _reduces(dag)
-            tunable[key] = searched and not _is_attention(group)
+            tunable[key] = searched and not is_attention(group)
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
         # An alternative serves every call of its task, so its error must be small with the constants of each call.
         alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]
@@ -283,17 +282,12 @@ def _unique(wish: str, taken: set[str]) -> str:
     return name
 
 
-def _is_attention(group: FusedOp) -> bool:
-    """Whether a group is two products with a softmax between them."""
-    return group.core.op in _PRODUCTS and any(node.op == "softmax" for node in group.nodes)
-
-
 def _describe(graph: Graph, group: FusedOp) -> str:
     """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, others = group.core, [node for node in group.nodes if node is not group.core]
     words = [first.op]
-    if _is_attention(group):
-        words, others = ["attention"], [node for node in others if node.op not in (*_PRODUCTS, "softmax")]
+    if is_attention(group):
+        words, others = ["attention"], [node for node in others if node.op not in (*PRODUCTS, "softmax")]
     if first.op in _CONVOLUTIONS:
         data, weight = graph.values[first.inputs[0]].shape, graph.values[first.inputs[1]].shape
         last, rank = not first.text("layout").startswith("NC"), len(data) - 2

@@ -60,26 +60,25 @@ def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
     in one buffer: then a block fits the stack.
     """
     state = State.initial(dag)
-    products = [place for place in range(len(dag.ops)) if row_axis_of(state, place) is not None]
-    if len(products) != 2 or dag.output_ids != {products[1]}:
+    row_axes = {place: axis for place in range(len(dag.ops)) if (axis := row_axis_of(state, place)) is not None}
+    if len(row_axes) != 2 or min(row_axes.values()) < 0 or dag.output_ids != {max(row_axes)}:
         return None
-    first, second = products
-    row_axis = row_axis_of(state, first)
-    left = _left_factor(state, second, -1 if row_axis is None else row_axis)
+    first, second = row_axes
+    left = _left_factor(dag, second, row_axes[second], row_axes[first])
     if left is None or not _is_made_by_rows(dag, first, left, second):
         return None
-    shape, op = dag.ops[first].shape, dag.ops[first]
-    rows, row_bytes = shape[row_axis or 0], shape[-1] * item_bytes(op.dtypes[0])
-    size = row_block(rows, prod(shape[:-1]) // rows, row_bytes)
+    shape, dtypes = dag.ops[first].shape, dag.ops[first].dtypes
+    rows = shape[row_axes[first]]
+    size = row_block(rows, prod(shape[:-1]) // rows, shape[-1] * item_bytes(dtypes[0]))
     return RowBlocks(first, left, second, size) if size else None
 
 
-def _left_factor(state: State, product: int, row_axis: int) -> int | None:
-    """The factor of a product that is read along its sum, with the product's rows at `row_axis`; the other one must lie
-    in memory.
+def _left_factor(dag: ComputeDAG, product: int, rows: int, wanted: int) -> int | None:
+    """The factor of a product that is read along its sum, with the product's axis `rows` at the place `wanted`; the
+    other one must lie in memory.
     """
-    dag, op, rows = state.dag, state.dag.ops[product], row_axis_of(state, product)
-    if row_axis < 0 or rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
+    op = dag.ops[product]
+    if not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
         return None
     found = [(place, indices) for place, indices in dag.reads[product] if op.axes[-1] not in indices]
     others = [place for place, indices in dag.reads[product] if op.axes[-1] in indices]
@@ -88,7 +87,7 @@ def _left_factor(state: State, product: int, row_axis: int) -> int | None:
     ((left, indices),) = found
     outer = [axis for axis in op.axes[:-1] if axis.extent > 1]
     whole = all(isinstance(index, Axis | Const) for index in indices) and all(axis in indices for axis in outer)
-    fits = row_axis < len(indices) - 1 and indices[row_axis] == op.axes[rows] and indices[-1] == op.reduce_axes[0]
+    fits = wanted < len(indices) - 1 and indices[wanted] == op.axes[rows] and indices[-1] == op.reduce_axes[0]
     return left if whole and fits else None
 
 
@@ -133,18 +132,10 @@ def in_row_blocks(
     before: for i: for j: for k: s[i, j] += …     for i: for j: p[i, j] = …     for i: for n: for j: o[i, n] += …
     after:  parallel i.0: {for j: for k: s[i.1, j] += …; p[i.1, j] = …; for n: for j: o[i, n] += …}
     """
-    second, rows = blocks.second, row_axis_of(state, blocks.second)
-    assert rows is not None, "a product has rows"
-    axes = axes_of(state, second)
-    height, strip = register_tile(blocks.rows, axes[-1].extent, hardware, dtype_of(state, second))
-    # From the last loop on, so that the numbers of those before it stay right.
-    last = len(axes) - 1
-    state = state.apply(Split(second, last, axes[-1].extent, (strip,)))
-    state = state.apply(Split(second, rows, axes[rows].extent, (blocks.rows // height, height)))
-    row, column = axes[rows].name, axes[-1].name
-    around = [axis.name for place, axis in enumerate(axes[:-1]) if place != rows]
-    reductions = [one.name for one in state.stages[second].iters if one.kind is IterKind.REDUCTION]
-    outer = [*around, f"{row}.0", f"{column}.0", f"{row}.1", *reductions]
+    second, axes = blocks.second, axes_of(state, blocks.second)
+    height, strip = register_tile(blocks.rows, axes[-1].extent, hardware, state.dag.ops[second].dtypes[0])
+    state, around, row, column, sums = _split(state, second, strip, (blocks.rows // height, height))
+    outer = [*around, f"{row}.0", f"{column}.0", f"{row}.1", *sums]
     state = order_for_tile(state, second, outer, [f"{row}.2", f"{column}.1"])
     if around:
         state = state.apply(Fuse(second, tuple(range(len(around) + 1))))
@@ -158,24 +149,26 @@ def in_row_blocks(
 
 def _tiled(state: State, stage: int, block: int, hardware: HardwareParams) -> State:
     """The first product in register tiles: a strip of one factor stays in the first-level cache for all rows."""
+    columns, dtype = axes_of(state, stage)[-1].extent, state.dag.ops[stage].dtypes[0]
+    # What remains of many strips costs less than narrower strips that leave nothing.
+    pair = 2 * hardware.vector_unit_bytes // item_bytes(dtype)
+    columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
+    height, strip = register_tile(block, columns, hardware, dtype)
+    state, around, row, column, sums = _split(state, stage, strip, (height,))
+    return order_for_tile(state, stage, [*around, f"{column}.0", f"{row}.0", *sums], [f"{row}.1", f"{column}.1"])
+
+
+def _split(
+    state: State, stage: int, strip: int, heights: tuple[int, ...]
+) -> tuple[State, list[str], str, str, list[str]]:
+    """A product with its columns split into strips and its rows by `heights`; the names of its outer axes, of its rows
+    and its columns, and of the loops of its sum.
+    """
     rows, axes = row_axis_of(state, stage), axes_of(state, stage)
     assert rows is not None, "a product has rows"
-    # What remains of many strips costs less than narrower strips that leave nothing.
-    pair = 2 * hardware.vector_unit_bytes // item_bytes(dtype_of(state, stage))
-    columns = axes[-1].extent
-    columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
-    height, strip = register_tile(block, columns, hardware, dtype_of(state, stage))
+    # From the last loop on, so that the numbers of those before it stay right.
     state = state.apply(Split(stage, len(axes) - 1, axes[-1].extent, (strip,)))
-    state = state.apply(Split(stage, rows, axes[rows].extent, (height,)))
-    row, column = axes[rows].name, axes[-1].name
+    state = state.apply(Split(stage, rows, axes[rows].extent, heights))
     around = [axis.name for place, axis in enumerate(axes[:-1]) if place != rows]
-    reductions = [one.name for one in state.stages[stage].iters if one.kind is IterKind.REDUCTION]
-    outer = [*around, f"{column}.0", f"{row}.0", *reductions]
-    return order_for_tile(state, stage, outer, [f"{row}.1", f"{column}.1"])
-
-
-def dtype_of(state: State, stage: int) -> str:
-    """The type of what a stage computes."""
-    op = state.stages[stage].op
-    assert isinstance(op, ComputeOp), "only what is computed has axes"
-    return op.dtype
+    sums = [one.name for one in state.stages[stage].iters if one.kind is IterKind.REDUCTION]
+    return state, around, axes[rows].name, axes[-1].name, sums

@@ -1,9 +1,12 @@
 """Errors of outputs, and timing in turns."""
 
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from retune.compiler.driver import compare
 from retune.compiler.driver.compile_network import compile_graph
@@ -35,9 +38,28 @@ def test_a_mask_that_leaves_nothing_is_left_out(masked: bool) -> None:
     # 0 / 0 where the mask is 0
     y = builder.emit("div", [y, shown]) if masked else y
     executor = executor_of(compile_graph(builder.finish({"y": y}), Target.host(), threads=1), 1)
-    inputs = compare._comparable_inputs(executor, 0)
+    inputs = compare._comparable_inputs(executor, 0, partial(compare._outputs, executor))
     assert set(inputs["mask"].tolist()) == ({1} if masked else {0, 1})
     assert np.isfinite(compare._outputs(executor, inputs)[0]).all()
+
+
+def test_a_wrong_network_does_not_choose_what_it_is_compared_on(tmp_path: Path) -> None:
+    """Its NaN where the reference has a number counts."""
+    weights = np.ones(64, np.float32)
+    builder = GraphBuilder("net", [Value("mask", (64,), "int64")])
+    shown = builder.emit("cast", ["mask"], {"dtype": "float32"})
+    wrong = builder.emit("div", [builder.emit("mul", [shown, builder.constant(weights, "w")]), shown])
+    compile_graph(builder.finish({"y": wrong}), Target.host(), threads=1).save(tmp_path / "net.retune")
+    nodes = [
+        helper.make_node("Cast", ["mask"], ["shown"], to=TensorProto.FLOAT),
+        helper.make_node("Max", ["shown", "one"], ["y"]),
+    ]
+    mask = helper.make_tensor_value_info("mask", TensorProto.INT64, [64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])
+    graph = helper.make_graph(nodes, "net", [mask], [y], [numpy_helper.from_array(np.ones(1, np.float32), "one")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    comparison = compare.compare_networks({"tuned": tmp_path / "net.retune"}, model.SerializeToString(), 1, 0)
+    assert not comparison.is_right
 
 
 def test_zeros_do_not_divide() -> None:

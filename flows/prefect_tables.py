@@ -1,0 +1,61 @@
+"""The empty tables of Prefect's database, kept for other state folders of the user.
+
+To make them takes a server ten seconds. They lie in a cache that may be deleted at any time.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from retune.compiler import config
+
+
+def copy_tables(database: Path) -> bool:
+    """Begin a new database with kept tables. Whether a database, or a part of one, was there or is now."""
+    # SQLite would apply the log of a database that is gone to a new one of its name.
+    if any(database.with_name(f"{database.name}{part}").exists() for part in ("", "-wal", "-shm", "-journal")):
+        return True
+    kept = _cached_tables()
+    if kept is None:
+        return False
+    with contextlib.suppress(OSError):
+        database.parent.mkdir(parents=True, exist_ok=True)
+        # Complete or not there: another command may begin in the same folder.
+        with tempfile.TemporaryDirectory(dir=database.parent) as folder:
+            os.link(shutil.copyfile(kept, Path(folder) / "tables"), database)
+        return True
+    return database.exists()
+
+
+def keep_tables(database: Path) -> None:
+    """Keep the tables of a database, in which nothing is yet, for others."""
+    kept = _cached_tables()
+    if kept is not None:
+        # The cache only saves time: where it cannot be written, the next server makes its own tables.
+        with contextlib.suppress(OSError, sqlite3.Error):
+            _store(database, kept)
+
+
+def _cached_tables() -> Path | None:
+    """The empty tables of the version of Prefect that is installed."""
+    folder = config.cache_folder()
+    return None if folder is None else folder / f"prefect-{metadata.version('prefect')}.db"
+
+
+def _store(database: Path, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        copy = Path(folder) / "tables"
+        # Read-only: a server whose database is elsewhere has none here, and opening it must not make one.
+        address = f"{database.absolute().as_uri()}?mode=ro"
+        # SQLite's own copy: the newest pages of a live database are in another file.
+        with (
+            contextlib.closing(sqlite3.connect(address, uri=True)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as to,
+        ):
+            source.backup(to)
+        copy.replace(kept)
