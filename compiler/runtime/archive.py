@@ -65,6 +65,8 @@ DAMAGE = (
 """What readers of JSON, zip and npy raise when a file is not what it claims to be. RuntimeError includes the
 RecursionError of values that are nested too deep.
 """
+_IN_WORDS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+"""Those of them that say in words what is wrong."""
 
 # Other methods that zipfile knows (bzip2, LZMA) would only widen what a hostile file can reach.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -197,7 +199,9 @@ def refusing_damage(
         reason = f": {wrong}" if str(wrong) else ""
         raise error(f"{source} does not fit into the free memory{reason}") from wrong
     except (*DAMAGE, RetuneError) as wrong:
-        raise (damage or error)(f"{source} is no {what}, or is damaged: {type(wrong).__name__}: {wrong}") from wrong
+        # The text of a KeyError or of a ValueError says little without the name.
+        why = f"{wrong}" if isinstance(wrong, (*_IN_WORDS, RetuneError)) else f"{type(wrong).__name__}: {wrong}"
+        raise (damage or error)(f"{source} is no {what}, or is damaged: {why}") from wrong
 
 
 class Archive:
