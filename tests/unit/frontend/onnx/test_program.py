@@ -21,6 +21,13 @@ from tests.support.run_program import run_program
 Array = NDArray[Any]
 
 RNG = np.random.default_rng(5)
+_START = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _draw_from_the_start() -> None:
+    """The same numbers for a test, whichever ran before it."""
+    RNG.bit_generator.state = _START
 
 
 def _model(text: str) -> onnx.ModelProto:
@@ -34,7 +41,7 @@ def _agrees(program: Program, model: onnx.ModelProto, **inputs: Array) -> tuple[
     wanted = session.run(None, inputs)
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.dtype == theirs.dtype
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)  # sums near one may cancel to nearly zero
     return found
 
 
