@@ -35,13 +35,13 @@ from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
-from retune.flows import allocate_trials as allocation
+from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob
 from retune.tasks.engines import FlowEngine
 from retune.tasks.extract import extract_tasks
 from retune.tasks.store import complete_run, open_run
-from retune.tasks.workers import WHOLE_ROUND, Workers
+from retune.tasks.workers import WHOLE_ROUND, Workers, open_workers
 
 USER_ERROR = 2
 PARENT_DIES = 1
@@ -158,22 +158,23 @@ def move_clock(seconds: float) -> None:
         time.time_ns = lambda: _read_clock_ns() + round(seconds * 1e9)
 
 
+@contextmanager
+def _workers(made: Simulation, options: MeasureOptions) -> Iterator[Workers]:
+    with SimulatedService(made) as service:
+        yield Workers(FlowEngine(service), "cpu", options, WHOLE_ROUND)
+
+
 @flow(name="simulated", flow_run_name="simulated")
 def simulated(simulation: dict[str, Any]) -> TuningSummary:
     """Tune as `tune_network` does, without compiling the network in the end."""
     made = Simulation(**simulation)
     job = resolve_device(TuneJob.of(**made.job))
 
-    @contextmanager
-    def open_workers(options: MeasureOptions, *_: object) -> Iterator[Workers]:
-        with SimulatedService(made) as service:
-            yield Workers(FlowEngine(service), "cpu", options, WHOLE_ROUND)
-
-    if not job.options.fleet:
-        setattr(allocation, "open_workers", open_workers)  # noqa: B010 - it is no attribute that others may use
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    options = job.measuring(extracted.constant_bytes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        spent = with_task_runner(allocation.allocate_trials, job)(job, extracted, run.run_id)
+        with _workers(made, options) if job.plan is None else open_workers(options, job.plan, None) as workers:
+            spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, workers)
         complete_run(run.run_id, job.place, {"trials": spent.trials})
     return spent
 

@@ -148,7 +148,7 @@ class TuneOptions(SchedulerOptions):
     )
     minutes: float | None = option(
         None,
-        "minutes of tuning rounds, no such limit when unset; confirming the best programs and comparing come on top",
+        "minutes that the command may take, its report included; half of them at least are for the search",
         BUDGET,
         above=0,
     )

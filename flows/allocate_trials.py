@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from prefect import flow
 
+from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.tuning import Tuning, TuningSummary
 from retune.compiler.driver.tuning_loop import EMPTY_ROUND, Round
-from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
@@ -22,7 +22,7 @@ from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import note_round, recall, store
 from retune.tasks.train import begin_tuning, keep_checkpoint, recall_checkpoint, replay, train
-from retune.tasks.workers import Workers, open_workers
+from retune.tasks.workers import Workers
 
 LEAST_PROGRESS = 0.01
 """By so much of the budget the bar in Prefect's UI grows at once: each time is a request to its API."""
@@ -33,23 +33,25 @@ def allocate_trials(
     job: TuneJob,
     extracted: Extracted,
     run_id: str,
+    workers: Workers,
     bar: ProgressBar | None = None,
-    kept: BuiltPrograms | None = None,
+    elsewhere: float = 0.0,
 ) -> TuningSummary:
-    """Spend the budget of `job` on its tasks; what the run has spent before counts. `bar` is filled meanwhile, and
-    `kept` gets the fastest programs as they were built.
+    """Spend the budget of `job` on its tasks; what the run has spent before counts, and so do the seconds that the
+    command spends `elsewhere`. `bar` is filled meanwhile.
     """
+    started = time.monotonic()
     home, device = job.place, job.device
     known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
-    measuring = job.measuring(extracted.constant_bytes)
-    tuning = begin_tuning(opaque(extracted), job.run_info(run_id, measuring), job.options)
+    run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
+    tuning = begin_tuning(opaque(extracted), run_info, job.options)
     training_data = recall_checkpoint(run_id, home, tuning.run_info)
     if known.own or known.programs or training_data:
         others = sum(len(batch.seconds) for batch in training_data if batch.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
     replay(run_id, tuning, opaque(known.history), opaque(known.own), opaque(training_data), opaque(known.foreign))
-    budget = job.budget
+    budget = job.budget.without(elsewhere + time.monotonic() - started)
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     # The run's clock goes on where the last stored round stopped it; pauses between two processes do not count.
     began, shown = time.monotonic() - tuning.elapsed, 0.0
@@ -58,14 +60,12 @@ def allocate_trials(
         return time.monotonic() - began
 
     bar = bar or ProgressBar.begun(run_id, job.network)
-    # After the replay: worker processes that idle meanwhile would only hold memory.
-    with open_workers(measuring, job.plan, job.gpu, kept) as workers:
-        for round_ in tuning.rounds_until(budget, job.options.batch, job.options.early_stopping, clock):
-            tune_round(job, tuning, round_, workers, clock)
-            spent = budget.spent(tuning.trials, clock())
-            if spent >= shown + LEAST_PROGRESS:
-                bar.show(spent)
-                shown = spent
+    for round_ in tuning.rounds_until(budget, job.options.batch, job.options.early_stopping, clock):
+        tune_round(job, budget, tuning, round_, workers, clock)
+        spent = budget.spent(tuning.trials, clock())
+        if spent >= shown + LEAST_PROGRESS:
+            bar.show(spent)
+            shown = spent
     if tuning.ended:
         announce(PhaseStarted(tuning.ended))
     announce(PhaseStarted("storing what the cost model learned"))
@@ -74,8 +74,10 @@ def allocate_trials(
     return tuning.summary()
 
 
-def tune_round(job: TuneJob, tuning: Tuning, round_: Round, workers: Workers, clock: Callable[[], float]) -> None:
-    """One round of one task. `clock` is the run's own, in seconds."""
+def tune_round(
+    job: TuneJob, budget: Budget, tuning: Tuning, round_: Round, workers: Workers, clock: Callable[[], float]
+) -> None:
+    """One round of one task. `clock` is the run's own, in seconds, which `budget` limits."""
     index, task = round_.index, tuning.tasks[round_.index].task
     name = f"{tuning.rounds:04d}-{task.name}"
     announce(RoundStarted(index, task.name, tuning.rounds))
@@ -86,7 +88,7 @@ def tune_round(job: TuneJob, tuning: Tuning, round_: Round, workers: Workers, cl
         # Stored before it is learned: after a crash the replay sees every result that influenced a decision.
         store(name, job.place, opaque(records))
         train(name, tuning, index, opaque(records))
-        done = RoundDone.of(tuning, index, records, job.budget)
+        done = RoundDone.of(tuning, index, records, budget)
         note_round(job.place, tuning.run_info.run_id, done.row_fields())
         announce(done)
     else:

@@ -19,7 +19,7 @@ from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import CompiledResult, Report
 from retune.compiler.driver.winners import TimedPrograms, record_guesses, resolve, shortlist
-from retune.compiler.measure.built_programs import SHORTLIST, BuiltPrograms
+from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
 from retune.flows.device import resolve_device, with_task_runner
@@ -33,10 +33,12 @@ from retune.tasks.report import keep_result, publish
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
-from retune.tasks.workers import open_workers
+from retune.tasks.workers import Workers, open_workers
 
-_AT_LEAST, _SHARE = 5.0, 0.1
-"""Seconds, and share of the budget beside them, for programs of kernels that the search did not reach."""
+_TO_COMPARE, _TO_CONFIRM = 10.0, 0.4
+"""Seconds for the comparison and the report, and for each kernel of a network before them, on two cores of 2021."""
+_AT_LEAST = 3.0
+"""Seconds for programs of kernels that the search did not reach, even where the command has no time left."""
 
 
 def run_name() -> str:
@@ -57,19 +59,26 @@ def compile_network(
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, trials=1, **options))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
-        compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id)
-        run_info = job.run_info(run.run_id, job.measuring(extracted.constant_bytes))
+        measuring = job.measuring(extracted.constant_bytes)
+        with open_workers(measuring, job.plan, job.gpu) as workers:
+            compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, workers)
+        run_info = job.run_info(run.run_id, measuring)
         nothing = begin_tuning(opaque(extracted), run_info).summary()
         report = publish(run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
         complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
     return report
 
 
-def _seconds_of_guesses(minutes: float | None) -> float:
-    """How long programs may be tried for kernels that a budget of so many minutes did not reach; without limit where
-    the budget is in trials.
+def seconds_to_compile(extracted: ExtractedNetwork) -> float:
+    """About how long `compile_best` and the report after it take."""
+    return _TO_COMPARE + _TO_CONFIRM * len(extracted.partition.layers())
+
+
+def _end_of_guesses(ends: float | None) -> float:
+    """Until when programs may be tried for kernels that the search did not reach, in a command that ends then; without
+    limit where it has no end.
     """
-    return math.inf if minutes is None else _AT_LEAST + _SHARE * 60 * minutes
+    return math.inf if ends is None else max(monotonic() + _AT_LEAST, ends - _TO_COMPARE)
 
 
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
@@ -77,12 +86,13 @@ def compile_best(
     job: TuneJob,
     extracted: ExtractedNetwork,
     run_id: str,
+    workers: Workers,
     rounds: int = 0,
     elapsed: float = 0.0,
-    kept: BuiltPrograms | None = None,
+    ends: float | None = None,
 ) -> CompiledResult:
     """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
-    rounds and seconds of tuning. Programs that are `kept` are not built again.
+    rounds and seconds of tuning. The command should end at the time `ends` of the monotonic clock.
     """
     announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
@@ -91,17 +101,16 @@ def compile_best(
     # Those that matter most come first: the time for programs that no record knows may not suffice for all.
     layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
-    measuring = job.measuring(extracted.constant_bytes)
-    with open_workers(measuring, job.plan, job.gpu, kept) as workers:
-        timed: list[list[TimedPrograms]] = []
-        until = monotonic() + _seconds_of_guesses(job.options.minutes)
-        for number, layer in enumerate(layers, 1):
-            programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
-            timed.append([time_programs(task.name, workers, opaque(task), opaque(each)) for task, each in programs])
-            announce(PhaseAdvanced(number, len(layers)))
-        confirmed = iter(confirm(workers, opaque(list(chain.from_iterable(timed)))))
+    timed: list[list[TimedPrograms]] = []
+    until = _end_of_guesses(ends)
+    for number, layer in enumerate(layers, 1):
+        programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
+        timed.append([time_programs(task.name, workers, opaque(task), opaque(each)) for task, each in programs])
+        announce(PhaseAdvanced(number, len(layers)))
+    confirmed = iter(confirm(workers, opaque(list(chain.from_iterable(timed)))))
     chosen = [one for layer in timed for one in resolve(list(islice(confirmed, len(layer))))]
-    run_info = replace(job.run_info(run_id, measuring), round=rounds, elapsed=elapsed)
+    run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
+    run_info = replace(run_info, round=rounds, elapsed=elapsed)
     winners, guesses = record_guesses(chosen, run_info, new_id)
     if guesses:
         store("top-candidates", job.place, opaque(guesses))

@@ -9,11 +9,13 @@ import subprocess
 import sys
 
 from retune.compiler import config
-from retune.flows.prefect_tables import copy_tables, keep_tables
+from retune.flows.launch import GARBAGE
+from retune.flows.prefect_tables import are_current, copy_tables, keep_tables
 
 # SQLite commits within milliseconds, and the reaper kills what is left.
 STOP_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
+_UVICORN = f"import gc, runpy; gc.set_threshold({GARBAGE}); runpy.run_module('uvicorn', run_name='__main__')"
 
 _started: "EmbeddedServer | None" = None
 
@@ -33,13 +35,17 @@ class EmbeddedServer:
 
     def _begin(self) -> "subprocess.Popen[bytes]":
         # as `prefect.server.api.server.SubprocessASGIServer`, whose import takes 3 s of CPU
-        command = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
+        command = ["--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
         where = ["--host", _LOOPBACK, "--port", str(self.port), "--lifespan", "on"]
         kind = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        if self._database is not None and are_current(self._database):
+            kind["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "0"  # to find that nothing is to be done takes a second
         environment = config.child_environment(kind)
         environment.pop("PREFECT_API_URL", None)  # its own, when it is restarted
         # A session of its own, so that it has nothing to say about the user's Ctrl-C; the reaper ends it.
-        return subprocess.Popen([sys.executable, "-P", "-m", *command, *where], env=environment, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _UVICORN, *command, *where], env=environment, start_new_session=True
+        )
 
     def restart(self) -> None:
         """Start it once more after its process has ended, at the same address and on the same database."""

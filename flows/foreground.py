@@ -12,11 +12,13 @@ from signal import SIGINT, default_int_handler
 
 import typer
 
+from retune.compiler.driver.extract import begin_extraction
 from retune.flows import embedded_server, exits, launch
 from retune.flows.commands.arguments import state_folder_of
 from retune.flows.commands.output import Mode, warn_in_one_line
 from retune.flows.json_view import report_line
 from retune.flows.live import shown_on
+from retune.flows.parameters import TuneJob
 from retune.flows.server import watched_server
 from retune.flows.state_folder import blaming_the_disk
 from retune.flows.summary import show_report
@@ -32,6 +34,7 @@ def main(mode: Mode, text: str) -> int:
     """Run the flow with the parameters in `text` and print its report. Returns the exit code."""
     parameters = json.loads(text)
     folder = state_folder_of(parameters["home"])
+    _begin_extraction(TuneJob.of(**parameters))
     with watched_server(embedded_server.started()), blaming_the_disk(folder), shown_on(sys.stdout, mode):
         report = tune_network(**parameters)
     if mode is Mode.JSON:
@@ -39,6 +42,12 @@ def main(mode: Mode, text: str) -> int:
     elif mode is Mode.PEOPLE:
         show_report(report, sys.stdout)
     return exits.OK if report.is_right else exits.WRONG
+
+
+def _begin_extraction(job: TuneJob) -> None:
+    """Extract the network while Prefect's server starts. What a GPU or a fleet's device is, is found out later."""
+    if job.plan is None and job.gpu is None:
+        begin_extraction(job.network, job.target, job.threads, job.shapes, job.options.winograd)
 
 
 def end_on_signals() -> None:

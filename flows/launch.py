@@ -32,13 +32,14 @@ SENTENCES = {
 }
 """What the end of a module means, by its name."""
 
-_GARBAGE = 50_000
+GARBAGE = 50_000
 """Objects between two looks for garbage. With the default of 700 the imports of a command look at all modules dozens of
 times, a tenth of their time, and find nothing.
 """
 
 _SHOW_CURSOR = "\x1b[?25h"
 _ending = threading.Lock()
+_began: float | None = None
 
 
 def end(sentence: str, code: int) -> None:
@@ -96,6 +97,11 @@ def become(module: str, arguments: list[str], environment: Mapping[str, str]) ->
     run(module)
 
 
+def command_began() -> float | None:
+    """When the command began that this process runs, by the monotonic clock; None in other processes."""
+    return _began
+
+
 def main() -> None:
     """Entry point of the console script `retune`."""
     run("retune.flows.cli")
@@ -103,9 +109,11 @@ def main() -> None:
 
 def run(module: str) -> None:
     """Run the module as main program; its arguments are what is left in `sys.argv`."""
+    global _began
+    _began = _began or time.monotonic()
     end_on_signals(module)
     # Before the imports, which make most of the objects of a command.
-    gc.set_threshold(_GARBAGE)
+    gc.set_threshold(GARBAGE)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -163,7 +163,7 @@ class TuneJob:
 
     @property
     def budget(self) -> Budget:
-        """What the run may spend."""
+        """What the command may spend."""
         minutes = self.options.minutes
         return Budget(self.options.trials, None if minutes is None else minutes * 60)
 

@@ -31,6 +31,27 @@ def copy_tables(database: Path) -> bool:
     return database.exists()
 
 
+def are_current(database: Path) -> bool:
+    """Whether the tables of a database are those that the installed version of Prefect makes."""
+    kept = _cached_tables()
+    if kept is None:
+        return False
+    with contextlib.suppress(sqlite3.Error):
+        return _revision(database) == _revision(kept)
+    return False
+
+
+def _revision(database: Path) -> list[tuple[str]]:
+    """The migration that the tables of a database are at."""
+    with contextlib.closing(_opened(database)) as opened:
+        return opened.execute("SELECT version_num FROM alembic_version").fetchall()
+
+
+def _opened(database: Path) -> sqlite3.Connection:
+    """A connection that only reads: opening a database that is not there must not make one."""
+    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+
+
 def keep_tables(database: Path) -> None:
     """Keep the tables of a database, in which nothing is yet, for others."""
     kept = _cached_tables()
@@ -50,12 +71,7 @@ def _store(database: Path, kept: Path) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         copy = Path(folder) / "tables"
-        # Read-only: a server whose database is elsewhere has none here, and opening it must not make one.
-        address = f"{database.absolute().as_uri()}?mode=ro"
         # SQLite's own copy: the newest pages of a live database are in another file.
-        with (
-            contextlib.closing(sqlite3.connect(address, uri=True)) as source,
-            contextlib.closing(sqlite3.connect(copy)) as to,
-        ):
+        with contextlib.closing(_opened(database)) as source, contextlib.closing(sqlite3.connect(copy)) as to:
             source.backup(to)
         copy.replace(kept)

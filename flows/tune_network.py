@@ -9,6 +9,7 @@ The same request after a crash goes on where the stored records end.
      └─ report             what it brought, task by task, as files and in Prefect's UI
 """
 
+from time import monotonic
 from typing import Any
 
 from prefect import flow
@@ -16,16 +17,17 @@ from prefect.runtime import flow_run
 
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Report
-from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.flows.allocate_trials import allocate_trials
-from retune.flows.compile_network import compile_best
+from retune.flows.compile_network import compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.launch import command_began
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_tasks
 from retune.tasks.report import keep_result, publish, write_page
 from retune.tasks.show import ProgressBar, show_report
 from retune.tasks.store import complete_run, open_run
+from retune.tasks.workers import open_workers
 
 
 def run_name() -> str:
@@ -42,13 +44,18 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`; `home` is the state folder (./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """
+    began = command_began() or monotonic()
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, **options))
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
+    ends = None if job.options.minutes is None else began + 60 * job.options.minutes
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        bar, kept = ProgressBar.begun(run.run_id, job.network), BuiltPrograms()
-        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar, kept)
-        compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, spent.rounds, spent.elapsed, kept)
+        bar = ProgressBar.begun(run.run_id, job.network)
+        with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
+            about = job, extracted, run.run_id, workers
+            elsewhere = monotonic() - began + seconds_to_compile(extracted)
+            spent = with_task_runner(allocate_trials, job)(*about, bar, elsewhere)
+            compiled = with_task_runner(compile_best, job)(*about, spent.rounds, spent.elapsed, ends)
         announce(PhaseStarted("writing the report"))
         report = publish(run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.

@@ -8,6 +8,7 @@ The same request after a crash goes on where the stored records end.
      └─ report
 """
 
+from time import monotonic
 from typing import Any
 
 from prefect import flow
@@ -17,7 +18,7 @@ from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.operators import Operator
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.winners import Confirmation, shortlist
-from retune.compiler.measure.built_programs import SHORTLIST, BuiltPrograms
+from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
@@ -29,10 +30,12 @@ from retune.tasks.report import keep_result, publish_operator
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run
 from retune.tasks.verify import confirm, time_programs
-from retune.tasks.workers import open_workers
+from retune.tasks.workers import Workers, open_workers
 
 OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
 """The options that an operator can be tuned with."""
+_CONFIRM_SECONDS = 3.0
+"""For the confirmation of one kernel and the report."""
 
 
 def run_name() -> str:
@@ -58,27 +61,27 @@ def tune_operator(
     `auto_scheduler.register_workload`, and `args` are its arguments. `home` is the state folder (./.retune).
     Raises: OptionError, TargetError, StoreError.
     """
+    began = monotonic()
     subject = str(Operator.asked(workload, args, module))
     job = resolve_device(TuneJob.of(subject, home=home, **options))
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
-        bar, kept = ProgressBar.begun(run.run_id, job.network), BuiltPrograms()
-        spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, bar, kept)
-        announce(PhaseStarted("confirming the best programs"))
-        winner = with_task_runner(confirm_operator, job)(job, extracted, kept)
+        bar = ProgressBar.begun(run.run_id, job.network)
+        with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
+            elsewhere = monotonic() - began + _CONFIRM_SECONDS
+            spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, workers, bar, elsewhere)
+            announce(PhaseStarted("confirming the best programs"))
+            winner = with_task_runner(confirm_operator, job)(job, extracted, workers)
         report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
         complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
     return report
 
 
 @flow(name="confirm-operator", flow_run_name="confirm-operator")
-def confirm_operator(job: TuneJob, extracted: Extracted, kept: BuiltPrograms | None = None) -> Confirmation:
-    """Time the best programs of the job's operator in turn, those that are `kept` as they were built; the winner must
-    be right in a fresh process.
-    """
+def confirm_operator(job: TuneJob, extracted: Extracted, workers: Workers) -> Confirmation:
+    """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
     (task,) = extracted.tasks
     best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
-    with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu, kept) as workers:
-        ((_, programs),) = shortlist([task], best)
-        timed = time_programs(task.name, workers, opaque(task), opaque(programs))
-        return confirm(workers, opaque([timed]))[0]
+    ((_, programs),) = shortlist([task], best)
+    timed = time_programs(task.name, workers, opaque(task), opaque(programs))
+    return confirm(workers, opaque([timed]))[0]

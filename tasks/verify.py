@@ -25,8 +25,8 @@ from retune.tasks.workers import Workers
 def time_programs(
     name: str, workers: Workers, search_task: SearchTask, programs: Sequence[BestProgram]
 ) -> TimedPrograms:
-    """Build and time a task's best programs again, in turn with the untuned one."""
-    return time_again(search_task, programs, workers.builder, workers.runner)
+    """Time a task's best programs again, in turn with the untuned one; build those that the workers have not kept."""
+    return time_again(search_task, programs, workers.builder, workers.runner, workers.kept)
 
 
 @task(name="confirm", task_run_name="confirm", cache_policy=NO_CACHE)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from retune.compiler.driver.worker_service import WorkerService
-from retune.compiler.measure.built_programs import BuiltPrograms, ReusingBuilder
+from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.fleet import CHUNK, Engine, FleetBuilder, FleetRunner, device_queue
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import DEFAULT_SCHEDULE
@@ -28,13 +28,16 @@ WHOLE_ROUND = 1 << 20
 
 
 class Workers:
-    """What builds and times the programs of a run. A plain class, so that Prefect hands it on as it is."""
+    """What builds and times the programs of a run. A plain class, so that Prefect hands it on as it is.
 
-    def __init__(
-        self, engine: Engine, device: str, options: MeasureOptions, at_once: int, kept: BuiltPrograms | None = None
-    ) -> None:
-        self.kept = kept or BuiltPrograms()
-        self.builder = ReusingBuilder(FleetBuilder(engine, options, at_once), self.kept)
+    It has slots and no `__dict__`: as a parameter of a flow, Prefect stores its name and does not write it as JSON.
+    """
+
+    __slots__ = ("builder", "kept", "runner")
+
+    def __init__(self, engine: Engine, device: str, options: MeasureOptions, at_once: int) -> None:
+        self.kept = BuiltPrograms()
+        self.builder = FleetBuilder(engine, options, at_once)
         self.runner = FleetRunner(engine, device, options, at_once)
 
     def measure(
@@ -50,17 +53,15 @@ class Workers:
 
 
 @contextmanager
-def open_workers(
-    options: MeasureOptions, plan: FleetPlan | None, gpu: int | None, kept: BuiltPrograms | None = None
-) -> Iterator[Workers]:
+def open_workers(options: MeasureOptions, plan: FleetPlan | None, gpu: int | None) -> Iterator[Workers]:
     """Without a plan, build processes on all cores of this machine and one process that times programs, on
     `options.threads` threads or on the GPU of a number, and holds the device's lock meanwhile; else the workers of a
     fleet.
     """
     if plan is not None:
-        yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK, kept)
+        yield Workers(FlowEngine(plan=plan), plan.device, options, CHUNK)
         return
     with WorkerService(gpu=gpu, is_shared=True) as service:
         # Without CPUs to spare chunks would only alternate building and timing, and pay a task run for each.
         at_once = LOCAL_CHUNK if service.overlaps(options) else WHOLE_ROUND
-        yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once, kept)
+        yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once)

@@ -3,7 +3,8 @@
 No clock is read here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 MIN_ROUND = 4
 """Fewer programs than this teach the cost model too little to be worth a round."""
@@ -19,9 +20,13 @@ class Budget:
     trials: int | None
     """Programs to measure."""
     seconds: float | None
-    """Seconds of tuning."""
+    """Seconds of rounds."""
     rounds_each: int = 2
     """Rounds are small enough that each task gets so many of them; with 0 they are as large as they may be."""
+
+    def without(self, seconds: float) -> Self:
+        """What is left where the command takes so many seconds for other things: half of a time limit at least."""
+        return self if self.seconds is None else replace(self, seconds=max(self.seconds - seconds, self.seconds / 2))
 
     def is_spent(self, trials: int, elapsed: float, next_round: float = 0.0) -> bool:
         """Whether `trials` programs in `elapsed` seconds leave no room for another round of about `next_round`

@@ -32,9 +32,10 @@ REFERENCE = "ONNX Runtime"
 OPENVINO = "OpenVINO"
 # The minimum of 25 passes meets a quiet moment on most machines; slow networks end after `_TOTAL_SECONDS`.
 _PASSES = 25
-_LEAST_PASSES = 3
+_AGREEING, _AGREEMENT = 3, 1.03
+"""The passes end when so many of each contender are within this factor of its fastest."""
 _PASS_SECONDS = 0.05
-_TOTAL_SECONDS = 20.0
+_TOTAL_SECONDS = 6.0
 _PAUSE_SECONDS = 0.02
 """Between passes: long enough for the idle threads of the engine before to stop spinning."""
 
@@ -145,10 +146,13 @@ def _time_interleaved(
     A pass is at least one call, and goes on for `_PASS_SECONDS`, after one call that is not timed.
     """
     best: dict[str, tuple[float, float | None]] = dict.fromkeys(runs, (math.inf, None))
+    passes: dict[str, list[float]] = {name: [] for name in runs}
     began = time.perf_counter()
     # Passes in turn: drift of the clock frequency hits all contenders alike.
     for number in range(_PASSES):
-        if number >= _LEAST_PASSES and time.perf_counter() - began > _TOTAL_SECONDS:
+        if number >= _AGREEING and (
+            time.perf_counter() - began > _TOTAL_SECONDS or all(map(_are_steady, passes.values()))
+        ):
             break
         for name, run in runs.items():
             time.sleep(_PAUSE_SECONDS)
@@ -160,9 +164,15 @@ def _time_interleaved(
                 run()
                 calls += 1
             elapsed = time.perf_counter() - start
+            passes[name].append(elapsed / calls)
             if elapsed / calls < best[name][0]:
                 best[name] = elapsed / calls, meter.share(int(elapsed * 1e9))
     return best
+
+
+def _are_steady(seconds: Sequence[float]) -> bool:
+    """Whether the fastest of some passes was no accident."""
+    return sorted(seconds)[_AGREEING - 1] <= _AGREEMENT * min(seconds)
 
 
 def _error(outputs: Outputs, reference: Outputs) -> float:

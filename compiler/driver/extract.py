@@ -4,6 +4,8 @@ It is deterministic and takes seconds, so a run extracts once and passes the res
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import OptionError
@@ -74,6 +76,17 @@ class ExtractedNetwork(Extracted):
         self.partition = cut
 
 
+_begun: dict[tuple[Any, ...], "Future[ExtractedNetwork]"] = {}
+
+
+def begin_extraction(network: str, target: str, threads: int, shapes: Sequence[str], winograd: bool) -> None:
+    """Begin in a thread what the next call of `extract_network` with these arguments returns."""
+    asked = network, target, threads, tuple(shapes), winograd
+    extraction = ThreadPoolExecutor(1)
+    _begun[asked] = extraction.submit(_extract, *asked)
+    extraction.shutdown(wait=False)
+
+
 def extract_network(
     network: str, target: str, threads: int, shapes: Sequence[str] = (), winograd: bool = True
 ) -> ExtractedNetwork:
@@ -83,6 +96,11 @@ def extract_network(
     may be computed in transformed spaces, where that is measured to be faster. Raises: ModelFormatError,
     UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
     """
+    begun = _begun.pop((network, target, threads, tuple(shapes), winograd), None)
+    return begun.result() if begun else _extract(network, target, threads, shapes, winograd)
+
+
+def _extract(network: str, target: str, threads: int, shapes: Sequence[str], winograd: bool) -> ExtractedNetwork:
     machine = Target(target)
     return extract_part(
         network, load_network(network, shapes=dict(map(parse_shape, shapes))), machine, threads, winograd

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from itertools import groupby
 
 from retune.compiler import config
@@ -73,14 +74,19 @@ class RunInfo:
 
 @dataclass(slots=True, kw_only=True)
 class TunedTask(TaskProgress):
-    """One task of a run with its policy and everything known about it."""
+    """One task of a run with its policy, which is made for its first round, and everything known about it."""
 
     weight: int
-    policy: Policy
+    make_policy: Callable[[], Policy]
     known: set[str] = field(default_factory=set)
     trials: int = 0
     default_seconds: float = math.inf
     guessed_seconds: float = math.inf
+
+    @property
+    def policy(self) -> Policy:
+        """What proposes its programs."""
+        return self.make_policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +146,10 @@ class Tuning(TuningLoop[TunedTask]):
         """
         numbers = list(layers) or list(range(len(tasks)))
         names = [f"layer {number}" if numbers.count(number) > 1 else "" for number in numbers]
+        policies = [cache(partial(make_policy, task)) for task in tasks]
         tuned = (
-            TunedTask(task, first_state(task, float(weight), name), weight=weight, policy=make_policy(task))
-            for task, weight, name in zip(tasks, weights, names, strict=True)
+            TunedTask(task, first_state(task, float(weight), name), weight=weight, make_policy=policy)
+            for task, weight, name, policy in zip(tasks, weights, names, policies, strict=True)
         )
         super().__init__(tuned, scheduler, seed=run_info.seed)
         self.run_info = run_info
@@ -225,8 +232,8 @@ class Tuning(TuningLoop[TunedTask]):
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}
         # Stable: within a round the stored order is the order in which programs were told.
         mine = sorted((record for record in own if record.task_key in by_key), key=lambda record: record.round)
-        for key, index in by_key.items():
-            policy = self.tasks[index].policy
+        for key in {record.task_key for record in mine}:
+            policy = self.tasks[by_key[key]].policy
             if isinstance(policy, SketchPolicy):
                 policy.expect(record.steps for record in mine if record.task_key == key)
         for _, group in groupby(mine, key=lambda record: (record.round, record.task_key)):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
 from retune.compiler.driver.tuning import RunInfo
+from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
@@ -139,17 +140,30 @@ class TimedPrograms:
         return [min(result.costs, default=math.inf) for result in self.results]
 
 
-def time_again(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> TimedPrograms:
+def time_again(
+    task: SearchTask,
+    programs: Sequence[BestProgram],
+    builder: Builder,
+    runner: Runner,
+    kept: BuiltPrograms | None = None,
+) -> TimedPrograms:
     """Time the default schedule and `programs` once more.
 
-    Each is run and checked alone; those within `REACH` of the fastest are then timed in turn, so that a disturbance of
-    the machine hits all of them, and the fastest repeat counts.
+    Each is run and checked alone, but those that are `kept`, which were; those within `REACH` of the fastest are then
+    timed in turn, so that a disturbance of the machine hits all of them, and the fastest repeat counts.
     Raises: MeasureError when the workers cannot work at all.
     """
     steps = [*(load_steps(program.steps) for program in programs), default_steps_of(task)]
     texts = [*(program.steps for program in programs), dump_steps(steps[-1])]
-    builds = builder.build(task, steps)
-    return TimedPrograms(task, programs, texts, builds, _interleaved(task, builds, runner.run(task, builds), runner))
+    found = [None if kept is None else kept.find(task, text) for text in texts]
+    missing = [one for one, known in zip(steps, found, strict=True) if known is None]
+    built = builder.build(task, missing) if missing else []
+    new = iter(zip(built, runner.run(task, built) if built else (), strict=True))
+    pairs = [next(new) if known is None else (known.built, known.measured) for known in found]
+    builds = [build for build, _ in pairs]
+    return TimedPrograms(
+        task, programs, texts, builds, _interleaved(task, builds, [result for _, result in pairs], runner)
+    )
 
 
 def confirm_fastest(timed: Sequence[TimedPrograms], runner: Runner) -> list[Confirmation]:

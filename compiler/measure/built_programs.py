@@ -1,15 +1,13 @@
 """The kernels of each task's fastest programs, kept from their measurement until the network is compiled.
 
-So a program that wins is built once: its confirmation and the compiled network take the kernel that was timed. What is
-not kept, such as a record of an earlier run, is built.
+So a program that wins is built and checked once: its confirmation and the compiled network take the kernel that was
+timed. What is not kept, such as a record of an earlier run, is built.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from retune.compiler.measure.measurer import Builder
 from retune.compiler.measure.results import BuiltProgram, Measurement
-from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 
 # One timing of a few ms is too noisy to rank near-equal programs; each program more costs seven passes.
@@ -18,9 +16,12 @@ SHORTLIST = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class KeptProgram:
+    """A program as it was `built` and `measured`. Lower in `rank` are those to keep first."""
+
     rank: tuple[bool, bool, float]
     built: BuiltProgram
+    measured: Measurement
 
 
 class BuiltPrograms:
@@ -30,7 +31,7 @@ class BuiltPrograms:
 
     def __init__(self, most: int = SHORTLIST) -> None:
         self._most = most
-        self._kept: dict[str, dict[str, _Kept]] = {}
+        self._kept: dict[str, dict[str, KeptProgram]] = {}
 
     def keep(
         self, task: SearchTask, texts: Sequence[str], builds: Sequence[BuiltProgram], measured: Iterable[Measurement],
@@ -44,27 +45,11 @@ class BuiltPrograms:
             if built.artifact is not None and one.costs:
                 # The rank sorts the default schedule first, so that the cut below, which has one more place for it,
                 # never drops it.
-                kept[text] = _Kept((text != default, one.censored, min(one.costs)), built)
+                kept[text] = KeptProgram((text != default, one.censored, min(one.costs)), built, one)
         has_default = any(not each.rank[0] for each in kept.values())
         for text in sorted(kept, key=lambda each: kept[each].rank)[self._most + has_default :]:
             del kept[text]
 
-    def find(self, task: SearchTask, text: str) -> BuiltProgram | None:
-        """The built program with this steps text; None where it is not kept."""
-        found = self._kept.get(task.identity, {}).get(text)
-        return None if found is None else found.built
-
-
-class ReusingBuilder:
-    """Builds what `kept` has not."""
-
-    def __init__(self, builder: Builder, kept: BuiltPrograms) -> None:
-        self._builder = builder
-        self._kept = kept
-
-    def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
-        """See `Builder`."""
-        found = [self._kept.find(task, dump_steps(steps)) for steps in candidates]
-        missing = [steps for steps, known in zip(candidates, found, strict=True) if known is None]
-        built = iter(self._builder.build(task, missing) if missing else ())
-        return [next(built) if known is None else known for known in found]
+    def find(self, task: SearchTask, text: str) -> KeptProgram | None:
+        """The program with this steps text; None where it is not kept."""
+        return self._kept.get(task.identity, {}).get(text)

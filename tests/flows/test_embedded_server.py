@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retune.flows.embedded_server import EmbeddedServer
+from retune.flows.prefect_tables import are_current
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +98,25 @@ def test_another_database_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect")
     server(tmp_path / "two", monkeypatch).keep_tables()
     assert not (tmp_path / "two").exists()
+
+
+def at_migration(database: Path, number: str) -> "closing[sqlite3.Connection]":
+    """A database of a server, as the migration of that number leaves it."""
+    opened = make_table(database, "flow_run")
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("INSERT INTO alembic_version VALUES (?)", (number,))
+        connection.commit()
+    return opened
+
+
+def test_only_tables_of_another_migration_are_to_be_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server(tmp_path / "one", monkeypatch)
+    with at_migration(tmp_path / "one" / "prefect.db", "7"):
+        assert not are_current(tmp_path / "one" / "prefect.db")  # nothing is kept that says so
+        first.keep_tables()
+        assert are_current(tmp_path / "one" / "prefect.db")
+    with at_migration(tmp_path / "older" / "prefect.db", "6"):
+        assert not are_current(tmp_path / "older" / "prefect.db")
+    assert not are_current(tmp_path / "none" / "prefect.db")
+    assert not (tmp_path / "none").exists()

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 
 from retune.compiler import config
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.driver.operators import extract
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.options import MeasureOptions
 from retune.flows import retune_stale as module
-from retune.flows.compile_network import compile_best, compile_network
+from retune.flows.compile_network import compile_network
 from retune.flows.parameters import TuneJob
 from retune.flows.retune_stale import retune_stale
 from retune.flows.train_cost_model import train_cost_model
-from retune.flows.tune_operator import confirm_operator, tune_operator
+from retune.flows.tune_operator import tune_operator
 from retune.storage.artifacts import ArtifactStore
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.parquet import ParquetRecordStore
@@ -102,11 +100,10 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
     for name in ("compile_network", "tune_operator"):
         monkeypatch.setattr(f"retune.flows.{name}.open_workers", open_workers)
     for target in ("cuda -arch=sm_80", None):
-        job = TuneJob.of(network, trials=1, threads=1, home=home, target=target)
         with pytest.raises(ConfirmingError):
-            compile_best(job, extract_network(network, job.target, 1), "run")
+            compile_network(network, threads=1, home=home, target=target)
         with pytest.raises(ConfirmingError):
-            confirm_operator(job, extract(OPERATOR, job.target, 1))
+            tune_operator("matmul", [64, 48, 32], trials=1, threads=1, home=home, target=target)
     assert opened == [0, 0, None, None]
 
 

@@ -11,6 +11,7 @@ from retune.compiler import config
 from retune.compiler.driver.operators import extract
 from retune.compiler.driver.worker_service import DeviceFacts
 from retune.compiler.errors import OptionError, TargetError
+from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.options import TuneOptions, about, flag_of
 from retune.compiler.settings import resolve
 from retune.flows import device as device_module
@@ -19,6 +20,7 @@ from retune.flows.cli import load
 from retune.flows.parameters import DEFAULT_TRIALS, TuneJob
 from retune.flows.tune_network import tune_network
 from retune.tasks import plan
+from retune.tasks.workers import open_workers
 from tests.support.fake_cuda import DEVICE
 
 
@@ -185,11 +187,13 @@ def test_what_is_given_takes_the_place_of_a_setting_and_one_limit_of_both(monkey
     assert job(fleet="prefect").options.on_device == "board"
 
 
-def test_prefect_stores_the_name_and_not_the_weights_of_an_extracted_network() -> None:
+def test_prefect_stores_the_names_of_what_is_no_plain_value() -> None:
     extracted = extract("mlp", "llvm", 1)
-    stored = allocate_trials.serialize_parameters({"job": job(), "extracted": extracted, "run_id": "R"})
-    assert stored["extracted"] == "<ExtractedNetwork>"
-    assert stored["job"]["network"] == "mlp"
-    assert allocate_trials.validate_parameters({"job": job(), "extracted": extracted, "run_id": "R"})["extracted"] is (
-        extracted
-    )
+    with open_workers(MeasureOptions(), None, None) as workers:
+        given = {"job": job(), "extracted": extracted, "run_id": "R", "workers": workers}
+        stored = allocate_trials.serialize_parameters(given)
+        assert (stored["extracted"], stored["workers"]) == ("<ExtractedNetwork>", "<Workers>")
+        assert stored["job"]["network"] == "mlp"
+        validated = allocate_trials.validate_parameters(given)
+    assert validated["extracted"] is extracted
+    assert validated["workers"] is workers

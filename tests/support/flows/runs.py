@@ -69,7 +69,7 @@ def kill_when(network: Path, home: Path, log: Path, api: str | None, wanted: int
 def has_session(process: "subprocess.Popen[bytes]") -> bool:
     """Whether a run has come so far that it has started the embedded server."""
     try:
-        return any("uvicorn" in child.cmdline() for child in psutil.Process(process.pid).children())
+        return any("uvicorn" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children())
     except psutil.Error:
         return False
 

@@ -57,3 +57,9 @@ def test_the_share_that_is_gone_is_that_of_the_tighter_limit() -> None:
     assert Budget(None, 60.0).spent(10, 45.0) == 0.75
     assert Budget(200, 60.0).spent(150, 15.0) == 0.75
     assert Budget(10, None).spent(20, 0.0) == 1.0
+
+
+def test_what_the_command_does_besides_leaves_half_of_the_time_at_least() -> None:
+    assert Budget(100, 60.0).without(20.0) == Budget(100, 40.0)
+    assert Budget(None, 60.0).without(45.0) == Budget(None, 30.0)
+    assert Budget(100, None).without(20.0) == Budget(100, None)

@@ -78,7 +78,12 @@ def test_contenders_are_interleaved_and_timed_separately(monkeypatch: pytest.Mon
     assert all(share is not None and 0.0 <= share <= 1.0 for _, share in found.values())
     assert all(each > 0.0 for each in seconds.values())
     changes = sum(first != second for first, second in pairwise(order))
-    assert changes >= 2 * compare._LEAST_PASSES - 1
+    assert changes >= 2 * compare._AGREEING - 1
+
+
+@pytest.mark.parametrize(("seconds", "is_steady"), [((1.0, 1.02, 1.5, 1.01), True), ((1.0, 1.3, 1.2), False)])
+def test_passes_end_when_the_fastest_is_no_accident(seconds: tuple[float, ...], is_steady: bool) -> None:
+    assert compare._are_steady(seconds) is is_steady
 
 
 @pytest.mark.parametrize(

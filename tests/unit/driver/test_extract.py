@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.driver.extract import check_network, extract_network
+from retune.compiler.driver.extract import begin_extraction, check_network, extract_network
 from retune.compiler.driver.operators import Operator, extract
 from retune.compiler.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
 from tests.support.flows.networks import write_mlp, write_unsupported
@@ -30,6 +30,18 @@ def test_every_extraction_is_made_again(tmp_path: Path) -> None:
     second = extract_network(str(path), "llvm", 1)
     assert first.task_keys != second.task_keys
     assert (second.name, second.constant_bytes) == ("changed", 4 * (16 * 64 + 64 * 8))
+
+
+def test_an_extraction_that_was_begun_serves_the_next_request_alone(tmp_path: Path) -> None:
+    path = write_mlp(tmp_path / "one.onnx")
+    begin_extraction(str(path), "llvm", 1, (), True)
+    other = extract_network(str(path), "llvm", 1, (), False)
+    first, second = (extract_network(str(path), "llvm", 1) for _ in range(2))
+    assert len({id(one) for one in (other, first, second)}) == 3
+    assert first.task_keys == second.task_keys
+    begin_extraction("no_such_network", "llvm", 1, (), True)
+    with pytest.raises(ModelFormatError):
+        extract_network("no_such_network", "llvm", 1)
 
 
 def test_an_operator_is_extracted_as_a_network_with_one_task() -> None:

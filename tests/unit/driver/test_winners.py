@@ -15,9 +15,11 @@ from retune.compiler.driver.winners import (
     record_guesses,
     resolve,
     shortlist,
+    time_again,
     top_candidates,
 )
 from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
@@ -29,9 +31,11 @@ from retune.compiler.measure.record import (
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.steps import Step, dump_steps
+from retune.compiler.schedule.steps import Pragma, Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
+from tests.support.ir_kernels import build
+from tests.support.ir_kernels import task as kernel_task
 from tests.support.record_samples import timed
 
 WRONG = Measurement((), MeasureStatus.WRONG_ANSWER, "off by 3\ndetails", 0.0)
@@ -119,6 +123,18 @@ def test_the_fastest_when_all_take_turns_serves(task: SearchTask) -> None:
     assert (winner.default_seconds, winner.seconds) == (5e-3, 3e-3)
     assert runner.processes == 1
     assert runner.probes == []
+
+
+def test_what_the_run_has_built_and_checked_is_only_timed_in_turn(task: SearchTask) -> None:
+    programs = (RECORDS[0], replace(RECORDS[1], steps=dump_steps((Pragma(0, 0, "good"),))))
+    kept = BuiltPrograms()
+    built = BuiltProgram(build(kernel_task(), (Pragma(0, 0, "good"),), "double"), MeasureStatus.OK, "", 0.0)
+    kept.keep(task, [programs[0].steps, programs[1].steps], [built, built], [ok(3e-3), ok(4e-3)])
+    runner = Runner([5e-3], passes=[4e-3, 3e-3, 5e-3])
+    builder = Builder()
+    timed_again = time_again(task, programs, builder, runner, kept)
+    assert [len(one) for one in builder.built] == [1]  # the default schedule
+    assert (timed_again.seconds, timed_again.builds[1]) == ([4e-3, 3e-3, 5e-3], built)
 
 
 def test_who_is_far_behind_does_not_take_part(task: SearchTask) -> None:

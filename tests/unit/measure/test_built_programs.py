@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from retune.compiler.measure.built_programs import BuiltPrograms, ReusingBuilder
+from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.schedule.steps import Pragma, Step, dump_steps
@@ -16,17 +16,6 @@ def program(number: int) -> tuple[Step, ...]:
     return (Pragma(0, 0, f"program {number}"),)
 
 
-class CountingBuilder:
-    """Builds the same kernel for every program, and counts."""
-
-    def __init__(self) -> None:
-        self.built = 0
-
-    def build(self, _: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
-        self.built += len(candidates)
-        return [BuiltProgram(KERNEL, MeasureStatus.OK, "", 9.0) for _ in candidates]
-
-
 def kept_of(
     one: SearchTask, measured: Sequence[Measurement], most: int, default: int = -1
 ) -> tuple[BuiltPrograms, list[BuiltProgram]]:
@@ -37,6 +26,11 @@ def kept_of(
     return kept, builds
 
 
+def found_in(kept: BuiltPrograms, number: int) -> BuiltProgram | None:
+    found = kept.find(task(), dump_steps(program(number)))
+    return None if found is None else found.built
+
+
 def timed(seconds: float, *, censored: bool = False) -> Measurement:
     return Measurement((seconds, 2 * seconds), MeasureStatus.OK, "", censored=censored)
 
@@ -44,7 +38,7 @@ def timed(seconds: float, *, censored: bool = False) -> Measurement:
 def test_the_fastest_programs_and_the_default_schedule_are_kept() -> None:
     measured = [timed(9.0), timed(3.0), timed(1.0, censored=True), timed(2.0), timed(4.0)]
     kept, builds = kept_of(task(), measured, most=2, default=0)
-    found = [kept.find(task(), dump_steps(program(number))) for number in range(5)]
+    found = [found_in(kept, number) for number in range(5)]
     assert found == [builds[0], builds[1], None, builds[3], None]
 
 
@@ -53,23 +47,9 @@ def test_later_rounds_take_the_place_of_slower_programs_and_failures_of_none() -
     texts = [dump_steps(program(number)) for number in (7, 8)]
     failed = Measurement((), MeasureStatus.WRONG_ANSWER, "off")
     kept.keep(task(), texts, builds, [timed(1.0), failed])
-    assert [kept.find(task(), text) for text in texts] == [builds[0], None]
-    assert kept.find(task(), dump_steps(program(0))) is None
-    assert kept.find(task(), dump_steps(program(1))) is builds[1]
+    assert [found_in(kept, number) for number in (7, 8, 0, 1)] == [builds[0], None, None, builds[1]]
 
 
 def test_programs_of_another_task_are_not_kept_for_this_one() -> None:
     kept, _ = kept_of(task(), [timed(1.0)], most=1)
     assert kept.find(task(elements=64), dump_steps(program(0))) is None
-
-
-def test_a_builder_builds_what_is_not_kept_and_answers_in_order() -> None:
-    kept, builds = kept_of(task(), [timed(1.0), timed(2.0)], most=2)
-    builder = CountingBuilder()
-    reusing = ReusingBuilder(builder, kept)
-    found = reusing.build(task(), [program(5), program(1), program(6), program(0)])
-    assert [one.seconds for one in found] == [9.0, 1.0, 9.0, 0.0]
-    assert (found[1], found[3]) == (builds[1], builds[0])
-    assert builder.built == 2
-    assert reusing.build(task(), [program(0)]) == [builds[0]]
-    assert builder.built == 2
