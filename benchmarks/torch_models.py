@@ -47,11 +47,20 @@ def versions() -> dict[str, str]:
 
 def make(name: str) -> TorchModel:
     """The model called `name`, such as `timm/deit_tiny_patch16_224`. Its weights follow from the seed."""
+    return _made(ARCHITECTURES[name])
+
+
+def make_timm(name: str) -> TorchModel:
+    """Any model of timm, for one image of its own size. Its weights follow from the seed."""
+    return _made(partial(_timm, name))
+
+
+def _made(architecture: Callable[[], TorchModel]) -> TorchModel:
     import torch
 
     declare_operators()
     torch.manual_seed(SEED)
-    made = ARCHITECTURES[name]()
+    made = architecture()
     made.module.eval().requires_grad_(False)
     _vary_constants(made.module)
     return made
