@@ -17,6 +17,7 @@ from retune.compiler.lower.passes import (
     LegalizeLoops,
     LimitCode,
     LoopPass,
+    MoveLocals,
     PackConstants,
     PackInside,
     PartitionLoops,
@@ -52,6 +53,8 @@ def cpu_passes(
         DotProducts(frozenset(dots)),
         *_PACKING[layout],
         ReuseLocals(),
+        # Before a parallel loop may be cut into parts.
+        MoveLocals(hardware.stack_bytes),
         PartitionLoops(),
         # After partitioning, which removes guards for which a vector loop would become serial.
         LegalizeLoops(hardware.lane_masks),

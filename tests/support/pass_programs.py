@@ -9,6 +9,7 @@ from retune.compiler.lower.passes import (
     DotProducts,
     FlipSignedness,
     LegalizeLoops,
+    MoveLocals,
     PackConstants,
     PackInside,
     PartitionLoops,
@@ -206,6 +207,11 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
     # reuse-locals
     "rows_over_rows": _of(ReuseLocals(), _chain_of_rows(), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
     "rows_read_again": _of(ReuseLocals(), _chain_of_rows(again=True), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
+    # move-locals
+    "large_rows": _of(
+        MoveLocals(24000), _chain_of_rows(), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0), Annotate(3, 0, PARALLEL)
+    ),
+    "small_rows": _of(MoveLocals(1 << 18), _chain_of_rows(), ComputeAt(2, 3, 0), ComputeAt(1, 3, 0)),
     # vectorize-plain
     "rows_in_order": _of(VectorizePlain(16), matmul(4, 16, 8), Reorder(2, (0, 2, 1))),
     "short_rows": _of(VectorizePlain(64), matmul(4, 8, 8), Reorder(2, (0, 2, 1))),

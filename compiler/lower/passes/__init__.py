@@ -8,6 +8,7 @@ from retune.compiler.lower.passes.dot_products import DotProducts
 from retune.compiler.lower.passes.flip_signedness import FlipSignedness
 from retune.compiler.lower.passes.legalize_loops import LegalizeLoops
 from retune.compiler.lower.passes.limit_code import LimitCode
+from retune.compiler.lower.passes.move_locals import MoveLocals
 from retune.compiler.lower.passes.pack_constants import PackConstants
 from retune.compiler.lower.passes.pack_inside import PackInside
 from retune.compiler.lower.passes.partition_loops import PartitionLoops
@@ -24,6 +25,7 @@ __all__ = [
     "LegalizeLoops",
     "LimitCode",
     "LoopPass",
+    "MoveLocals",
     "PackConstants",
     "PackInside",
     "PartitionLoops",

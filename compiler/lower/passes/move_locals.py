@@ -1,0 +1,59 @@
+"""Give local buffers that are too large for the stack a place in the workspace, one for each iteration of the parallel
+loop around them.
+
+before: parallel i: local a[100000]; … a[j] …
+after:  parallel i: … a.large[i, j] …;   workspace a.large[4, 100000]
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from retune.compiler.ir.expr import Buffer, Expr
+from retune.compiler.ir.rewrite import find_stmts, redirect, rewrite, statements_of
+from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, block
+
+_MARGIN = 16 << 10
+"""Bytes of the stack that later passes and LLVM may use."""
+_MOST_BYTES = 64 << 20
+"""Most of the workspace that one local buffer may become."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLocals:
+    """Moves the largest local buffers until the others fit the `stack_bytes` of a thread."""
+
+    stack_bytes: int
+    name: str = "move-locals"
+
+    def apply(self, function: LoopFunction) -> LoopFunction:
+        """The kernel without local buffers that no stack holds, as far as the workspace may hold them."""
+        parts: list[Stmt] = []
+        moved: list[Buffer] = []
+        for part in statements_of(function.body):
+            places = dict(self._places(part))
+            moved.extend(buffer for buffer, _ in places.values())
+            parts.append(_moved(part, places) if places else part)
+        return replace(function, workspace=(*function.workspace, *moved), body=block(*parts)) if moved else function
+
+    def _places(self, part: Stmt) -> Iterator[tuple[Buffer, tuple[Buffer, tuple[Expr, ...]]]]:
+        """The buffers of one statement that move, each with its place in the workspace and the first indices there."""
+        # Threads share out the iterations of an outermost parallel loop alone.
+        loops: Sequence[For] = (part,) if isinstance(part, For) and part.kind is LoopKind.PARALLEL else ()
+        buffers = [scope.buffer for scope in find_stmts(Allocate, part) if scope.buffer.scope == "local"]
+        left = sum(buffer.nbytes for buffer in buffers)
+        for buffer in sorted(buffers, key=lambda one: -one.nbytes):
+            shape = (*(loop.extent for loop in loops), *buffer.shape)
+            large = Buffer(f"{buffer.name}.large", shape, buffer.dtype, "workspace")
+            if left > self.stack_bytes - _MARGIN and large.nbytes <= _MOST_BYTES:
+                left -= buffer.nbytes
+                yield buffer, (large, tuple(loop.var for loop in loops))
+
+
+def _moved(part: Stmt, places: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]) -> Stmt:
+    def moved(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
+        if buffer not in places:
+            return None
+        large, first = places[buffer]
+        return large, (*first, *indices)
+
+    return redirect(rewrite(part, {Allocate: lambda scope: scope.body if scope.buffer in places else None}), moved)
