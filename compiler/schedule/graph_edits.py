@@ -25,11 +25,9 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     op = node.op
     if not isinstance(op, ComputeOp):
         raise DefinitionError(f"{op.name} is an input; only a computed tensor can have a write cache")
-    # TVM's names: `_c` for the loops of a write cache.
-    renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in (*op.axes, *op.reduce_axes)}
-    body = substitute(op.body, {axis: renamed[axis] for axis in renamed})
-    if isinstance(op.body, Reduce) and isinstance(body, Reduce):
-        body = Reduce(body.combiner, body.source, tuple(renamed[axis] for axis in op.reduce_axes))
+    # TVM's names: `_c` for the loops of a write cache, but for those of a reduction.
+    renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in op.axes}
+    body = substitute(op.body, {axis: renamed[axis] for axis in op.axes})
     cache = Node.of(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
     copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), _attrs_of_result(op))
     return _spliced(dag, op_id, 1, (cache, Node(node.tensors, copy)))

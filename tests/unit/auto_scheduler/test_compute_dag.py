@@ -120,7 +120,7 @@ def test_handles_stay_valid_and_stages_say_where_they_are_computed() -> None:
     s.storage_align(copy, "ax0", 8, 4)
     assert (s[cache].auto_unroll_max_step, s[copy].storage_offset) == (64, 4)
     with pytest.raises(ScheduleError, match="unroll limit"):
-        s.rfactor(cache, "k_c", 2)
+        s.rfactor(cache, "k", 2)
     factored = dag.get_init_state()
     assert factored.rfactor(c, "k", 2).name == "C.rf"
 

@@ -37,7 +37,7 @@ def tiled(dag: ComputeDAG, cached: bool = False, fused: bool = True) -> State:
     i, j, k = "i", "j", "k"
     if cached:
         state, stage = s.cache_write(state, "C", "local")
-        i, j, k = "i_c", "j_c", "k_c"
+        i, j, k = "i_c", "j_c", "k"
     state, rows = s.split(state, stage, i, [2])
     state, columns = s.split(state, stage, j, [2, 4, 4])
     state, depth = s.split(state, stage, k, [4])

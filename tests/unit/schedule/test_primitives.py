@@ -45,7 +45,7 @@ def test_handles_stay_valid_when_stages_are_added() -> None:
     assert s.stage_number(state, cache) == 3
     assert s.stage_number(state, c) == 4
     assert s.stage_number(state, c.op) == 4
-    state, rf = s.rfactor(state, cache, "k_c", 0)
+    state, rf = s.rfactor(state, cache, "k", 0)
     assert s.stage_number(state, rf) == 3
     assert s.stage_number(state, cache) == 4
     assert s.stage_number(state, "C.local") == 4

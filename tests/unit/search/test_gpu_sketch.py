@@ -81,7 +81,7 @@ def test_matmul_has_the_published_derivation() -> None:
         ComputeAt(1, 4, 6),
     )
     assert len(state.stages) == 6
-    assert state.stages[4].iters[6].name == "k_c.0"
+    assert state.stages[4].iters[6].name == "k.0"
     assert (attached(state), shared(state)) == ({1, 3, 4}, {1, 3})
     assert has_cache_write(state, 4)
     assert state.stages[4].is_tiled
