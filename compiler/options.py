@@ -123,9 +123,10 @@ class SchedulerOptions:
     explore: float = option(0.0, "probability of a round for a task drawn at random", SEARCH, least=0, most=1)
     objective: str = option(
         "latency",
-        "what rounds make small: latency, the weighted sum of the kernels' times, or geomean, their geometric mean",
+        "what rounds make small: latency, the weighted sum of the kernels' times; geomean, their geometric mean; or "
+        "throughput, the latency on as few threads as let several instances of the network do most in a second",
         SEARCH,
-        choices=("latency", "geomean"),
+        choices=("latency", "geomean", "throughput"),
     )
 
     def __post_init__(self) -> None:

@@ -119,11 +119,11 @@ def compile_best(
     file = f"{extracted.name}.retune"
     kernels = {(one.task_key, text): kernel for one in chosen for text, kernel in one.kernels.items()}
     # Its own folder: a network that is called "untuned" would otherwise replace it.
-    untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file, opaque(kernels))
-    tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file, opaque(kernels))
+    untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file, opaque(kernels), job.instances)
+    tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file, opaque(kernels), job.instances)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
-    comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan, job.gpu)
+    comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances)
     announce(PhaseStarted("measuring what the machine can do at best"))
-    limits = limits_of_machine(job.threads, job.plan)
+    limits = limits_of_machine(job.threads * job.instances, job.plan)
     return CompiledResult(tuned.path, winners, comparison, tuned.coverage, limits)

@@ -32,6 +32,8 @@ DEVICE = "cpu"
 
 _WAY = ("fleet", "on_device", "storage", "machine", "cache_bytes")
 """Fields that say how a job reaches its machine, not what it is."""
+_SEVERAL = "instances"
+"""A field that only a job with several instances tells of."""
 
 _ALWAYS = ("threads", "target", "seed", "batch", "weights", "winograd")
 """Options that every fingerprint has; others are in it where they differ from their default, so that a run that began
@@ -98,6 +100,10 @@ class TuneJob:
     """The identity of a fleet's device or of a GPU, see `retune.flows.device`; empty for this machine's CPU."""
     cache_bytes: int = 0
     """The last cache of a fleet's device; 0 where it is this machine's."""
+    instances: int = 1
+    """How many instances of the network share the threads that were asked for; several where that is measured to bring
+    most throughput.
+    """
 
     @classmethod
     def of(cls, network: str, *, shapes: Sequence[str] | None = None, home: str | None = None, **given: Any) -> Self:
@@ -121,8 +127,8 @@ class TuneJob:
 
     @property
     def threads(self) -> int:
-        """What the tuned network will run on; 0 until a fleet's device has said how many cores it has."""
-        return self.options.threads or 0
+        """What an instance of the network will run on; 0 until a fleet's device has said how many cores it has."""
+        return (self.options.threads or 0) // self.instances
 
     @property
     def target(self) -> str:
@@ -185,7 +191,12 @@ class TuneJob:
             and (one.name in _ALWAYS or getattr(self.options, one.name) != one.default)
         }
         # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.
-        told = {"threads": self.threads, "target": self.target, "device": self.device, "tasks": sorted(task_keys)}
+        told = {
+            "threads": self.options.threads or 0,
+            "target": self.target,
+            "device": self.device,
+            "tasks": sorted(task_keys),
+        }
         return json.dumps({"network": self.network, "shapes": self.shapes, **options, **told}, sort_keys=True)
 
     def describe(self) -> dict[str, str | int | float | None]:
@@ -193,7 +204,8 @@ class TuneJob:
         plain = {**asdict(self), "shapes": " ".join(self.shapes), "device": self.device}
         options = {**plain.pop("options"), "threads": self.threads, "target": self.target}
         told = {"network": self.network, **options, **plain}
-        return {name: value for name, value in told.items() if self.options.fleet or name not in _WAY}
+        left_out = {*(() if self.options.fleet else _WAY), *((_SEVERAL,) if self.instances == 1 else ())}
+        return {name: value for name, value in told.items() if name not in left_out}
 
     def run_folder(self, run_id: str) -> Path:
         """Where a run keeps its report and its compiled network."""

@@ -45,7 +45,7 @@ def show_report(report: Report, stream: TextIO) -> None:
 def _latencies(report: Report) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column(report.title, overflow="fold")
-    for heading in ("latency ms", "error of outputs"):
+    for heading in (f"{report.heading} ms", "error of outputs"):
         table.add_column(heading, justify="right")
     for each in report.comparison.contenders:
         error = "reference" if each.error is None else f"{each.error:.1e}"

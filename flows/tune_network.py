@@ -4,6 +4,7 @@ The same request after a crash goes on where the stored records end.
 
     tune-network
      ├─ extract-tasks      network → graph → fused operations → tuning tasks with weights
+     ├─ choose-instances   for throughput: untuned networks on fewer threads each → how many share the machine
      ├─ allocate-trials    rounds of sample → build, measure → store → train, until the budget is spent
      ├─ compile-best       best records → re-timed winners → kernels → artifact, checked against ONNX Runtime
      └─ report             what it brought, task by task, as files and in Prefect's UI
@@ -23,6 +24,7 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.launch import command_began
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
+from retune.flows.share_threads import share_threads
 from retune.tasks.extract import extract_tasks
 from retune.tasks.report import keep_result, publish, write_page
 from retune.tasks.show import ProgressBar, show_report
@@ -48,8 +50,11 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, **options))
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
+    fingerprint = job.fingerprint(extracted.task_keys)
+    if job.options.objective == "throughput":
+        job, extracted = share_threads(job, extracted, fingerprint)
     ends = None if job.options.minutes is None else began + 60 * job.options.minutes
-    with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
+    with open_run(job.place, fingerprint, job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
             about = job, extracted, run.run_id, workers

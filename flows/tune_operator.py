@@ -18,6 +18,7 @@ from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.operators import Operator
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.winners import Confirmation, shortlist
+from retune.compiler.errors import OptionError
 from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
@@ -64,6 +65,8 @@ def tune_operator(
     began = monotonic()
     subject = str(Operator.asked(workload, args, module))
     job = resolve_device(TuneJob.of(subject, home=home, **options))
+    if job.options.objective == "throughput":
+        raise OptionError("the objective throughput is for networks: an operator has no instances")
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)

@@ -4,7 +4,7 @@ A kernel without a winner uses the default schedule, and the file says so.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import task
@@ -33,13 +33,17 @@ def compile_to(
     best: Mapping[str, BestProgram],
     path: Path,
     kernels: Mapping[tuple[str, str], KernelArtifact],
+    instances: int = 1,
 ) -> SavedNetwork:
     """Compile a network with the best program of each task, by workload key, and save it at `path`. `kernels` are those
-    that were built when the programs were confirmed. What the kernels use is in the report, and not logged.
+    that were built when the programs were confirmed. What the kernels use is in the report, and not logged. The file
+    says how many `instances` are meant to run at a time.
     """
     about = extracted.graph, extracted.target, best
     build = reuse_kernels(kernels)
     # The report lists fallbacks once; two compilations, tuned and untuned, would warn of them twice.
     with telling_nothing():
         network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition, build=build)
+    if instances > 1:
+        network = replace(network, metadata={**network.metadata, "instances": instances})
     return SavedNetwork(network.save(path), CoverageReport.of(network.coverage))

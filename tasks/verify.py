@@ -49,17 +49,29 @@ def verify(
     seed: int,
     plan: FleetPlan | None = None,
     gpu: int | None = None,
+    instances: int = 1,
 ) -> Comparison:
-    """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs and time. With a plan that is
-    done on the device of a fleet; `gpu` is the number of this machine's GPU that the networks are for.
+    """Compare compiled networks, by name, with each other and with ONNX Runtime: outputs, and the time of so many
+    `instances` that run at a time. With a plan that is done on the device of a fleet, with one instance; `gpu` is the
+    number of this machine's GPU that the networks are for.
     """
     if plan is not None:
         return compare_on_device(FlowEngine(plan=plan), plan.device, compiled, network_bytes(network), threads, seed)
     with device_lock(device_key(gpu)), WorkerProcess() as worker:
         # A fresh process: a network that crashes ends it alone, and no thread of the run disturbs the timing.
         compare = "retune.compiler.driver.compare:compare_networks"
-        comparison: Comparison = worker.call(compare, dict(compiled), network_bytes(network), threads, seed)
+        model = network_bytes(network)
+        comparison: Comparison = worker.call(compare, dict(compiled), model, threads, seed, instances)
     return comparison
+
+
+@task(name="choose-instances", task_run_name=named("choose-instances", "network"), cache_policy=NO_CACHE)
+def measure_instances(network: str, compiled: Mapping[int, Path], threads: int, seed: int) -> int:
+    """How many instances of a network, compiled for each of some numbers of them, do most in a second on this CPU."""
+    with device_lock(), WorkerProcess() as worker:
+        choose = "retune.compiler.driver.compare:choose_instances"
+        instances: int = worker.call(choose, dict(compiled), threads, seed)
+    return instances
 
 
 @task(name="measure-limits", task_run_name="measure-limits", cache_policy=NO_CACHE)

@@ -10,9 +10,10 @@ saturate.
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from retune.compiler.dtype import is_float
 from retune.compiler.errors import MeasureError, install_hint
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.target import Target
@@ -36,32 +38,42 @@ _AGREEING, _AGREEMENT = 3, 1.03
 """The passes end when so many of each contender are within this factor of its fastest."""
 _PASS_SECONDS = 0.05
 _TOTAL_SECONDS = 6.0
+_CHOICE_SECONDS = 3.0
+_LEAST_CALLS = 4
+"""Of each of several instances: the last of them has the machine to itself for a part of its last call."""
 _PAUSE_SECONDS = 0.02
 """Between passes: long enough for the idle threads of the engine before to stop spinning."""
 
 Inputs = Mapping[str, NDArray[np.generic]]
 Outputs = Sequence[NDArray[Any]]
+Run = Callable[[], object]
+"""Runs a network once."""
+Result = TypeVar("Result")
 
 
-def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, seed: int) -> Comparison:
+def compare_networks(
+    networks: Mapping[str, Path], model: bytes, threads: int, seed: int, instances: int = 1
+) -> Comparison:
     """Run and time every compiled network of `networks`, by name, and on `model` ONNX Runtime and OpenVINO where they
-    are installed, on `threads` threads and the same seeded inputs.
+    are installed, on `threads` threads and the same seeded inputs, so many `instances` at a time.
 
     Raises: ArtifactError.
     """
-    loaded = {name: CompiledNetwork.load(path) for name, path in networks.items()}
-    executors = {name: executor_of(network, threads) for name, network in loaded.items()}
+    libraries = {name: Library.load(path) for name, path in networks.items()}
+    loaded = {name: library.network for name, library in libraries.items()}
+    pools = {name: _executors(library, threads, instances) for name, library in libraries.items()}
+    executors = {name: pool[0] for name, pool in pools.items()}
     first = next(iter(executors.values()))
-    runs: dict[str, Callable[[], object]] = {name: executor.run for name, executor in executors.items()}
+    runs: dict[str, Sequence[Run]] = {name: [executor.run for executor in pool] for name, pool in pools.items()}
     outputs: dict[str, Outputs] = {}
     inputs: Inputs | None = None
     note = "" if is_installed() else f"ONNX Runtime is not installed: {install_hint('report')}"
     if is_installed():
         try:
-            session = OnnxRuntime(model, threads)
-            inputs = _comparable_inputs(first, seed, session.run)
-            outputs[REFERENCE] = session.run(inputs)
-            runs[REFERENCE] = partial(session.run, inputs)
+            sessions = [OnnxRuntime(model, threads) for _ in range(instances)]
+            inputs = _comparable_inputs(first, seed, sessions[0].run)
+            outputs[REFERENCE] = sessions[0].run(inputs)
+            runs[REFERENCE] = [partial(session.run, inputs) for session in sessions]
             if _is_quantized(loaded.values()):
                 # Its unfused nodes dequantize to float32, so nothing saturates.
                 outputs[REFERENCE] = OnnxRuntime(model, threads, is_optimized=False).run(inputs)
@@ -69,18 +81,18 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
             # A peer that cannot run the model must not end our comparison.
             note = str(error)
     inputs = inputs or _comparable_inputs(first, seed, partial(_outputs, first))
-    outputs |= {name: _outputs(executor, inputs) for name, executor in executors.items()}
+    found = {name: [_outputs(one, inputs) for one in pool] for name, pool in pools.items()}
+    outputs |= {name: every[0] for name, every in found.items()}
     if openvino.is_installed():
         try:
-            peer = openvino.OpenVino(model, threads)
+            peer = openvino.OpenVino(model, threads, instances)
             outputs[OPENVINO] = peer.run(inputs)
-            runs[OPENVINO] = partial(peer.run, inputs)
+            runs[OPENVINO] = [partial(peer.run, inputs, number) for number in range(instances)]
         except MeasureError as error:
             note = f"{note}; {error}" if note else str(error)
     reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
     on_gpu = any(len(executor.devices) > 1 for executor in executors.values())
-    with ContentionMeter(threads) as meter:  # all threads exist by now
-        timed = _time_interleaved(runs, meter)
+    timed = _time_interleaved(runs, threads * instances)
     shares = [share for _, share in timed.values() if share is not None]
     contention = max(shares) if shares and not on_gpu else None  # a thread that waits for a GPU is not disturbed
     contenders = tuple(
@@ -92,7 +104,27 @@ def compare_networks(networks: Mapping[str, Path], model: bytes, threads: int, s
         )
         for name in runs
     )
-    return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())), contention)
+    return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())), contention, instances)
+
+
+def choose_instances(networks: Mapping[int, Path], threads: int, seed: int) -> int:
+    """How many instances of a network do most in a second: one of the numbers for which it was compiled, each instance
+    on its part of `threads` threads. Raises: ArtifactError.
+    """
+    runs: dict[str, Sequence[Run]] = {}
+    for instances, path in networks.items():
+        pool = _executors(Library.load(path), threads // instances, instances)
+        inputs = _comparable_inputs(pool[0], seed, partial(_outputs, pool[0]))
+        for one in pool:
+            _outputs(one, inputs)
+        runs[str(instances)] = [one.run for one in pool]
+    timed = _time_interleaved(runs, threads, _CHOICE_SECONDS)
+    return int(min(timed, key=lambda name: timed[name][0]))
+
+
+def _executors(library: Library, threads: int, instances: int) -> list[GraphExecutor]:
+    """Instances of a network, which share its kernels and weights."""
+    return [executor_of(library.network, threads, None, library.kernels) for _ in range(instances)]
 
 
 def _is_quantized(networks: Iterable[CompiledNetwork]) -> bool:
@@ -138,36 +170,54 @@ def _inputs(executor: GraphExecutor, seed: int, least: int = 0) -> Inputs:
 
 
 def _time_interleaved(
-    runs: Mapping[str, Callable[[], object]], meter: ContentionMeter
+    runs: Mapping[str, Sequence[Run]], threads: int, limit: float = _TOTAL_SECONDS
 ) -> dict[str, tuple[float, float | None]]:
-    """Seconds per call of every function, and which share of that others took: the mean of its fastest pass, the one
-    that was disturbed least.
+    """Seconds per call of the functions of every contender, which run at a time on so many threads in all, and which
+    share of that others took: the mean of its fastest pass, the one that was disturbed least.
 
-    A pass is at least one call, and goes on for `_PASS_SECONDS`, after one call that is not timed.
+    A pass is at least one call of each, and goes on for `_PASS_SECONDS`, after one call that is not timed. After
+    `limit` seconds none begins.
     """
     best: dict[str, tuple[float, float | None]] = dict.fromkeys(runs, (math.inf, None))
     passes: dict[str, list[float]] = {name: [] for name in runs}
     began = time.perf_counter()
-    # Passes in turn: drift of the clock frequency hits all contenders alike.
-    for number in range(_PASSES):
-        if number >= _AGREEING and (
-            time.perf_counter() - began > _TOTAL_SECONDS or all(map(_are_steady, passes.values()))
-        ):
-            break
-        for name, run in runs.items():
-            time.sleep(_PAUSE_SECONDS)
-            run()
-            # The call before is not timed: it brings weights back into the caches that the contender before took.
-            meter.start()
-            start, calls = time.perf_counter(), 0
-            while calls == 0 or time.perf_counter() - start < _PASS_SECONDS:
-                run()
-                calls += 1
-            elapsed = time.perf_counter() - start
-            passes[name].append(elapsed / calls)
-            if elapsed / calls < best[name][0]:
-                best[name] = elapsed / calls, meter.share(int(elapsed * 1e9))
+    with ThreadPoolExecutor(max(map(len, runs.values()))) as pool:
+        for instances in runs.values():
+            _each(pool, lambda run: run(), instances)
+        with ContentionMeter(threads) as meter:  # all threads exist by now
+            # Passes in turn: drift of the clock frequency hits all contenders alike.
+            for number in range(_PASSES):
+                if number >= _AGREEING and (
+                    time.perf_counter() - began > limit or all(map(_are_steady, passes.values()))
+                ):
+                    break
+                for name, instances in runs.items():
+                    time.sleep(_PAUSE_SECONDS)
+                    _each(pool, lambda run: run(), instances)
+                    # That is not timed: it brings weights back into the caches that the contender before took.
+                    meter.start()
+                    start = time.perf_counter()
+                    least = 1 if len(instances) == 1 else _LEAST_CALLS
+                    seconds = 1.0 / sum(_each(pool, partial(_calls_per_second, least=least), instances))
+                    elapsed = time.perf_counter() - start
+                    passes[name].append(seconds)
+                    if seconds < best[name][0]:
+                        best[name] = seconds, meter.share(int(elapsed * 1e9))
     return best
+
+
+def _each(pool: ThreadPoolExecutor, function: Callable[[Run], Result], runs: Sequence[Run]) -> list[Result]:
+    """The function of every one, at a time: in the threads of the pool where there are several."""
+    return list(map(function, runs) if len(runs) == 1 else pool.map(function, runs))
+
+
+def _calls_per_second(run: Run, least: int) -> float:
+    """Call a function again and again for `_PASS_SECONDS`, and so often at least."""
+    start, calls = time.perf_counter(), 0
+    while calls < least or time.perf_counter() - start < _PASS_SECONDS:
+        run()
+        calls += 1
+    return calls / (time.perf_counter() - start)
 
 
 def _are_steady(seconds: Sequence[float]) -> bool:

@@ -13,7 +13,7 @@ from retune.compiler.driver.tuning import TaskRow, TuningSummary
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.measure.record import FITTED_CANDIDATE, GUESSES
 from retune.compiler.runtime.atomic_write import write_text_atomically
-from retune.compiler.runtime.readable import busy_warning, finite, milliseconds
+from retune.compiler.runtime.readable import busy_warning, count, finite, milliseconds
 from retune.compiler.target import Target
 
 TOLERANCE = 1e-4
@@ -43,7 +43,8 @@ class Comparison:
 
     `reference` names the one that outputs were compared with, `note` says why a peer did not take part;
     `tolerance` is how far outputs may lie from the reference's, relative to their largest value. `contention` is the
-    largest share of a time that other processes took, None where that is not known.
+    largest share of a time that other processes took, None where that is not known. With several `instances` at a
+    time, the latency of a contender is the time of all over the number of their inferences.
     """
 
     reference: str
@@ -51,6 +52,7 @@ class Comparison:
     note: str = ""
     tolerance: float = TOLERANCE
     contention: float | None = None
+    instances: int = 1
 
     @property
     def is_right(self) -> bool:
@@ -199,8 +201,17 @@ class Report:
         """The network, and what it runs on."""
         target = self.request.get("target")
         on_threads = not target or Target(str(target)).traits.uses_threads
-        device = f"{self.request['threads']} threads" if on_threads else self.request.get("device", target)
+        device = (
+            count(int(self.request["threads"] or 0), "thread") if on_threads else self.request.get("device", target)
+        )
+        if self.comparison.instances > 1:
+            device = f"{self.comparison.instances} instances of {device}"
         return f"{self.request['network']} on {device}"
+
+    @property
+    def heading(self) -> str:
+        """What the times of the comparison are."""
+        return "latency" if self.comparison.instances == 1 else "time per inference"
 
     @property
     def default_seconds(self) -> float:
@@ -259,7 +270,7 @@ class Report:
     def _compared(self) -> list[str]:
         """The ways to run the network, and what serves its kernels."""
         return [
-            "| network | latency | error of the outputs |",
+            f"| network | {self.heading} | error of the outputs |",
             "|---|---:|---:|",
             *(
                 f"| {each.name} | {milliseconds(each.seconds)} ms | {_error(each.error)} |"

@@ -78,6 +78,16 @@ class Library:
         return config.thread_count(int(threads))
 
     @property
+    def instances(self) -> int:
+        """How many executors the network is meant to run on at a time: more than one where it was tuned for throughput.
+        Raises: ArtifactError when it does not say a number.
+        """
+        instances = self.network.metadata.get("instances", 1)
+        if not is_thread_count(instances):
+            raise ArtifactError(f"network {self.network.plan.name} is damaged: it says {instances!r} of its instances")
+        return int(instances)
+
+    @property
     def kernels(self) -> LoadedKernels:
         """The kernels for the CPU, ready to be bound.
 

@@ -16,7 +16,9 @@ def serve(
     files: Annotated[list[Path], typer.Argument(help="Compiled networks, .retune or .so: FILE, or NAME=FILE.")],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    instances: Annotated[int, typer.Option(min=1, help="Runs of a network at a time.")] = 1,
+    instances: Annotated[
+        int | None, typer.Option(min=1, help="Runs of a network at a time. Default: as it was tuned for, mostly 1.")
+    ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests of a network that may wait; more are refused.")] = 64,
     batch_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds that a request waits for others to share a run; 0: no batches.")
@@ -35,7 +37,7 @@ def serve(
         if name in models:
             raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
         models[name] = Model.load(path, instances)
-    app = make_app(models, instances=instances, capacity=queue, batch_seconds=batch_ms / 1e3)
+    app = make_app(models, capacity=queue, batch_seconds=batch_ms / 1e3)
     config = uvicorn.Config(
         app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=stop_seconds
     )

@@ -63,16 +63,13 @@ class _Metrics:
             busy.labels(name).set_function(partial(getattr, queue, "busy_seconds"))
 
 
-def make_app(
-    models: Mapping[str, Model], *, instances: int = 1, capacity: int = 64, batch_seconds: float = 0.0
-) -> FastAPI:
+def make_app(models: Mapping[str, Model], *, capacity: int = 64, batch_seconds: float = 0.0) -> FastAPI:
     """An application that serves models by name; the rest is as for `RequestQueue`.
 
     Raises: OptionError for batches of a network that has no dimension for them.
     """
     queues = {
-        name: RequestQueue(model, instances=instances, capacity=capacity, batch_seconds=batch_seconds)
-        for name, model in models.items()
+        name: RequestQueue(model, capacity=capacity, batch_seconds=batch_seconds) for name, model in models.items()
     }
     metrics = _Metrics(queues)
 

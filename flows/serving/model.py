@@ -21,19 +21,22 @@ class TensorSpec:
 
 
 class Model:
-    """A network of known shapes. `instances` threads may call `run` at a time; they share kernels and weights."""
+    """A network of known shapes. `instances` threads may call `run` at a time, by default as many as it was tuned for;
+    they share kernels and weights.
+    """
 
-    def __init__(self, library: Library, instances: int = 1) -> None:
+    def __init__(self, library: Library, instances: int | None = None) -> None:
+        self.instances = instances or library.instances
         # A queue and no lock for each: whichever instance is idle takes the next run.
         self._idle: SimpleQueue[GraphExecutor] = SimpleQueue()
-        executors: list[GraphExecutor] = [library["default"](cpu()) for _ in range(instances)]
+        executors: list[GraphExecutor] = [library["default"](cpu()) for _ in range(self.instances)]
         for executor in executors:
             self._idle.put(executor)
         self.inputs = _specs(executors[0].get_input_info())
         self.outputs = _specs(executors[0].get_output_info())
 
     @classmethod
-    def load(cls, path: str | Path, instances: int = 1) -> "Model":
+    def load(cls, path: str | Path, instances: int | None = None) -> "Model":
         """The model of a file, .retune or .so. Raises: ArtifactError as `Library.load`, also for dynamic shapes."""
         return cls(Library.load(path), instances)
 

@@ -33,12 +33,12 @@ class _Waiting:
 class RequestQueue:
     """The requests of one network.
 
-    `instances` run at a time; up to `capacity` more wait. With `batch_seconds` above 0, requests of fewer rows than the
-    network's first dimension wait so long for others and share a run; the rest of the rows are zeros. Otherwise each
-    request is its own run and has all rows.
+    As many run at a time as the model has instances; up to `capacity` more wait. With `batch_seconds` above 0, requests
+    of fewer rows than the network's first dimension wait so long for others and share a run; the rest of the rows are
+    zeros. Otherwise each request is its own run and has all rows.
     """
 
-    def __init__(self, model: Model, *, instances: int = 1, capacity: int = 64, batch_seconds: float = 0.0) -> None:
+    def __init__(self, model: Model, *, capacity: int = 64, batch_seconds: float = 0.0) -> None:
         self.inputs, self.outputs = model.inputs, model.outputs
         self.rows = _batch_rows((*self.inputs, *self.outputs)) if batch_seconds else 1
         self.runs = 0
@@ -46,13 +46,13 @@ class RequestQueue:
         self._model = model
         self._batch_seconds = batch_seconds
         self._capacity = capacity
-        self._instances = instances
+        self._instances = model.instances
         # All state belongs to the event loop's thread, so that it needs no lock; only `_compute` runs in others.
         self._waiting: deque[_Waiting] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         # As many threads as instances: more would wait for an executor and hold a request back.
-        self._threads = ThreadPoolExecutor(instances, "retune-serve")
+        self._threads = ThreadPoolExecutor(model.instances, "retune-serve")
 
     @property
     def depth(self) -> int:

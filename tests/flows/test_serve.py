@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import OptionError
+from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
@@ -98,6 +99,15 @@ def test_json_and_binary_requests_get_the_outputs_of_the_executor(client: httpx.
     length = int(found.headers["Inference-Header-Content-Length"])
     assert json.loads(found.content[:length])["outputs"][0]["parameters"] == {"binary_data_size": wanted.nbytes}
     np.testing.assert_array_equal(np.frombuffer(found.content[length:], np.float32).reshape(wanted.shape), wanted)
+
+
+def test_a_network_is_served_by_as_many_instances_as_it_was_tuned_for(library: Library) -> None:
+    tuned = Library(replace(library.network, metadata={**library.network.metadata, "instances": 3}))
+    assert [Model(one).instances for one in (library, tuned)] == [1, 3]
+    assert Model(tuned, 2).instances == 2
+    damaged = Library(replace(library.network, metadata={**library.network.metadata, "instances": "many"}))
+    with pytest.raises(ArtifactError, match="'many' of its instances"):
+        Model(damaged)
 
 
 GOOD = request(rows())

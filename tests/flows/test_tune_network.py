@@ -4,6 +4,7 @@ import json
 import re
 from base64 import b64decode
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,10 +14,12 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
+from retune.compiler import config
 from retune.compiler.driver import extract
 from retune.compiler.driver.report import Report
 from retune.compiler.errors import DeviceError, ModelFormatError, OptionError
 from retune.compiler.executor.graph_executor import GraphExecutor
+from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.ir import Graph
@@ -125,3 +128,31 @@ def test_a_mistake_raises_our_own_error_and_leaves_no_run_behind(tmp_path: Path)
     with pytest.raises(ModelFormatError, match=r"nothing\.onnx"):
         tune_network("nothing.onnx", trials=1, home=str(home))
     assert RunLedger(home).list() == ()
+
+
+@pytest.mark.long
+def test_a_network_is_tuned_for_throughput_and_goes_on_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, home = str(write_mlp(tmp_path / "shared.onnx")), str(tmp_path / "state")
+    asked: list[list[int]] = []
+
+    def two(_: str, compiled: dict[int, Path], *__: object) -> int:
+        asked.append(sorted(compiled))
+        return max(compiled)
+
+    monkeypatch.setattr("retune.flows.share_threads.measure_instances", two)
+    monkeypatch.setattr(config, "usable_cores", lambda: 2)
+    options: dict[str, Any] = {"trials": 6, "threads": 2, "home": home, "objective": "throughput"}
+    report = tune_network(network, **options)
+    assert report.is_right
+    assert report.title.endswith("on 2 instances of 1 thread")
+    assert Library.load(report.artifact).instances == 2
+    assert Library.load(report.artifact).threads == 1
+    (info,) = RunLedger(home).list()
+    assert (info.describe["threads"], info.describe["instances"]) == (1, 2)
+    assert asked == [[1, 2]]
+    # As it was when the run was interrupted: what it had chosen is not measured again.
+    RunLedger(home)._write(replace(info, completed=None, summary=None))
+    assert tune_network(network, **options).run_id == report.run_id
+    assert asked == [[1, 2]]
+    with pytest.raises(OptionError, match="neither a fleet nor a GPU"):
+        tune_network(network, **options, target="cuda -arch=sm_80")

@@ -3,6 +3,7 @@
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.report import TOLERANCE, Comparison, Contender
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
-from retune.compiler.graph.ir import Value
-from retune.compiler.runtime.contention import ContentionMeter
+from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.target import Target
 
 
@@ -70,15 +70,49 @@ def test_contenders_are_interleaved_and_timed_separately(monkeypatch: pytest.Mon
     monkeypatch.setattr(compare, "_PASS_SECONDS", 0.001)
     monkeypatch.setattr(compare, "_PAUSE_SECONDS", 0.0)
     order: list[str] = []
-    runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
-    with ContentionMeter(1) as meter:
-        found = compare._time_interleaved(runs, meter)
+    runs = {name: [lambda name=name: order.append(name)] for name in ("a", "b")}
+    found = compare._time_interleaved(runs, 1)
     assert set(found) == {"a", "b"}
     seconds = {name: each for name, (each, _) in found.items()}
     assert all(share is not None and 0.0 <= share <= 1.0 for _, share in found.values())
     assert all(each > 0.0 for each in seconds.values())
     changes = sum(first != second for first, second in pairwise(order))
     assert changes >= 2 * compare._AGREEING - 1
+
+
+def test_instances_run_at_a_time_and_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(compare, "_PASS_SECONDS", 0.0)
+    together = Barrier(3, timeout=60.0)
+    found = compare._time_interleaved({"three": [lambda: together.wait() and None] * 3, "one": [lambda: None]}, 1)
+    assert set(found) == {"three", "one"}  # alone, none would get past the barrier
+
+
+def test_outputs_of_several_instances_are_those_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_PASSES", 2)
+    builder = GraphBuilder("net", [Value("x", (4, 64), "float32")])
+    weights = builder.constant(np.random.default_rng(0).standard_normal((64, 8), dtype=np.float32), "w")
+    product = builder.emit("dense", ["x", weights])
+    graph = builder.finish({"y": product})
+    paths = {}
+    for count in (1, 2):
+        paths[count] = tmp_path / f"{count}.retune"
+        compile_graph(graph, Target.host(), threads=2 // count).save(paths[count])
+    assert compare.choose_instances(paths, 2, 0) in paths
+    comparison = compare.compare_networks({"tuned": paths[2]}, _model_of(graph), 1, 0, 2)
+    assert comparison.is_right
+    assert comparison.instances == 2
+
+
+def _model_of(graph: Graph) -> bytes:
+    """The product of `graph` in ONNX."""
+    (weights,) = graph.constants.values()
+    x, y = (helper.make_tensor_value_info(*one) for one in (("x", 1, [4, 64]), ("y", 1, [4, 8])))
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    made = helper.make_graph([product], "net", [x], [y], [numpy_helper.from_array(np.asarray(weights), "w")])
+    opset = [helper.make_opsetid("", 18)]
+    serialized: bytes = helper.make_model(made, opset_imports=opset, ir_version=9).SerializeToString()
+    return serialized
 
 
 @pytest.mark.parametrize(("seconds", "is_steady"), [((1.0, 1.02, 1.5, 1.01), True), ((1.0, 1.3, 1.2), False)])

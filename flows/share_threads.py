@@ -1,0 +1,56 @@
+"""How many instances of a network share the threads of a run that is to bring throughput, found by measuring.
+
+Each number that divides the threads is tried with default schedules.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.errors import OptionError
+from retune.flows.parameters import TuneJob
+from retune.flows.progress import PhaseStarted, announce
+from retune.storage.runs import RunLedger
+from retune.tasks.compile import compile_to
+from retune.tasks.extract import extract_tasks
+from retune.tasks.opaque import opaque
+from retune.tasks.verify import measure_instances
+
+
+def share_threads(job: TuneJob, extracted: ExtractedNetwork, fingerprint: str) -> tuple[TuneJob, ExtractedNetwork]:
+    """The job with as many instances as do most in a second, and the network for the threads of one of them. What the
+    unfinished run of the `fingerprint` has chosen stays.
+
+    Raises: OptionError for a GPU or a fleet.
+    """
+    if job.plan is not None or job.gpu is not None:
+        raise OptionError("the objective throughput shares out the CPU of this machine: give neither a fleet nor a GPU")
+    jobs = {count: replace(job, instances=count) for count in _divisors(job.threads)}
+    networks = {
+        count: extracted if count == 1 else extract_tasks(
+            one.network, one.target, one.threads, one.shapes, one.options.winograd
+        )
+        for count, one in jobs.items()
+    }  # fmt: skip
+    chosen = _chosen_before(job, fingerprint) or _measured(job, networks)
+    return jobs[chosen], networks[chosen]
+
+
+def _divisors(threads: int) -> list[int]:
+    return [count for count in range(1, threads + 1) if threads % count == 0]
+
+
+def _chosen_before(job: TuneJob, fingerprint: str) -> int | None:
+    unfinished = [run for run in RunLedger(job.place).list() if run.fingerprint == fingerprint and not run.is_complete]
+    return int(unfinished[-1].describe.get("instances", 1)) if unfinished else None
+
+
+def _measured(job: TuneJob, networks: dict[int, ExtractedNetwork]) -> int:
+    announce(PhaseStarted(f"choosing how many instances share {job.threads} threads"))
+    with TemporaryDirectory(prefix="retune-") as folder:
+        files = {
+            count: compile_to(f"for-{count}", opaque(network), {}, Path(folder) / f"{count}.retune", {}).path
+            for count, network in networks.items()
+        }
+        return measure_instances(job.network, files, job.threads, job.options.seed)
