@@ -1,8 +1,9 @@
 """Chooses the program of every kernel of a network from what the store knows, measuring nothing."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from retune.compiler import config
@@ -22,10 +23,12 @@ from retune.storage.store_url import Place
 class KnownPrograms:
     """What serves each task of a network, by task key: `programs` with the time that counts for each, infinite where
     another way to compute the same is known to be faster, and their `records`. The default schedule has no record.
+    `all_of` gives all programs that are known for a task, the fastest first.
     """
 
     programs: dict[str, BestProgram]
     records: dict[str, MeasureRecord]
+    all_of: Callable[[str], Sequence[BestProgram]] = lambda _: ()
 
     @classmethod
     def of(cls, extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> Self:
@@ -51,12 +54,17 @@ class KnownPrograms:
                 programs[key], record = _serving(task, found, store.records(task_key=key, **scope))
             if record is not None:
                 records[key] = record
-        return cls(programs, records)
+        return cls(programs, records, partial(_all_of, store, scope))
 
     @classmethod
     def of_records(cls, records: Mapping[str, MeasureRecord]) -> Self:
         """The programs of these records, by task key."""
         return cls(BestProgram.of_each(records), dict(records))
+
+
+def _all_of(store: ParquetRecordStore, scope: Mapping[str, Any], key: str) -> list[BestProgram]:
+    records = (record for record in store.records(task_key=key, **scope) if math.isfinite(record.seconds))
+    return [BestProgram.of(record) for record in sorted(records, key=speed)]
 
 
 def _serving(

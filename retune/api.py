@@ -71,9 +71,8 @@ def compile(
     extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
     best = KnownPrograms.of(extracted, home, None)
     with telling_nothing():
-        network = compile_graph(
-            extracted.graph, extracted.target, best.programs, threads=count, cut=extracted.partition
-        )
+        about = extracted.graph, extracted.target, best.programs
+        network = compile_graph(*about, threads=count, cut=extracted.partition, others=best.all_of)
     return Network(Library(network), known.signature, KernelExplainer(extracted, best, home))
 
 

@@ -1,13 +1,13 @@
 """Compiles an optimized graph into a `CompiledNetwork`, with the best known program of each task.
 
-Every distinct kernel is built once. A task without a usable program gets the default schedule, and the network's
-`coverage` says so. Of several ways to compute a layer the one with the fastest record is used. A kernel that cannot be
-compiled for a GPU is compiled for the CPU, within the same network.
+Every distinct kernel is built once. A task without a program that can be built gets the default schedule, and the
+network's `coverage` says so. Of several ways to compute a layer the one with the fastest record is used. A kernel that
+cannot be compiled for a GPU is compiled for the CPU, within the same network.
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler import config
@@ -69,6 +69,14 @@ BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact]]
 """Builds many kernels, in order, maybe in parallel. Raises ScheduleError or LoweringError when one cannot be built."""
 
 
+OtherPrograms = Callable[[str], Iterable[BestProgram]]
+"""The programs of a task, by its workload key, the fastest first."""
+
+
+def _no_others(_: str) -> Iterable[BestProgram]:
+    return ()
+
+
 def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
     """Build one kernel after the other, here."""
     return [program.build() for program in programs]
@@ -94,6 +102,7 @@ def compile_graph(
     threads: int = 1,
     cut: Partition | None = None,
     build: BuildKernels = build_in_process,
+    others: OtherPrograms = _no_others,
     metadata: Mapping[str, object] | None = None,
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
@@ -102,8 +111,9 @@ def compile_graph(
     context that was entered is asked (`with ApplyHistoryBest(log):`), unless the pass context says not to. Where
     records are used, one warning names the kernels worth tuning that none serves; another one names those of a network
     for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
-    is the partition, when the caller has it already; its alternatives are those that may serve. `metadata` takes the
-    place of the facts that a network which is saved needs; to gather these all constants are read.
+    is the partition, when the caller has it already; its alternatives are those that may serve. A record of `best` that
+    cannot be built makes room for the first of the `others` that can. `metadata` takes the place of the facts that a
+    network which is saved needs; to gather these all constants are read.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
@@ -115,7 +125,7 @@ def compile_graph(
             _choose(task, best.get(task.workload_key), heavy)
             for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
         ]
-    choices, artifacts = _build(choices, build, threads)
+    choices, artifacts = _build(choices, build, threads, others)
     plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts})
     coverage = tuple(
         Coverage(
@@ -217,7 +227,7 @@ def _on_cpu(choice: ChosenProgram, threads: int, why: Exception) -> ChosenProgra
 
 
 def _build(
-    choices: list[ChosenProgram], build: BuildKernels, threads: int
+    choices: list[ChosenProgram], build: BuildKernels, threads: int, others: OtherPrograms
 ) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
     """All kernels at once; when that fails one by one, with something else in place of those that cannot be built."""
     try:
@@ -227,27 +237,33 @@ def _build(
         _log.info("building the kernels one by one, since one of them failed: %s", error)
     final, artifacts = [], []
     for choice in choices:
-        used, artifact = _build_or_else(choice, build, threads)
+        known = iter(others(choice.task.workload_key)) if choice.record_id else iter(())
+        used, artifact = _build_or_else(choice, build, threads, known)
         final.append(used)
         artifacts.append(artifact)
     return final, artifacts
 
 
-def _build_or_else(choice: ChosenProgram, build: BuildKernels, threads: int) -> tuple[ChosenProgram, KernelArtifact]:
-    """The program, else the default schedule, else on a GPU the default schedule of the CPU."""
+def _build_or_else(
+    choice: ChosenProgram, build: BuildKernels, threads: int, others: Iterator[BestProgram]
+) -> tuple[ChosenProgram, KernelArtifact]:
+    """The program, else the first of the others, else the default schedule, else on a GPU that of the CPU."""
     try:
         (artifact,) = build([choice])
         return choice, artifact
     except _BAD_PROGRAM as error:
         task = choice.task
         if choice.origin is not ProgramSource.DEFAULT:
-            other = _default(task, f"{choice.label} cannot be built: {error}")
+            why = f"{choice.label} cannot be built: {error}"
+            slower = (_choose(task, one, True) for one in others if one.record_id != choice.record_id)
+            known = next((one for one in slower if one.origin is not ProgramSource.DEFAULT), None)
+            other = _default(task, why) if known is None else replace(known, note=why)
         # Ends: each step leads to a plainer program, and the CPU's default schedule re-raises.
         elif task.target.kind != Target.host().kind:
             other = _on_cpu(choice, threads, error)
         else:
             raise
-    return _build_or_else(other, build, threads)
+    return _build_or_else(other, build, threads, others)
 
 
 def made_for(target: Target, threads: int, *, by_cpu: bool = False) -> dict[str, object]:

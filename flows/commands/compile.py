@@ -61,12 +61,14 @@ def compile_network(
     require_writable(path)
     extracted = extract_network(network, target or HOST, count, tuple(shape or ()), options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
+        known = KnownPrograms.of(extracted, home_of(store), gpu)
         compiled = compile_graph(
             extracted.graph,
             extracted.target,
-            KnownPrograms.of(extracted, home_of(store), gpu).programs,
+            known.programs,
             threads=extracted.threads,
             cut=extracted.partition,
+            others=known.all_of,
         )
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)

@@ -136,8 +136,9 @@ def _compile_parts(
     for graph in offloaded.parts:
         part = extract_part(network, graph, Target(options.target or HOST), count, options.winograd, names)
         with telling_nothing():
-            best = KnownPrograms.of(part, home, None).programs
-            networks.append(compile_graph(part.graph, part.target, best, threads=count, cut=part.partition))
+            known = KnownPrograms.of(part, home, None)
+            about = part.graph, part.target, known.programs
+            networks.append(compile_graph(*about, threads=count, cut=part.partition, others=known.all_of))
     return offloaded, networks
 
 

@@ -74,6 +74,12 @@ def test_the_fastest_record_serves_where_no_run_confirmed_one(mlp: ExtractedNetw
     assert served(mlp, tmp_path) == ("FAST", 1e-3)
 
 
+def test_all_programs_of_a_task_are_known_the_fastest_first(mlp: ExtractedNetwork, tmp_path: Path) -> None:
+    known = KnownPrograms.of(mlp, tmp_path, None)
+    assert [one.record_id for one in known.all_of(mlp.tasks[0].workload_key)] == ["FAST", "SLOW"]
+    assert list(known.all_of("another")) == []
+
+
 def test_what_a_run_confirmed_last_serves(mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm) -> None:
     confirm("FAST", 3e-3)
     confirm("SLOW", 2.5e-3)

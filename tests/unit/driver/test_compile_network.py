@@ -216,6 +216,26 @@ def test_an_unusable_program_gives_way_to_the_default(steps: str, note: str) -> 
     _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
 
 
+def test_the_next_best_record_takes_the_place_of_one_that_cannot_be_built() -> None:
+    graph = _mlp()
+    first, *_ = _tasks(graph)
+    broken = dump_steps([Split(99, 0, 4, (2,))])
+    texts = {"record-1": broken, "worse": "no steps at all", "bad": broken, "good": dump_steps(_tiled(first))}
+    slower = [known(text, name) for name, text in texts.items()]
+    asked: list[str] = []
+
+    def others(key: str) -> list[BestProgram]:
+        asked.append(key)
+        return slower
+
+    network = compile_graph(graph, TARGET, {first.workload_key: slower[0]}, others=others)
+    assert network.coverage[0].record_id == "good"
+    assert "record bad cannot be built" in network.coverage[0].note
+    assert asked == [first.workload_key]
+    inputs = _random(graph)
+    _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
+
+
 def test_every_distinct_kernel_is_built_once() -> None:
     graph = optimize(load_model(build("resnet18", image=32, width=8)))
     requests: list[ChosenProgram] = []
