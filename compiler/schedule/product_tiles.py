@@ -4,7 +4,7 @@ A tile is a few rows of a strip of the last axis: one factor is read along the s
 """
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 
 from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr
@@ -32,6 +32,16 @@ _PIECE = 1.5
 """How many vectors a part of one costs where lanes cannot be left out: what remains of a row after whole vectors is
 loaded in pieces of powers of two, 15 lanes as 8, 4, 2 and 1.
 """
+_AN_END, _RAGGED = 1.1, 1.05
+"""How much longer a smaller tile at an end takes than its multiply-adds and loads, and by how much tiles that leave
+such ends must be faster than others.
+"""
+_ENDING_ROWS = 8
+"""Most rows of a tile that leaves a smaller one: more, at a distance of a power of two, evict each other from the
+first-level cache.
+"""
+_AGAIN_BYTES = 1 << 17
+"""So much of one factor may a smaller tile at an end read again: it is in the second-level cache beside the other."""
 _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
 _NEAR_BYTES = 1 << 18
@@ -63,32 +73,59 @@ def _is_shared(axis: Axis, along: Sequence[tuple[Expr, ...]]) -> bool:
     return any(axis not in nodes for nodes in used) and not any(axis in walk(node) for node in factors)
 
 
-def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str) -> tuple[int, int]:
+def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str, depth: int = 0) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
-    latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. All
-    columns of one row, where no such tile fills half a vector.
+    latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
+    the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near.
+    All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
-    best, fastest = (1, columns), 0.0
+    best, least = (1, columns), inf
     for vectors in (*_VECTORS, -(-columns // lanes)):
         widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
         # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
-        for strip in (size for size in range(widest, narrowest - 1, -1) if columns % size == 0):
-            rest = strip % lanes
-            pieces, each = (min(rest, 1), 1.0) if hardware.lane_masks else (rest.bit_count(), _PIECE)
-            held, spent = strip // lanes + pieces, strip // lanes + pieces * each
+        for strip in range(widest, narrowest - 1, -1):
+            near = 0 < depth * strip * item_bytes(dtype) <= _AGAIN_BYTES
+            if columns % strip and not (near and strip == vectors * lanes):
+                continue
+            held, _ = _vectors_of(strip, lanes, hardware)
             for height in _ROWS:
                 # Sums, a row of one factor (of which a single row needs one vector at a time), a value of the other.
                 needed = height * held + (held if height > 1 else 1) + 1
-                if rows % height or needed > hardware.registers:
+                fits = needed <= hardware.registers and height <= rows
+                if not fits or (rows % height and not (near and height <= _ENDING_ROWS)):
                     continue
-                # What comes in rows comes from the second-level cache, which takes twice as long.
-                loads = (height + 2 * spent) / _A_CYCLE
-                cycles = max(height * spent / _A_CYCLE, loads, _LATENCY)
-                cycles += 0.0 if hardware.lane_masks else _A_LOAD * loads
-                if (speed := height * strip / cycles) > fastest:
-                    best, fastest = (height, strip), speed
+                cycles = sum(
+                    high * wide * _cycles(each, _vectors_of(part, lanes, hardware)[1], hardware)
+                    * (1.0 if (each, part) == (height, strip) else _AN_END)
+                    for each, high in _parts(rows, height)
+                    for part, wide in _parts(columns, strip)
+                )  # fmt: skip
+                cycles *= _RAGGED if rows % height or columns % strip else 1.0
+                if cycles < least:
+                    best, least = (height, strip), cycles
     return best
+
+
+def _parts(extent: int, size: int) -> tuple[tuple[int, int], ...]:
+    """The sizes of the parts of an extent, and how many there are of each."""
+    count, rest = divmod(extent, size)
+    return ((size, count), (rest, 1)) if rest else ((size, count),)
+
+
+def _vectors_of(strip: int, lanes: int, hardware: HardwareParams) -> tuple[int, float]:
+    """How many vectors a strip has, and how many whole ones cost as much."""
+    rest = strip % lanes
+    pieces, each = (min(rest, 1), 1.0) if hardware.lane_masks else (rest.bit_count(), _PIECE)
+    return strip // lanes + pieces, strip // lanes + pieces * each
+
+
+def _cycles(height: int, vectors: float, hardware: HardwareParams) -> float:
+    """Of one step of the sums of a register tile."""
+    # What comes in rows comes from the second-level cache, which takes twice as long.
+    loads = (height + 2 * vectors) / _A_CYCLE
+    cycles = max(height * vectors / _A_CYCLE, loads, _LATENCY)
+    return cycles + (0.0 if hardware.lane_masks else _A_LOAD * loads)
 
 
 def split_for_tile(
@@ -101,7 +138,10 @@ def split_for_tile(
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(axes) - 1
     rows = axes[row_axis].extent if row_axis >= 0 else 1
-    height, strip = register_tile(rows, axes[last].extent, hardware, op.dtype)
+    # Rows of a depthwise convolution share parts of their windows, of which smaller tiles have less.
+    along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
+    depth = prod(axis.extent for axis in op.reduce_axes) if len(along) == 1 else 0
+    height, strip = register_tile(rows, axes[last].extent, hardware, op.dtype, depth)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:

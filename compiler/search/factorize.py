@@ -44,8 +44,10 @@ _ROW_TILES = range(4, 17)
 """Lengths of which a register tile needs one across its vectors."""
 _LANES = 8
 """What a vector loop should be a multiple of."""
-_WHOLE = 31
+_WHOLE = 16
 """So many rows can be a tile as they are."""
+_SHORT, _FEW = 31, range(4, 9)
+"""Up to so many rows, the next number that one of few divides wastes less than whole vectors of them."""
 
 
 def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
@@ -58,6 +60,8 @@ def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
     useful = range(_LANES, max_innermost + 1, _LANES) if is_vector else _ROW_TILES
     if extent <= (max_innermost if is_vector else _WHOLE) or any(extent % length == 0 for length in useful):
         return extent
+    if not is_vector and extent <= _SHORT:
+        return next(longer for longer in range(extent, 2 * extent) if any(longer % length == 0 for length in _FEW))
     # At most 15 iterations are wasted where the loop is long or its vectors want it, at most 7 otherwise.
     step = 2 * _LANES if is_vector or extent > 8 * _ROW_TILES[-1] else _LANES
     return -(-extent // step) * step

@@ -14,6 +14,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps, reference_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.target import HardwareParams
+from tests.support.small_computations import matmul
 
 
 def lines(dag: ComputeDAG) -> list[str]:
@@ -243,6 +244,36 @@ def test_a_register_tile_fits_the_registers(
 ) -> None:
     hardware = HardwareParams(num_cores=1, vector_unit_bytes=width, vector_registers=registers)
     assert product_tiles.register_tile(*size, hardware, "float32") == tile
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "tile"),
+    [
+        (17, 120, 720, (6, 16)),
+        (289, 120, 720, (4, 24)),
+        (49, 768, 768, (5, 16)),
+        (49, 768, 3072, (7, 8)),  # what smaller tiles read again lies far
+        (128, 384, 1536, (4, 24)),
+        (1, 1000, 512, (1, 40)),
+    ],
+)
+def test_smaller_tiles_are_left_at_the_ends_where_that_pays(
+    rows: int, columns: int, depth: int, tile: tuple[int, int]
+) -> None:
+    hardware = HardwareParams(num_cores=1, vector_unit_bytes=32, vector_registers=16)
+    assert product_tiles.register_tile(rows, columns, hardware, "float32", depth) == tile
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(17, 120), (33, 88), (7, 160), (5, 1000)])
+def test_products_with_smaller_tiles_at_the_ends_are_right(rows: int, columns: int) -> None:
+    dag = matmul(rows, columns, 40)
+    left, right = (np.random.default_rng(0).standard_normal(tensor.shape, dtype=np.float32) for tensor in dag.inputs)
+    kernel = build(dag, default_steps(dag, HardwareParams(num_cores=2, vector_unit_bytes=32, vector_registers=16)))
+    (result,) = kernel.outputs()
+    for threads in (1, 2):
+        result[:] = np.nan
+        kernel(*kernel.prepared(left, right), result, threads=threads)
+        np.testing.assert_allclose(result, left @ right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [1, 31, 137, 257])

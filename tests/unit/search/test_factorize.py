@@ -17,8 +17,8 @@ def test_divisors_of_a_composite() -> None:
 
 
 def test_extents_without_a_divisor_to_tile_by_are_covered() -> None:
-    rows = {extent: covering(extent, 64, is_vector=False) for extent in (1, 13, 31, 37, 49, 62, 197, 211, 1000)}
-    assert rows == {1: 1, 13: 13, 31: 31, 37: 40, 49: 49, 62: 64, 197: 208, 211: 224, 1000: 1000}
+    rows = {extent: covering(extent, 64, is_vector=False) for extent in (1, 13, 17, 22, 31, 37, 49, 62, 197, 211, 1000)}
+    assert rows == {1: 1, 13: 13, 17: 18, 22: 22, 31: 32, 37: 40, 49: 49, 62: 64, 197: 208, 211: 224, 1000: 1000}
     columns = {extent: covering(extent, 64, is_vector=True) for extent in (3, 61, 64, 77, 197, 1000, 1001)}
     assert columns == {3: 3, 61: 61, 64: 64, 77: 80, 197: 208, 1000: 1000, 1001: 1008}
 
