@@ -74,11 +74,11 @@ def seconds_to_compile(extracted: ExtractedNetwork) -> float:
     return _TO_COMPARE + _TO_CONFIRM * len(extracted.partition.layers())
 
 
-def _end_of_guesses(ends: float | None) -> float:
-    """Until when programs may be tried for kernels that the search did not reach, in a command that ends then; without
-    limit where it has no end.
+def _end_of_guesses(job: TuneJob, layers: int) -> float:
+    """Until when programs may be tried for kernels that the search did not reach, of so many layers in all; without
+    limit where the budget is in trials.
     """
-    return math.inf if ends is None else max(monotonic() + _AT_LEAST, ends - _TO_COMPARE)
+    return math.inf if job.options.minutes is None else monotonic() + max(_AT_LEAST, _TO_CONFIRM * layers)
 
 
 @flow(name="compile-best", flow_run_name="compile-{job.label}")
@@ -89,10 +89,9 @@ def compile_best(
     workers: Workers,
     rounds: int = 0,
     elapsed: float = 0.0,
-    ends: float | None = None,
 ) -> CompiledResult:
     """Compile the network of `job` with the best records on this machine, whichever run they come from, after so many
-    rounds and seconds of tuning. The command should end at the time `ends` of the monotonic clock.
+    rounds and seconds of tuning.
     """
     announce(PhaseStarted("selecting the best programs"))
     folder = job.run_folder(run_id)
@@ -102,12 +101,13 @@ def compile_best(
     layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
     timed: list[list[TimedPrograms]] = []
-    until = _end_of_guesses(ends)
+    until = _end_of_guesses(job, len(layers))
     for number, layer in enumerate(layers, 1):
         programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
         timed.append([time_programs(task.name, workers, opaque(task), opaque(each)) for task, each in programs])
         announce(PhaseAdvanced(number, len(layers)))
     confirmed = iter(confirm(workers, opaque(list(chain.from_iterable(timed)))))
+    workers.close()  # what comes now is to have the memory of the machine, and of its GPU
     chosen = [one for layer in timed for one in resolve(list(islice(confirmed, len(layer))))]
     run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
     run_info = replace(run_info, round=rounds, elapsed=elapsed)

@@ -23,12 +23,13 @@ from retune.storage.store_url import Place
 class KnownPrograms:
     """What serves each task of a network, by task key: `programs` with the time that counts for each, infinite where
     another way to compute the same is known to be faster, and their `records`. The default schedule has no record.
-    `all_of` gives all programs that are known for a task, the fastest first.
+    `others_of` gives what may serve a task where that cannot be built, the fastest first: no program that was measured
+    before a run confirmed a slower one, since it may have been found wrong.
     """
 
     programs: dict[str, BestProgram]
     records: dict[str, MeasureRecord]
-    all_of: Callable[[str], Sequence[BestProgram]] = lambda _: ()
+    others_of: Callable[[str], Sequence[BestProgram]] = lambda _: ()
 
     @classmethod
     def of(cls, extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None) -> Self:
@@ -54,7 +55,7 @@ class KnownPrograms:
                 programs[key], record = _serving(task, found, store.records(task_key=key, **scope))
             if record is not None:
                 records[key] = record
-        return cls(programs, records, partial(_all_of, store, scope))
+        return cls(programs, records, partial(_others_of, store, scope, confirmed))
 
     @classmethod
     def of_records(cls, records: Mapping[str, MeasureRecord]) -> Self:
@@ -62,9 +63,13 @@ class KnownPrograms:
         return cls(BestProgram.of_each(records), dict(records))
 
 
-def _all_of(store: ParquetRecordStore, scope: Mapping[str, Any], key: str) -> list[BestProgram]:
-    records = (record for record in store.records(task_key=key, **scope) if math.isfinite(record.seconds))
-    return [BestProgram.of(record) for record in sorted(records, key=speed)]
+def _others_of(
+    store: ParquetRecordStore, scope: Mapping[str, Any], confirmed: Mapping[str, Confirmed], key: str
+) -> list[BestProgram]:
+    found = confirmed.get(key)
+    right = [one for one in store.records(task_key=key, **scope) if math.isfinite(one.seconds) and not one.censored]
+    known = [one for one in right if found is None or one.timestamp > found.completed or one.seconds > found.seconds]
+    return [BestProgram.of(record) for record in sorted(known, key=speed)]
 
 
 def _serving(

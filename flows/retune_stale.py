@@ -52,6 +52,8 @@ def retune_stale(
     if not (math.isfinite(window_minutes) and window_minutes >= SHORTEST_SLICE):
         raise OptionError(f"the window must be at least {SHORTEST_SLICE:g} minute, not {window_minutes}")
     job = resolve_device(TuneJob.of(networks[0], home=home, minutes=slice_minutes, **options))
+    if job.options.objective == "throughput":
+        raise OptionError("give the threads of one instance: only tune-network chooses instances, for throughput")
     jobs = {name: replace(job, network=name) for name in networks}
     end = time.monotonic() + window_minutes * 60
     reports: list[Report] = []

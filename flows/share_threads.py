@@ -26,15 +26,15 @@ def share_threads(job: TuneJob, extracted: ExtractedNetwork, fingerprint: str) -
     """
     if job.plan is not None or job.gpu is not None:
         raise OptionError("the objective throughput shares out the CPU of this machine: give neither a fleet nor a GPU")
-    jobs = {count: replace(job, instances=count) for count in _divisors(job.threads)}
-    networks = {
-        count: extracted if count == 1 else extract_tasks(
-            one.network, one.target, one.threads, one.shapes, one.options.winograd
-        )
-        for count, one in jobs.items()
-    }  # fmt: skip
-    chosen = _chosen_before(job, fingerprint) or _measured(job, networks)
+    before = _chosen_before(job, fingerprint)
+    jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
+    networks = {count: extracted if count == 1 else _extracted(one) for count, one in jobs.items()}
+    chosen = next(iter(jobs)) if len(jobs) == 1 else _measured(job, networks)
     return jobs[chosen], networks[chosen]
+
+
+def _extracted(job: TuneJob) -> ExtractedNetwork:
+    return extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
 
 
 def _divisors(threads: int) -> list[int]:

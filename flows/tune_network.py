@@ -53,14 +53,13 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     fingerprint = job.fingerprint(extracted.task_keys)
     if job.options.objective == "throughput":
         job, extracted = share_threads(job, extracted, fingerprint)
-    ends = None if job.options.minutes is None else began + 60 * job.options.minutes
     with open_run(job.place, fingerprint, job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
             about = job, extracted, run.run_id, workers
             elsewhere = monotonic() - began + seconds_to_compile(extracted)
             spent = with_task_runner(allocate_trials, job)(*about, bar, elsewhere)
-            compiled = with_task_runner(compile_best, job)(*about, spent.rounds, spent.elapsed, ends)
+            compiled = with_task_runner(compile_best, job)(*about, spent.rounds, spent.elapsed)
         announce(PhaseStarted("writing the report"))
         report = publish(run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.

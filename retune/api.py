@@ -72,7 +72,7 @@ def compile(
     best = KnownPrograms.of(extracted, home, None)
     with telling_nothing():
         about = extracted.graph, extracted.target, best.programs
-        network = compile_graph(*about, threads=count, cut=extracted.partition, others=best.all_of)
+        network = compile_graph(*about, threads=count, cut=extracted.partition, others=best.others_of)
     return Network(Library(network), known.signature, KernelExplainer(extracted, best, home))
 
 
@@ -125,6 +125,9 @@ def tune(
         report = run_tuning(known.source, _flags(chosen, texts, place), progress=progress)
         done = RunLedger(job.place).get(str(report["run_id"]))
     library = Library.load(_fastest(job, done))
+    if library.instances > 1:  # it was tuned for a part of the threads
+        each = job.threads // library.instances
+        extracted = extract_network(known.source, job.target, each, texts, job.options.winograd)
     return Network(library, known.signature, KernelExplainer(extracted, _served(library, job.place), job.place))
 
 

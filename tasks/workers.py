@@ -3,7 +3,7 @@
 They are opened once a run; processes that were started for it are gone when the block ends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from retune.compiler.driver.worker_service import WorkerService
@@ -33,9 +33,18 @@ class Workers:
     It has slots and no `__dict__`: as a parameter of a flow, Prefect stores its name and does not write it as JSON.
     """
 
-    __slots__ = ("builder", "kept", "runner")
+    __slots__ = ("builder", "close", "kept", "runner")
 
-    def __init__(self, engine: Engine, device: str, options: MeasureOptions, at_once: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        device: str,
+        options: MeasureOptions,
+        at_once: int,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`close` ends processes of this machine when nothing is measured any more; it may be called twice."""
+        self.close = close
         self.kept = BuiltPrograms()
         self.builder = FleetBuilder(engine, options, at_once)
         self.runner = FleetRunner(engine, device, options, at_once)
@@ -64,4 +73,5 @@ def open_workers(options: MeasureOptions, plan: FleetPlan | None, gpu: int | Non
     with WorkerService(gpu=gpu, is_shared=True) as service:
         # Without CPUs to spare chunks would only alternate building and timing, and pay a task run for each.
         at_once = LOCAL_CHUNK if service.overlaps(options) else WHOLE_ROUND
-        yield Workers(FlowEngine(service), "cpu" if gpu is None else f"cuda:{gpu}", options, at_once)
+        device = "cpu" if gpu is None else f"cuda:{gpu}"
+        yield Workers(FlowEngine(service), device, options, at_once, service.close)

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from retune.compiler import config
 from retune.compiler.codegen.backend import backend_of, default_steps_of
@@ -68,6 +69,9 @@ class ChosenProgram:
 BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact]]
 """Builds many kernels, in order, maybe in parallel. Raises ScheduleError or LoweringError when one cannot be built."""
 
+
+_TRIED = 5
+"""Most records of a kernel that are built where the best one cannot be."""
 
 OtherPrograms = Callable[[str], Iterable[BestProgram]]
 """The programs of a task, by its workload key, the fastest first."""
@@ -237,15 +241,21 @@ def _build(
         _log.info("building the kernels one by one, since one of them failed: %s", error)
     final, artifacts = [], []
     for choice in choices:
-        known = iter(others(choice.task.workload_key)) if choice.record_id else iter(())
-        used, artifact = _build_or_else(choice, build, threads, known)
+        used, artifact = _build_or_else(choice, build, threads, _next_best(choice, others))
         final.append(used)
         artifacts.append(artifact)
     return final, artifacts
 
 
+def _next_best(choice: ChosenProgram, others: OtherPrograms) -> Iterator[ChosenProgram]:
+    """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
+    programs = others(choice.task.workload_key) if choice.record_id else ()
+    known = (_choose(choice.task, one, True) for one in programs if one.record_id != choice.record_id)
+    return islice((one for one in known if one.origin is not ProgramSource.DEFAULT), _TRIED)
+
+
 def _build_or_else(
-    choice: ChosenProgram, build: BuildKernels, threads: int, others: Iterator[BestProgram]
+    choice: ChosenProgram, build: BuildKernels, threads: int, others: Iterator[ChosenProgram]
 ) -> tuple[ChosenProgram, KernelArtifact]:
     """The program, else the first of the others, else the default schedule, else on a GPU that of the CPU."""
     try:
@@ -255,8 +265,7 @@ def _build_or_else(
         task = choice.task
         if choice.origin is not ProgramSource.DEFAULT:
             why = f"{choice.label} cannot be built: {error}"
-            slower = (_choose(task, one, True) for one in others if one.record_id != choice.record_id)
-            known = next((one for one in slower if one.origin is not ProgramSource.DEFAULT), None)
+            known = next(others, None)
             other = _default(task, why) if known is None else replace(known, note=why)
         # Ends: each step leads to a plainer program, and the CPU's default schedule re-raises.
         elif task.target.kind != Target.host().kind:

@@ -161,9 +161,11 @@ def time_again(
     new = iter(zip(built, runner.run(task, built) if built else (), strict=True))
     pairs = [next(new) if known is None else (known.built, known.measured) for known in found]
     builds = [build for build, _ in pairs]
-    return TimedPrograms(
-        task, programs, texts, builds, _interleaved(task, builds, [result for _, result in pairs], runner)
-    )
+    results = _interleaved(task, builds, [result for _, result in pairs], runner)
+    if results is None:
+        # The times of what is kept are those of other moments.
+        results = runner.run(task, builds) if len(missing) < len(pairs) else [result for _, result in pairs]
+    return TimedPrograms(task, programs, texts, builds, results)
 
 
 def confirm_fastest(timed: Sequence[TimedPrograms], runner: Runner) -> list[Confirmation]:
@@ -201,13 +203,19 @@ def _confirmed(timed: TimedPrograms, runner: Runner) -> Confirmation:
 
 def _interleaved(
     task: SearchTask, builds: Sequence[BuiltProgram], results: Sequence[Measurement], runner: Runner
-) -> list[Measurement]:
-    """The results; those in reach of the fastest with the times and the contention of a comparison in turn."""
+) -> list[Measurement] | None:
+    """The results; those in reach of the fastest with the times and the contention of a comparison in turn. None when
+    the process was lost that compared them.
+    """
     seconds = [min(result.costs, default=math.inf) for result in results]
     close = [place for place, each in enumerate(seconds) if each <= REACH * min(seconds) and math.isfinite(each)]
-    compared = runner.compare(task, [builds[place] for place in close]) if len(close) > 1 else None
+    if len(close) < 2:
+        return list(results)
+    compared = runner.compare(task, [builds[place] for place in close])
+    if compared is None:
+        return None
     timed = list(results)
-    for place, again in zip(close, compared or (), strict=bool(compared)):
+    for place, again in zip(close, compared, strict=True):
         timed[place] = replace(results[place], costs=again.costs, contention=again.contention)
     return timed
 

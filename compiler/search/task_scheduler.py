@@ -172,7 +172,7 @@ def _importance(
     """How much the objective rises per second of task `index`; of a geometric mean without the factor that all tasks
     have in common.
     """
-    if objective is None and options.objective == "latency":
+    if objective is None and options.objective != "geomean":
         return states[index].weight
     if objective is None:
         seconds = min(_assumed_seconds(states[index], slowest), best_rival(states, index))

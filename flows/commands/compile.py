@@ -68,7 +68,7 @@ def compile_network(
             known.programs,
             threads=extracted.threads,
             cut=extracted.partition,
-            others=known.all_of,
+            others=known.others_of,
         )
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)

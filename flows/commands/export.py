@@ -138,7 +138,7 @@ def _compile_parts(
         with telling_nothing():
             known = KnownPrograms.of(part, home, None)
             about = part.graph, part.target, known.programs
-            networks.append(compile_graph(*about, threads=count, cut=part.partition, others=known.all_of))
+            networks.append(compile_graph(*about, threads=count, cut=part.partition, others=known.others_of))
     return offloaded, networks
 
 

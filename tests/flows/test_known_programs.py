@@ -76,8 +76,19 @@ def test_the_fastest_record_serves_where_no_run_confirmed_one(mlp: ExtractedNetw
 
 def test_all_programs_of_a_task_are_known_the_fastest_first(mlp: ExtractedNetwork, tmp_path: Path) -> None:
     known = KnownPrograms.of(mlp, tmp_path, None)
-    assert [one.record_id for one in known.all_of(mlp.tasks[0].workload_key)] == ["FAST", "SLOW"]
-    assert list(known.all_of("another")) == []
+    assert [one.record_id for one in known.others_of(mlp.tasks[0].workload_key)] == ["FAST", "SLOW"]
+    assert list(known.others_of("another")) == []
+
+
+def test_what_was_faster_than_a_confirmed_program_takes_no_place(
+    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm, records: tuple[MeasureRecord, MeasureRecord]
+) -> None:
+    confirm("SLOW", 1.5e-3)
+    later = replace(records[0], record_id="LATER", costs=(1.2e-3,), timestamp=time.time() + 60.0)
+    hasty = replace(records[0], record_id="HASTY", costs=(3e-3,), censored=True)
+    ParquetRecordStore(tmp_path).append([later, hasty])
+    known = KnownPrograms.of(mlp, tmp_path, None)
+    assert [one.record_id for one in known.others_of(mlp.tasks[0].workload_key)] == ["LATER", "SLOW"]
 
 
 def test_what_a_run_confirmed_last_serves(mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm) -> None:

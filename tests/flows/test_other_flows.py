@@ -107,6 +107,13 @@ def test_programs_for_a_gpu_are_confirmed_there(tmp_path: Path, monkeypatch: pyt
     assert opened == [0, 0, None, None]
 
 
+def test_stale_networks_are_not_judged_for_throughput(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="only tune-network chooses instances"):
+        retune_stale(["mlp"], home=str(tmp_path), threads=1, objective="throughput")
+    with pytest.raises(OptionError, match="an operator has no instances"):
+        tune_operator("matmul", [32, 48, 16], home=str(tmp_path), threads=1, objective="throughput")
+
+
 @pytest.mark.long
 def test_what_a_run_on_an_object_store_has_made_is_fetched_on_another_machine(
     tmp_path: Path, s3_place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

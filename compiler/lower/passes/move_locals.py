@@ -28,12 +28,20 @@ class MoveLocals:
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel without local buffers that no stack holds, as far as the workspace may hold them."""
         parts: list[Stmt] = []
-        moved: list[Buffer] = []
+        moved: dict[str, Buffer] = {}
         for part in statements_of(function.body):
             places = dict(self._places(part))
-            moved.extend(buffer for buffer, _ in places.values())
+            moved |= {buffer.name: large for buffer, (large, _) in places.items()}
             parts.append(_moved(part, places) if places else part)
-        return replace(function, workspace=(*function.workspace, *moved), body=block(*parts)) if moved else function
+        if not moved:
+            return function
+        limits = ((moved[name].name, limit) for name, limit in function.unroll_limits if name in moved)
+        return replace(
+            function,
+            workspace=(*function.workspace, *moved.values()),
+            body=block(*parts),
+            unroll_limits=(*function.unroll_limits, *limits),
+        )
 
     def _places(self, part: Stmt) -> Iterator[tuple[Buffer, tuple[Buffer, tuple[Expr, ...]]]]:
         """The buffers of one statement that move, each with its place in the workspace and the first indices there."""

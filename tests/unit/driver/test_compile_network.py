@@ -236,6 +236,23 @@ def test_the_next_best_record_takes_the_place_of_one_that_cannot_be_built() -> N
     _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
 
 
+def test_only_a_few_records_are_tried_in_place_of_one_that_cannot_be_built() -> None:
+    graph = _mlp()
+    first, *_ = _tasks(graph)
+    broken = dump_steps([Split(99, 0, 4, (2,))])
+    many = [known(broken, f"record-{number}") for number in range(2000)]
+    tried: list[str] = []
+
+    def counting(batch: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+        if len(batch) == 1:
+            tried.append(batch[0].record_id or "")
+        return build_in_process(batch)
+
+    network = compile_graph(graph, TARGET, {first.workload_key: many[7]}, build=counting, others=lambda _: many)
+    assert network.coverage[0].record_id is None
+    assert [one for one in tried if one] == ["record-7", *(f"record-{number}" for number in range(5))]
+
+
 def test_every_distinct_kernel_is_built_once() -> None:
     graph = optimize(load_model(build("resnet18", image=32, width=8)))
     requests: list[ChosenProgram] = []

@@ -137,6 +137,15 @@ def test_what_the_run_has_built_and_checked_is_only_timed_in_turn(task: SearchTa
     assert (timed_again.seconds, timed_again.builds[1]) == ([4e-3, 3e-3, 5e-3], built)
 
 
+def test_what_was_kept_is_timed_once_more_where_the_comparison_is_lost(task: SearchTask) -> None:
+    kept = BuiltPrograms()
+    built = BuiltProgram(build(kernel_task(), (Pragma(0, 0, "good"),), "double"), MeasureStatus.OK, "", 0.0)
+    kept.keep(task, [RECORDS[0].steps], [built], [ok(3e-3)])
+    runner = Runner([4e-3], passes=None, fresh=[5e-3])
+    runner.probes[-1] = [6e-3, 7e-3]
+    assert time_again(task, RECORDS[:1], Builder(), runner, kept).seconds == [6e-3, 7e-3]
+
+
 def test_who_is_far_behind_does_not_take_part(task: SearchTask) -> None:
     runner = Runner([1e-3, 1.1e-3, 9e-3], passes=[1e-3, 1.2e-3], fresh=[1e-3])
     winner = choose_best(task, RECORDS, Builder(), runner)

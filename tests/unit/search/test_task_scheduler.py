@@ -241,6 +241,9 @@ def test_to_the_geometric_mean_every_task_counts_alike() -> None:
     light = TaskState(rounds=2, best_seconds=1e-3, history=(1e-3,) * 2, weight=1.0)
     assert choose_task([heavy, light], GRADIENT) == 0
     assert choose_task([heavy, light], options) == 1
+    # Instances for throughput are as fast as one of them.
+    throughput = SchedulerOptions(objective="throughput")
+    assert gradients([heavy, light], throughput) == gradients([heavy, light], SchedulerOptions())
     shares = gradients([heavy, light], options)
     assert shares == pytest.approx((-0.8 / 4, -0.8 / 2))
 
