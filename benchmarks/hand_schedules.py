@@ -22,6 +22,7 @@ from retune.compiler.schedule.primitives import (
     unroll,
     vectorize,
 )
+from retune.compiler.schedule.product_tiles import axes_of
 from retune.compiler.schedule.state import State
 
 _LANES = 16
@@ -75,17 +76,17 @@ def tiled_reduction(
     """
     number = stage_number(state, stage)
     last = len(state.stages) - 1 if into is None else stage_number(state, into)
-    suffix = ""
+    renamed: dict[str, str] = {}
     if number == last:
+        renamed = {axis.name: f"{axis.name}_c" for axis in axes_of(state, number)}
         state, _ = cache_write(state, number)
-        suffix, last = "_c", last + 1
+        last += 1
     for between in range(last - 1, number, -1):
         if state.stages[between].is_compute:
             state = compute_inline(state, between)
     state = tiled(state, last, tiles, order)
     state = compute_at(state, number, last, at)
-    own = {f"{loop}{suffix}": lengths for loop, lengths in (depth or {}).items()}
-    state = tiled(state, number, own, _renamed(inner, suffix))
+    state = tiled(state, number, depth or {}, _renamed(inner, renamed))
     for target in (number, last):
         state, _ = vectorize(state, target, len(state.stages[target].iters) - 1)
     if unroll_limit:
@@ -93,10 +94,10 @@ def tiled_reduction(
     return parallel_outer(state, last, threads_over) if threads_over else state
 
 
-def _renamed(order: str, suffix: str) -> str:
-    """The loops of an order as they are called in a cached stage: `rc.0` as `rc_c.0`."""
+def _renamed(order: str, names: Mapping[str, str]) -> str:
+    """The loops of an order as they are called in a cached stage: `c.0` as `c_c.0`, those of the reduction as ever."""
     parts = (name.partition(".") for name in order.split())
-    return " ".join(f"{base}{suffix}{dot}{level}" for base, dot, level in parts)
+    return " ".join(f"{names.get(base, base)}{dot}{level}" for base, dot, level in parts)
 
 
 def product(rows: int, columns: int, *, batched: bool = False) -> Schedule:

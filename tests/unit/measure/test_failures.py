@@ -66,10 +66,10 @@ def test_instantiation_the_steps_do_not_apply(measurer: LocalMeasurer) -> None:
 
 
 def test_compile_host_the_code_generator_refuses(measurer: LocalMeasurer) -> None:
-    """A buffer of 4 MB inside a loop does not fit the stack of a thread."""
-    a = te.placeholder((4, 1 << 20), name="a")
-    b = te.compute((4, 1 << 20), lambda i, j: a[i, j] * 2.0, "b")
-    c = te.compute((4, 1 << 20), lambda i, j: b[i, (1 << 20) - 1 - j], "c")
+    """A buffer of 80 MB inside a loop fits neither the stack of a thread nor the workspace."""
+    a = te.placeholder((2, 20 << 20), name="a")
+    b = te.compute((2, 20 << 20), lambda i, j: a[i, j] * 2.0, "b")
+    c = te.compute((2, 20 << 20), lambda i, j: b[i, (20 << 20) - 1 - j], "c")
     task = SearchTask("turned", ComputeDAG([a, c]), Target.host(), HardwareParams(num_cores=1))
     state = compute_at(State.initial(task.dag), "b", "c", "i")
     (bad,) = measurer.measure(task, [steps_of(state)])
