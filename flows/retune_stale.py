@@ -17,7 +17,7 @@ from retune.compiler.driver.stale import most_promising
 from retune.compiler.errors import OptionError, RetuneError
 from retune.compiler.options import FLEET, MACHINE, SEARCH, tune_options
 from retune.flows.device import resolve_device
-from retune.flows.parameters import TuneJob, takes_options
+from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.tune_network import tune_network
 from retune.flows.tune_operator import OF_OPERATORS, tune_operator
 from retune.tasks.stale import judge
@@ -52,7 +52,7 @@ def retune_stale(
     if not (math.isfinite(window_minutes) and window_minutes >= SHORTEST_SLICE):
         raise OptionError(f"the window must be at least {SHORTEST_SLICE:g} minute, not {window_minutes}")
     job = resolve_device(TuneJob.of(networks[0], home=home, minutes=slice_minutes, **options))
-    if job.options.objective == "throughput":
+    if job.options.objective == THROUGHPUT:
         raise OptionError("give the threads of one instance: only tune-network chooses instances, for throughput")
     jobs = {name: replace(job, network=name) for name in networks}
     end = time.monotonic() + window_minutes * 60

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.errors import OptionError
-from retune.flows.parameters import TuneJob
+from retune.flows.parameters import ONLY_HERE, TuneJob
 from retune.flows.progress import PhaseStarted, announce
 from retune.storage.runs import RunLedger
 from retune.tasks.compile import compile_to
@@ -25,7 +25,7 @@ def share_threads(job: TuneJob, extracted: ExtractedNetwork, fingerprint: str) -
     Raises: OptionError for a GPU or a fleet.
     """
     if job.plan is not None or job.gpu is not None:
-        raise OptionError("the objective throughput shares out the CPU of this machine: give neither a fleet nor a GPU")
+        raise OptionError(ONLY_HERE)
     before = _chosen_before(job, fingerprint)
     jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
     networks = {count: extracted if count == 1 else _extracted(one) for count, one in jobs.items()}

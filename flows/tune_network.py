@@ -22,7 +22,7 @@ from retune.flows.allocate_trials import allocate_trials
 from retune.flows.compile_network import compile_best, seconds_to_compile
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.launch import command_began
-from retune.flows.parameters import TuneJob, takes_options
+from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.flows.share_threads import share_threads
 from retune.tasks.extract import extract_tasks
@@ -51,7 +51,7 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
     extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
     fingerprint = job.fingerprint(extracted.task_keys)
-    if job.options.objective == "throughput":
+    if job.options.objective == THROUGHPUT:
         job, extracted = share_threads(job, extracted, fingerprint)
     with open_run(job.place, fingerprint, job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)

@@ -23,7 +23,7 @@ from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
-from retune.flows.parameters import TuneJob, takes_options
+from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_any
 from retune.tasks.opaque import opaque
@@ -65,7 +65,7 @@ def tune_operator(
     began = monotonic()
     subject = str(Operator.asked(workload, args, module))
     job = resolve_device(TuneJob.of(subject, home=home, **options))
-    if job.options.objective == "throughput":
+    if job.options.objective == THROUGHPUT:
         raise OptionError("the objective throughput is for networks: an operator has no instances")
     extracted = extract_any(job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:

@@ -94,7 +94,8 @@ def compare_networks(
     on_gpu = any(len(executor.devices) > 1 for executor in executors.values())
     timed = _time_interleaved(runs, threads * instances)
     shares = [share for _, share in timed.values() if share is not None]
-    contention = max(shares) if shares and not on_gpu else None  # a thread that waits for a GPU is not disturbed
+    # A thread that waits for a GPU, or for another instance, is not disturbed.
+    contention = max(shares) if shares and not on_gpu and instances == 1 else None
     contenders = tuple(
         Contender(
             name,

@@ -197,3 +197,8 @@ def test_prefect_stores_the_names_of_what_is_no_plain_value() -> None:
         validated = allocate_trials.validate_parameters(given)
     assert validated["extracted"] is extracted
     assert validated["workers"] is workers
+
+
+def test_a_fleet_is_not_asked_for_throughput() -> None:
+    with pytest.raises(OptionError, match="neither a fleet nor a GPU"):
+        job(fleet="prefect", objective="throughput")
