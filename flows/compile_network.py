@@ -35,7 +35,7 @@ from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
 from retune.tasks.workers import Workers, open_workers
 
-_TO_COMPARE, _TO_CONFIRM = 10.0, 0.4
+_TO_COMPARE, _TO_CONFIRM = 14.0, 0.4
 """Seconds for the comparison and the report, and for each kernel of a network before them, on two cores of 2021."""
 _AT_LEAST = 3.0
 """Seconds for programs of kernels that the search did not reach, even where the command has no time left."""

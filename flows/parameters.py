@@ -29,7 +29,6 @@ from retune.tasks.plan import FleetPlan, require_fleet
 DEFAULT_TRIALS = 1000
 THROUGHPUT = "throughput"
 """The objective of a job that shares out its threads to instances."""
-ONLY_HERE = "the objective throughput shares out the CPU of this machine: give neither a fleet nor a GPU"
 DEVICE = "cpu"
 """The key of a fleet's device when none is named."""
 
@@ -222,9 +221,10 @@ def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
     """
     if options.trials is None and options.minutes is None:
         options = replace(options, trials=DEFAULT_TRIALS)
+    on_gpu = options.target is not None and gpu_of_key(Target(options.target).traits.device) is not None
+    if options.objective == THROUGHPUT and (options.fleet or on_gpu):
+        raise OptionError("the objective throughput shares out the CPU of this machine: give neither a fleet nor a GPU")
     if options.fleet:
-        if options.objective == THROUGHPUT:
-            raise OptionError(ONLY_HERE)
         require_fleet(options.fleet)
         target = options.target and str(Target(options.target))
         return replace(options, target=target, on_device=options.on_device or DEVICE)

@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from retune.compiler.driver.extract import ExtractedNetwork
-from retune.compiler.errors import OptionError
-from retune.flows.parameters import ONLY_HERE, TuneJob
+from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, announce
 from retune.storage.runs import RunLedger
 from retune.tasks.compile import compile_to
@@ -21,11 +20,7 @@ from retune.tasks.verify import measure_instances
 def share_threads(job: TuneJob, extracted: ExtractedNetwork, fingerprint: str) -> tuple[TuneJob, ExtractedNetwork]:
     """The job with as many instances as do most in a second, and the network for the threads of one of them. What the
     unfinished run of the `fingerprint` has chosen stays.
-
-    Raises: OptionError for a GPU or a fleet.
     """
-    if job.plan is not None or job.gpu is not None:
-        raise OptionError(ONLY_HERE)
     before = _chosen_before(job, fingerprint)
     jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
     networks = {count: extracted if count == 1 else _extracted(one) for count, one in jobs.items()}

@@ -37,8 +37,9 @@ _PASSES = 25
 _AGREEING, _AGREEMENT = 3, 1.03
 """The passes end when so many of each contender are within this factor of its fastest."""
 _PASS_SECONDS = 0.05
-_TOTAL_SECONDS = 6.0
+_TOTAL_SECONDS = 10.0
 _CHOICE_SECONDS = 3.0
+"""After so many seconds no pass begins that compares two numbers of instances."""
 _LEAST_CALLS = 4
 """Of each of several instances: the last of them has the machine to itself for a part of its last call."""
 _PAUSE_SECONDS = 0.02

@@ -59,11 +59,17 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
         return None
     if not is_float(op.dtype) or op.axes[-1].extent < _LEAST_COLUMNS:
         return None
-    along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
+    along = _read_along(state, stage_id)
     if not along:
         return None
     places = range(len(op.axes) - 1, -1, -1)
     return next((place for place in places if op.axes[place].extent > 1 and _is_shared(op.axes[place], along)), -1)
+
+
+def _read_along(state: State, stage_id: int) -> list[tuple[Expr, ...]]:
+    """The indices of what a stage reads along its last axis."""
+    last = axes_of(state, stage_id)[-1]
+    return [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == last]
 
 
 def _is_shared(axis: Axis, along: Sequence[tuple[Expr, ...]]) -> bool:
@@ -139,8 +145,8 @@ def split_for_tile(
     last = len(axes) - 1
     rows = axes[row_axis].extent if row_axis >= 0 else 1
     # Rows of a depthwise convolution share parts of their windows, of which smaller tiles have less.
-    along = [indices for _, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]]
-    depth = prod(axis.extent for axis in op.reduce_axes) if len(along) == 1 else 0
+    is_depthwise = len(_read_along(state, stage_id)) > 1
+    depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
     height, strip = register_tile(rows, axes[last].extent, hardware, op.dtype, depth)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):

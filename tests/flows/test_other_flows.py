@@ -14,6 +14,7 @@ from retune.compiler.measure.options import MeasureOptions
 from retune.flows import retune_stale as module
 from retune.flows.compile_network import compile_network
 from retune.flows.parameters import TuneJob
+from retune.flows.progress import RunOpened
 from retune.flows.retune_stale import retune_stale
 from retune.flows.train_cost_model import train_cost_model
 from retune.flows.tune_operator import tune_operator
@@ -57,11 +58,21 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
     assert CheckpointStore(home, job.target, config.device_name(), 1, FEATURE_VERSION).newest(before=float("inf"))
 
     monkeypatch.setattr(module, "SHORTEST_SLICE", 0.05)
+    limits: list[float | None] = []
+
+    def watched(event: object) -> None:
+        if isinstance(event, RunOpened):
+            limits.append(event.seconds_limit)
+
+    monkeypatch.setattr("retune.flows.allocate_trials.announce", watched)
     again = retune_stale(
         [OPERATOR], window_minutes=0.1, slice_minutes=0.1, least_gain=0.0, threads=1, home=str(home)
     )  # fmt: skip
     assert len(ParquetRecordStore(home).records()) > 48
     assert again[0].run_id != info.run_id
+    # Of at most six seconds three are for the confirmation, and half for the rounds.
+    assert limits[0] is not None
+    assert 0.0 < limits[0] <= 3.0
 
 
 @pytest.mark.long

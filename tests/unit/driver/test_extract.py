@@ -1,12 +1,15 @@
 """What a run extracts of a network, and what is checked before it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retune.compiler.driver.extract import begin_extraction, check_network, extract_network
 from retune.compiler.driver.operators import Operator, extract
 from retune.compiler.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
+from retune.compiler.frontend.network import load_network
+from retune.compiler.graph.ir import Graph
 from tests.support.flows.networks import write_mlp, write_unsupported
 
 
@@ -32,13 +35,22 @@ def test_every_extraction_is_made_again(tmp_path: Path) -> None:
     assert (second.name, second.constant_bytes) == ("changed", 4 * (16 * 64 + 64 * 8))
 
 
-def test_an_extraction_that_was_begun_serves_the_next_request_alone(tmp_path: Path) -> None:
-    path = write_mlp(tmp_path / "one.onnx")
-    begin_extraction(str(path), "llvm", 1, (), True)
-    other = extract_network(str(path), "llvm", 1, (), False)
-    first, second = (extract_network(str(path), "llvm", 1) for _ in range(2))
-    assert len({id(one) for one in (other, first, second)}) == 3
-    assert first.task_keys == second.task_keys
+def test_an_extraction_that_was_begun_serves_the_next_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = str(write_mlp(tmp_path / "one.onnx")), []
+
+    def watched(name: str, **given: Any) -> Graph:
+        read.append(name)
+        return load_network(name, **given)
+
+    monkeypatch.setattr("retune.compiler.driver.extract.load_network", watched)
+    begin_extraction(path, "llvm", 1, (), True)
+    found = []
+    for winograd, times in ((True, 1), (False, 2), (True, 3)):  # what was begun, another request, a new one
+        found.append(extract_network(path, "llvm", 1, (), winograd))
+        assert len(read) == times
+    assert found[0].task_keys == found[2].task_keys
     begin_extraction("no_such_network", "llvm", 1, (), True)
     with pytest.raises(ModelFormatError):
         extract_network("no_such_network", "llvm", 1)

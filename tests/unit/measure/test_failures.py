@@ -17,7 +17,7 @@ from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
-from retune.compiler.schedule.primitives import compute_at
+from retune.compiler.schedule.primitives import compute_at, parallel
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Split, Step, steps_of
 from retune.compiler.schedule.task import SearchTask
@@ -66,12 +66,12 @@ def test_instantiation_the_steps_do_not_apply(measurer: LocalMeasurer) -> None:
 
 
 def test_compile_host_the_code_generator_refuses(measurer: LocalMeasurer) -> None:
-    """A buffer of 80 MB inside a loop fits neither the stack of a thread nor the workspace."""
-    a = te.placeholder((2, 20 << 20), name="a")
-    b = te.compute((2, 20 << 20), lambda i, j: a[i, j] * 2.0, "b")
-    c = te.compute((2, 20 << 20), lambda i, j: b[i, (20 << 20) - 1 - j], "c")
-    task = SearchTask("turned", ComputeDAG([a, c]), Target.host(), HardwareParams(num_cores=1))
-    state = compute_at(State.initial(task.dag), "b", "c", "i")
+    """A buffer of 448 KB in each of 256 parallel iterations fits neither the stack of a thread nor the workspace."""
+    a = te.placeholder((1 << 17,), name="a")
+    b = te.compute((1 << 17,), lambda i: a[i] * 2.0, "b")
+    c = te.compute((256, 8), lambda i, j: b[j * (1 << 14) + i], "c")
+    task = SearchTask("far apart", ComputeDAG([a, c]), Target.host(), HardwareParams(num_cores=2))
+    state, _ = parallel(compute_at(State.initial(task.dag), "b", "c", "i"), "c", "i")
     (bad,) = measurer.measure(task, [steps_of(state)])
     assert bad.status is MeasureStatus.COMPILE_HOST
     assert bad.error.startswith("LoweringError")
