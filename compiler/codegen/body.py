@@ -48,7 +48,11 @@ class _Piece:
 
 
 class BodyEmitter(ExpressionEmitter):
-    """Writes the body of one top-level statement."""
+    """Writes the body of one top-level statement. `numbers` are those of the metadata of innermost loops, which start
+    at a cache line; None: they start anywhere.
+    """
+
+    numbers: Iterator[int] | None = None
 
     def statement(self, stmt: Stmt) -> None:
         """Write one statement."""
@@ -94,6 +98,7 @@ class BodyEmitter(ExpressionEmitter):
         writer.put(f"br label %{head}")
         writer.start_block(head)
         writer.put(f"{name} = phi i64 [ {low}, %{before} ], [ {name}.next, %{tail} ]")
+        outside = writer.loops
         counter = self.counters[var] = LoopCounter(name, low, before, tail, len(writer.scopes))
         writer.out.append(counter.carried)
         writer.push_scope()
@@ -105,7 +110,10 @@ class BodyEmitter(ExpressionEmitter):
         writer.put(f"{name}.next = add nuw nsw i64 {name}, 1")
         # Tested at the end: a loop has at least one iteration, so the entry needs no branch.
         writer.put(f"{name}.more = icmp ult i64 {name}.next, {high}")
-        writer.put(f"br i1 {name}.more, label %{head}, label %{done}")
+        is_innermost = writer.loops == outside
+        number = f", !llvm.loop !{next(self.numbers)}" if is_innermost and self.numbers is not None else ""
+        writer.put(f"br i1 {name}.more, label %{head}, label %{done}{number}")
+        writer.loops += 1
         writer.pop_scope()
         writer.start_block(done)
 

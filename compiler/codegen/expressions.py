@@ -14,7 +14,7 @@ from retune.compiler.codegen.values import Place, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
-from retune.compiler.ir.visit import parts
+from retune.compiler.ir.visit import children, parts
 
 
 class ExpressionEmitter(ConditionEmitter, DotEmitter):
@@ -125,14 +125,15 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
 
     def select(self, expr: Select) -> Value:
         """A lazy choice: a load from one of two places, a branch for all lanes, a masked load, or, where neither side
-        reads memory, a plain select.
+        reads memory that is not read in any case, a plain select.
         """
         condition = self.holds(expr.condition)
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
         # Only loads can fault: arithmetic has a result for all operands, so it may be evaluated speculatively.
-        reads = any(_may_fault(node) for side in (expr.then, expr.otherwise) for node in parts(side))
-        if not reads:
+        # What the condition reads, as leaky ReLU's does, or both sides read is read in any case.
+        known = _read_always(expr.condition) | (_read_always(expr.then) & _read_always(expr.otherwise))
+        if all(node in known for side in (expr.then, expr.otherwise) for node in parts(side) if _may_fault(node)):
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
             lanes = max(condition.lanes, then.lanes)
             then, otherwise = self.splat(then, lanes), self.splat(otherwise, lanes)
@@ -206,3 +207,18 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
 def _may_fault(node: Expr) -> bool:
     """Whether evaluating a node where its value is not wanted could stop the process."""
     return isinstance(node, Load) and node.buffer.scope != "register"
+
+
+def _read_always(expr: Expr) -> set[Expr]:
+    """The loads that evaluating an expression makes, whatever its own choices."""
+    found: set[Expr] = set()
+    left, known = [expr], {id(expr)}
+    while left:
+        node = left.pop()
+        if isinstance(node, Load):
+            found.add(node)
+        for child in (node.condition,) if isinstance(node, Select) else children(node):
+            if id(child) not in known:
+                known.add(id(child))
+                left.append(child)
+    return found

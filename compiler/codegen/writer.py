@@ -18,7 +18,7 @@ class Scope:
 
 
 class FunctionWriter:
-    """Collects the lines of one function; names of values and labels are made unique here."""
+    """Collects the lines of one function; names of values and labels are made unique here. `loops` were finished."""
 
     def __init__(self) -> None:
         # Lists in lists, so that what is hoisted later still comes at the start of its loop.
@@ -29,6 +29,7 @@ class FunctionWriter:
         self.label = "entry"
         self.in_block: dict[object, str] = {}
         self.loaded: dict[str, dict[object, str]] = {}
+        self.loops = 0
         self._count = 0
         self.push_scope()
 

@@ -42,6 +42,10 @@ first-level cache.
 """
 _AGAIN_BYTES = 1 << 17
 """So much of one factor may a smaller tile at an end read again: it is in the second-level cache beside the other."""
+_A_ROW_BYTES = 1 << 10
+"""Longest row of a factor of which the last strip may be narrower than the others: such a factor is not packed, and
+strips of long rows lie on a page each.
+"""
 _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
 _NEAR_BYTES = 1 << 18
@@ -92,7 +96,8 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str,
         # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
         for strip in range(widest, narrowest - 1, -1):
             near = 0 < depth * strip * item_bytes(dtype) <= _AGAIN_BYTES
-            if columns % strip and not (near and strip == vectors * lanes):
+            short = columns * item_bytes(dtype) <= _A_ROW_BYTES
+            if columns % strip and not (near and short and strip == vectors * lanes):
                 continue
             held, _ = _vectors_of(strip, lanes, hardware)
             for height in _ROWS:

@@ -1,12 +1,13 @@
 """Targets by triple, CPU and features: names are checked, code is emitted for machines other than this one."""
 
 import os
+import re
 
 import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.cpu import describe, vector_bytes
-from retune.compiler.driver.build import build_kernel
+from retune.compiler.driver.build import build_kernel, kernel_source
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import TargetError
 from retune.compiler.schedule.dag import ComputeDAG
@@ -79,3 +80,14 @@ def test_code_for_a_gpu_is_ptx() -> None:
 )
 def test_the_vector_width_is_that_of_the_features(options: str, width: int) -> None:
     assert vector_bytes(Target(f"llvm -mtriple=x86_64-unknown-linux-gnu {options}")) == width
+
+
+@pytest.mark.parametrize("text", ["llvm -mcpu=haswell", "llvm -mtriple=aarch64-linux-gnu -mattr=+neon"])
+def test_innermost_loops_begin_at_a_cache_line(text: str) -> None:
+    a, k, m = te.placeholder((64, 48), name="a"), te.reduce_axis((0, 48), "k"), te.reduce_axis((0, 64), "m")
+    rows = te.compute((64,), lambda i: te.sum(a[i, k], axis=k), "rows")
+    total = te.compute((1,), lambda i: te.sum(rows[m], axis=m), "total")
+    target = Target(text)
+    task = SearchTask("t", ComputeDAG([a, total]), target, hardware_of(target, 1))
+    listing = kernel_source(task, (), "asm")
+    assert len(re.findall(r"\.p2align\t6", listing)) == 2  # of three loops one is around another

@@ -1,5 +1,6 @@
 """Every expression compiles to what NumPy computes: operators, types, lazy choices, strided and turned reads."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -176,6 +177,24 @@ def test_lazy_choices_per_lane_and_for_all_lanes() -> None:
     ]
     for function in functions:
         check([a, b], te.compute((7, LENGTH), function, "c"), values)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        lambda x, y: te.if_then_else(x > 0.0, x, x * 0.1),
+        lambda x, y: te.if_then_else(x + y > 0.0, y, te.if_then_else(x > y, x, y * 2.0)),
+        lambda x, y: te.if_then_else(te.if_then_else(x > 0.0, 2.0, 1.0) > 1.5, x * y, y + x * 0.5),
+    ],
+)
+def test_a_choice_between_what_is_read_in_any_case_has_no_branch(choice: Callable[[Expr, Expr], Expr]) -> None:
+    a, b = te.placeholder((LENGTH,), name="a"), te.placeholder((LENGTH,), name="b")
+    chosen = te.compute((LENGTH,), lambda i: choice(a[i], b[i]), "c")
+    values = [np.random.default_rng(seed).uniform(-1, 1, LENGTH).astype("float32") for seed in range(2)]
+    check([a, b], chosen, values)
+    steps = (Annotate(2, 0, Annotation.VECTORIZE),)
+    task = SearchTask("t", ComputeDAG([a, b, chosen]), Target("llvm -mcpu=haswell"), HardwareParams(1))
+    assert "sel" not in set(re.findall(r"%([a-z]+)\d", kernel_source(task, steps, "llvm")))
 
 
 def test_reads_that_are_turned_strided_reversed_or_the_same_for_all_lanes() -> None:

@@ -255,6 +255,7 @@ def test_a_register_tile_fits_the_registers(
         (49, 768, 3072, (7, 8)),  # what smaller tiles read again lies far
         (128, 384, 1536, (4, 24)),
         (1, 1000, 512, (1, 40)),
+        (7, 2048, 512, (4, 16)),  # strips of 24 are not packed
     ],
 )
 def test_smaller_tiles_are_left_at_the_ends_where_that_pays(
