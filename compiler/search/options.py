@@ -44,6 +44,10 @@ class SearchOptions:
     # (ResNet-18, eight tasks).
     batch_per_generation: int = 16
     """A batch is evolved for one generation for every so many programs that it measures."""
+    # Rounds of four programs then take 0.35 s instead of 0.5 s of sampling; a minute makes 500 trials instead of 390
+    # (EfficientNet-B0).
+    batch_per_placement: int = 2
+    """So many programs of a batch for each placement of the small producers that is sampled of a sketch."""
     mutation_probability: float = 0.85
     """Share of the children that are mutated."""
     crossover_probability: float = 0.6
@@ -141,6 +145,7 @@ class SearchOptions:
             ("population", 1),
             ("generations", 0),
             ("batch_per_generation", 1),
+            ("batch_per_placement", 1),
             ("prior_trials", 0),
             ("max_innermost", 1),
             ("max_parallel_ratio", 1),

@@ -161,7 +161,9 @@ class SketchPolicy:
         return ()
 
     def _try_round(self, rng: np.random.Generator, count: int, spent: float) -> tuple[Candidate, ...]:
-        first = self._first_generation(rng)
+        # Each placement is replayed for itself, however few programs it has, so a small batch samples few.
+        few = -(-count // self.options.batch_per_placement)
+        first = self._first_generation(rng, few)
         generations = min(self.options.generations, -(-count // self.options.batch_per_generation))
         met = evolve(self._specs, first, self._score, replace(self.options, generations=generations), rng)
         # Epsilon-greedy exploration. Before any result only the analytical model ranks: it decides `prior_ratio` of the
@@ -255,8 +257,10 @@ class SketchPolicy:
         """The fastest time told so far, inf before any."""
         return self.observed.best_seconds
 
-    def _first_generation(self, rng: np.random.Generator) -> tuple[Generation, ...]:
-        """Samples of every space and the best measured programs, scored; sampled again while too few are valid."""
+    def _first_generation(self, rng: np.random.Generator, placements: int | None = None) -> tuple[Generation, ...]:
+        """Samples of every space, of at most so many of its placements, and the best measured programs, scored; sampled
+        again while too few are valid.
+        """
         share = max(1, self.options.population // len(self.spaces))
         seeds = self._seeds()
         generations: list[Generation] = []
@@ -268,7 +272,7 @@ class SketchPolicy:
             ]
             generation = None
             for _ in range(self.options.sample_attempts):
-                populations.append(Population.seeds(space.sample(rng, share), mutation.SAMPLE))
+                populations.append(Population.seeds(space.sample(rng, share, placements), mutation.SAMPLE))
                 generation = evaluate(number, Population.join(populations), self._score)
                 # Rejection sampling: it is repeated until an eighth of the space's share of the population is legal, at
                 # most `sample_attempts` times.

@@ -178,13 +178,13 @@ class SketchSpace:
             good &= promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
         return good
 
-    def sample(self, rng: np.random.Generator, count: int) -> Rows:
-        """Draw rows: tile sizes uniform over their factorisations, placements evenly, parallel depths among the
-        sensible ones.
+    def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
+        """Draw rows: tile sizes uniform over their factorisations, parallel depths among the sensible ones, placements
+        evenly, or only so many of them.
         """
-        return self._drawn(rng, count)
+        return self._drawn(rng, count, placements)
 
-    def _drawn(self, rng: np.random.Generator, count: int) -> Rows:
+    def _drawn(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
         rows = np.ones((count, self.layout.width), dtype=np.int64)
         if not self.placements:
             return rows[:0]
@@ -192,7 +192,9 @@ class SketchSpace:
             drawn = sample_factorizations(rng, count, split.extent, split.parts - 1, self.options.max_innermost)
             rows[:, split.columns] = drawn
         # A stratified sample: every placement gets the same number of rows, up to one.
-        rows[:, self.layout.placement] = rng.permutation(count) % len(self.placements)
+        every = len(self.placements)
+        chosen = np.arange(every) if placements is None else rng.permutation(every)[:placements]
+        rows[:, self.layout.placement] = chosen[rng.permutation(count) % len(chosen)]
         for width in self.layout.widths:
             rows[:, width.column] = rng.choice(np.array(width.choices, dtype=np.int64), size=count)
         limits = np.array(self.unroll_limits, dtype=np.int64)
@@ -370,11 +372,11 @@ class GpuSketchSpace(SketchSpace):
         """Which rows of a group a block of the GPU can run."""
         return gpu_legal(group.nests, self.hardware, len(group.rows))
 
-    def sample(self, rng: np.random.Generator, count: int) -> Rows:
+    def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
         """Draw rows as for a CPU. Most tilings ask too much of a block, so rows that are not legal are drawn again, at
         most `sample_attempts` times.
         """
-        rows = self._drawn(rng, count)
+        rows = self._drawn(rng, count, placements)
         if not len(rows):
             return rows
         kept = np.zeros(count, dtype=np.bool_)
@@ -384,7 +386,7 @@ class GpuSketchSpace(SketchSpace):
                 kept[np.flatnonzero(~kept)[which]] = self.legal(group)
             if kept.all():
                 break
-            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)))
+            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)), placements)
         return rows
 
     def _group(self, rows: Rows, placement: int) -> Group:
