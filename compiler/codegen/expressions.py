@@ -1,7 +1,7 @@
 """Emits the instructions of an expression of the loop IR.
 
 A value is a vector exactly when it varies with the active vector loop. The side of a choice that is not taken reads
-nothing.
+nothing that is not read anyway.
 """
 
 from retune.compiler.codegen.arithmetic import arithmetic, joined_extreme
@@ -131,9 +131,8 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
         # Only loads can fault: arithmetic has a result for all operands, so it may be evaluated speculatively.
-        # What the condition reads, as leaky ReLU's does, or both sides read is read in any case.
-        known = _read_always(expr.condition) | (_read_always(expr.then) & _read_always(expr.otherwise))
-        if all(node in known for side in (expr.then, expr.otherwise) for node in parts(side) if _may_fault(node)):
+        lazy = [node for side in (expr.then, expr.otherwise) for node in parts(side) if _may_fault(node)]
+        if not lazy or _read_always(expr).issuperset(lazy):
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
             lanes = max(condition.lanes, then.lanes)
             then, otherwise = self.splat(then, lanes), self.splat(otherwise, lanes)
@@ -209,14 +208,22 @@ def _may_fault(node: Expr) -> bool:
     return isinstance(node, Load) and node.buffer.scope != "register"
 
 
-def _read_always(expr: Expr) -> set[Expr]:
+def _read_always(choice: Select) -> set[Expr]:
+    """The loads that a choice makes whichever side it takes: those of its condition, such as leaky ReLU's, and those of
+    both sides.
+    """
+    condition, then, otherwise = map(_unconditional, (choice.condition, choice.then, choice.otherwise))
+    return {*condition, *({*then} & {*otherwise})}
+
+
+def _unconditional(expr: Expr) -> list[Load]:
     """The loads that evaluating an expression makes, whatever its own choices."""
-    found: set[Expr] = set()
+    found: list[Load] = []
     left, known = [expr], {id(expr)}
     while left:
         node = left.pop()
         if isinstance(node, Load):
-            found.add(node)
+            found.append(node)
         for child in (node.condition,) if isinstance(node, Select) else children(node):
             if id(child) not in known:
                 known.add(id(child))

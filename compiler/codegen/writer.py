@@ -18,7 +18,8 @@ class Scope:
 
 
 class FunctionWriter:
-    """Collects the lines of one function; names of values and labels are made unique here. `loops` were finished."""
+    """Collects the lines of one function; names of values and labels are made unique here. `loops` counts the
+    finished ones."""
 
     def __init__(self) -> None:
         # Lists in lists, so that what is hoisted later still comes at the start of its loop.

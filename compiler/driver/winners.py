@@ -47,7 +47,8 @@ def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tup
     half of them those of the most similar tasks among `known`, the best records of other tasks.
     """
     # Without results the policy ranks by the analytical model alone, so the learned one is never asked.
-    policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED))
+    # No later round samples the placements that this one leaves out, so it samples as many as it may.
+    policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED, batch_per_placement=1))
     others = (BestProgram.of(one) for one in known if one.costs)
     policy.warm_start([one.steps for one in k_nearest(task.workload_key, others, TRIED)])
     kinds = {mutation.TRANSFER: FITTED_CANDIDATE}

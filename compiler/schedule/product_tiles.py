@@ -42,9 +42,9 @@ first-level cache.
 """
 _AGAIN_BYTES = 1 << 17
 """So much of one factor may a smaller tile at an end read again: it is in the second-level cache beside the other."""
-_A_ROW_BYTES = 1 << 10
-"""Longest row of a factor of which the last strip may be narrower than the others: such a factor is not packed, and
-strips of long rows lie on a page each.
+_A_ROW_BYTES, _FAR = 1 << 10, 2.0
+"""A factor is not packed where its last strip is narrower than the others. Where rows are longer than this, those of a
+strip lie on a page each, and the product takes so many times as long (1.1 to 2.4 measured).
 """
 _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
@@ -96,8 +96,7 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str,
         # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
         for strip in range(widest, narrowest - 1, -1):
             near = 0 < depth * strip * item_bytes(dtype) <= _AGAIN_BYTES
-            short = columns * item_bytes(dtype) <= _A_ROW_BYTES
-            if columns % strip and not (near and short and strip == vectors * lanes):
+            if columns % strip and not (near and strip == vectors * lanes):
                 continue
             held, _ = _vectors_of(strip, lanes, hardware)
             for height in _ROWS:
@@ -113,6 +112,7 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str,
                     for part, wide in _parts(columns, strip)
                 )  # fmt: skip
                 cycles *= _RAGGED if rows % height or columns % strip else 1.0
+                cycles *= _FAR if columns % strip and columns * item_bytes(dtype) > _A_ROW_BYTES else 1.0
                 if cycles < least:
                     best, least = (height, strip), cycles
     return best

@@ -155,14 +155,16 @@ class SketchPolicy:
             # Seeds depend on the workload and not on the task's position, so the programs of a task do not change when
             # others are added. `crc32` is the same in every process, unlike Python's `hash` of strings.
             seeds = [self.seed, crc32(self.task.workload_key.encode()), round_index, *([attempt] if attempt else [])]
-            found = self._try_round(np.random.default_rng(seeds), count, spent)
+            # Each placement is replayed for itself, however few programs it has, so a small batch samples few. The last
+            # attempt samples all: nothing may be left where a task ends.
+            is_last = attempt == self.options.retries
+            few = None if is_last else -(-count // self.options.batch_per_placement)
+            found = self._try_round(np.random.default_rng(seeds), count, spent, few)
             if found:
                 return found
         return ()
 
-    def _try_round(self, rng: np.random.Generator, count: int, spent: float) -> tuple[Candidate, ...]:
-        # Each placement is replayed for itself, however few programs it has, so a small batch samples few.
-        few = -(-count // self.options.batch_per_placement)
+    def _try_round(self, rng: np.random.Generator, count: int, spent: float, few: int | None) -> tuple[Candidate, ...]:
         first = self._first_generation(rng, few)
         generations = min(self.options.generations, -(-count // self.options.batch_per_generation))
         met = evolve(self._specs, first, self._score, replace(self.options, generations=generations), rng)
@@ -258,8 +260,8 @@ class SketchPolicy:
         return self.observed.best_seconds
 
     def _first_generation(self, rng: np.random.Generator, placements: int | None = None) -> tuple[Generation, ...]:
-        """Samples of every space, of at most so many of its placements, and the best measured programs, scored; sampled
-        again while too few are valid.
+        """Samples of every space and the best measured programs, scored; sampled again while too few are valid. Each
+        time at most so many placements of a space are drawn.
         """
         share = max(1, self.options.population // len(self.spaces))
         seeds = self._seeds()

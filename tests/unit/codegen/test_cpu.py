@@ -86,7 +86,7 @@ def test_the_vector_width_is_that_of_the_features(options: str, width: int) -> N
 def test_innermost_loops_begin_at_a_cache_line(text: str) -> None:
     a, k, m = te.placeholder((64, 48), name="a"), te.reduce_axis((0, 48), "k"), te.reduce_axis((0, 64), "m")
     rows = te.compute((64,), lambda i: te.sum(a[i, k], axis=k), "rows")
-    total = te.compute((1,), lambda i: te.sum(rows[m], axis=m), "total")
+    total = te.compute((1,), lambda _: te.sum(rows[m], axis=m), "total")
     target = Target(text)
     task = SearchTask("t", ComputeDAG([a, total]), target, hardware_of(target, 1))
     listing = kernel_source(task, (), "asm")

@@ -182,7 +182,7 @@ def test_lazy_choices_per_lane_and_for_all_lanes() -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        lambda x, y: te.if_then_else(x > 0.0, x, x * 0.1),
+        lambda x, _: te.if_then_else(x > 0.0, x, x * 0.1),
         lambda x, y: te.if_then_else(x + y > 0.0, y, te.if_then_else(x > y, x, y * 2.0)),
         lambda x, y: te.if_then_else(te.if_then_else(x > 0.0, 2.0, 1.0) > 1.5, x * y, y + x * 0.5),
     ],
@@ -195,6 +195,20 @@ def test_a_choice_between_what_is_read_in_any_case_has_no_branch(choice: Callabl
     steps = (Annotate(2, 0, Annotation.VECTORIZE),)
     task = SearchTask("t", ComputeDAG([a, b, chosen]), Target("llvm -mcpu=haswell"), HardwareParams(1))
     assert "sel" not in set(re.findall(r"%([a-z]+)\d", kernel_source(task, steps, "llvm")))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        lambda i, x: te.if_then_else(te.if_then_else(i < LENGTH, x(i), 0.0) > 0.0, x(i), 0.5),
+        lambda i, x: te.if_then_else(te.if_then_else(i < LENGTH, x(i), -1.0) > 0.0, x(i) * 2.0, i * 1.0),
+        lambda i, x: te.if_then_else(i < LENGTH, te.if_then_else(x(i) > 0.0, x(i), x(i) * 0.1), 2.0),
+    ],
+)
+def test_what_only_a_nested_choice_reads_is_not_read_in_any_case(choice: Callable[..., Expr]) -> None:
+    """The reads beyond the end would leave the fenced buffer."""
+    a = te.placeholder((LENGTH,), name="a")
+    check([a], te.compute((LENGTH + 4000,), lambda i: choice(i, lambda at: a[at]), "c"), [sample("float32", 0)])
 
 
 def test_reads_that_are_turned_strided_reversed_or_the_same_for_all_lanes() -> None:

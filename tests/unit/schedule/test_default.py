@@ -256,6 +256,7 @@ def test_a_register_tile_fits_the_registers(
         (128, 384, 1536, (4, 24)),
         (1, 1000, 512, (1, 40)),
         (7, 2048, 512, (4, 16)),  # strips of 24 are not packed
+        (49, 257, 256, (5, 16)),  # no strip divides them
     ],
 )
 def test_smaller_tiles_are_left_at_the_ends_where_that_pays(

@@ -16,6 +16,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.steps import Annotate, dump_steps
+from retune.compiler.search.genome import Rows
 from retune.compiler.search.legality import legal
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import (
@@ -26,6 +27,7 @@ from retune.compiler.search.policy import (
     SketchPolicy,
     program_id,
 )
+from retune.compiler.search.space import SketchSpace
 from tests.support.workloads import CORES, conv_residual_nhwc, matmul, relu_only, task_of
 
 OPTIONS = SearchOptions(population=96, generations=2, max_location_variants=3)
@@ -200,6 +202,20 @@ def test_a_small_space_is_exhausted() -> None:
     assert 0 < len(asked) == len(set(asked)) < 10
 
 
+def test_the_last_attempt_of_a_small_batch_samples_all_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def sample(space: SketchSpace, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:  # noqa: ARG001
+        asked.append(placements)
+        return np.ones((0, space.layout.width), dtype=np.int64)
+
+    monkeypatch.setattr(SketchSpace, "sample", sample)
+    policy = SketchPolicy(CONV, RandomModel(0), SearchOptions(batch_per_placement=2, retries=2))
+    assert policy.ask(5, 0) == ()
+    assert list(dict.fromkeys(asked)) == [3, None]
+    assert asked.count(3) == 2 * asked.count(None)
+
+
 def test_a_round_that_yields_nothing_is_tried_again_with_other_samples() -> None:
     """A population of one program a sketch, asked for the same round again: it samples what is known already."""
 
@@ -218,6 +234,8 @@ def test_a_round_that_yields_nothing_is_tried_again_with_other_samples() -> None
     assert twice[: len(once)] == once
     with pytest.raises(OptionError, match="retries"):
         SearchOptions(retries=-1)
+    with pytest.raises(OptionError, match="batch_per_placement"):
+        SearchOptions(batch_per_placement=0)
 
 
 def test_two_sketches_that_are_one_give_their_programs_once() -> None:

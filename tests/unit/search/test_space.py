@@ -112,6 +112,20 @@ def test_padding_may_stand_at_its_own_nest_in_the_tiles_or_at_every_read() -> No
         assert kinds == {Root, Attached, Inlined}
 
 
+def test_a_sample_of_few_placements_has_others_at_every_draw() -> None:
+    space = spaces_of(DAGS["conv"])[0]
+    drawn = [
+        frozenset(space.sample(np.random.default_rng(seed), 60, 2)[:, space.layout.placement].tolist())
+        for seed in range(20)
+    ]
+    assert {len(each) for each in drawn} == {2}
+    assert frozenset().union(*drawn) == set(range(len(space.placements)))
+    whole = space.sample(np.random.default_rng(0), 60)
+    assert (space.sample(np.random.default_rng(0), 60, None) == whole).all()
+    counts = np.bincount(whole[:, space.layout.placement])
+    assert counts.max() - counts.min() <= 1
+
+
 def test_an_inlined_padding_has_no_loops_and_its_steps_are_read_back() -> None:
     space = spaces_of(DAGS["conv"])[0]
     (inlined,) = (number for number, moves in enumerate(space.placements) if ComputeInline(1) in moves)
