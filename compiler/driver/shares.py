@@ -10,6 +10,7 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
+from retune.compiler.te.tensor import ComputeOp
 
 SMALL_SHARE = 0.01
 """A reduction of less than this share of a network's time gets no trials."""
@@ -37,5 +38,15 @@ def _cycles(dag: ComputeDAG) -> float:
 
 
 def moved_bytes(dag: ComputeDAG) -> int:
-    """The bytes of all inputs and outputs: what a call has to read and write at least."""
-    return sum(math.prod(tensor.shape) * item_bytes(tensor.dtype) for tensor in (*dag.inputs, *dag.outputs))
+    """The bytes of all inputs and outputs: what a call has to read and write at least. Without a reduction an output
+    element needs one element of an input: of an embedding's table a call reads few rows.
+    """
+    written = sum(math.prod(tensor.shape) for tensor in dag.outputs)
+    most = math.inf if reduces(dag) else written
+    read = sum(min(math.prod(tensor.shape), most) * item_bytes(tensor.dtype) for tensor in dag.inputs)
+    return int(read) + sum(math.prod(tensor.shape) * item_bytes(tensor.dtype) for tensor in dag.outputs)
+
+
+def reduces(dag: ComputeDAG) -> bool:
+    """Whether any element of a graph is made of many."""
+    return any(isinstance(op, ComputeOp) and bool(op.reduce_axes) for op in dag.ops)
