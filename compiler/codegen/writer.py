@@ -18,8 +18,9 @@ class Scope:
 
 
 class FunctionWriter:
-    """Collects the lines of one function; names of values and labels are made unique here. `loops` counts the
-    finished ones."""
+    """Collects the lines of one function; names of values and labels are made unique here. So many `loops` are
+    finished.
+    """
 
     def __init__(self) -> None:
         # Lists in lists, so that what is hoisted later still comes at the start of its loop.

@@ -38,15 +38,18 @@ def _cycles(dag: ComputeDAG) -> float:
 
 
 def moved_bytes(dag: ComputeDAG) -> int:
-    """The bytes of all inputs and outputs: what a call has to read and write at least. Without a reduction an output
-    element needs one element of an input: of an embedding's table a call reads few rows.
+    """The bytes of all inputs and outputs: what a call has to read and write at least. Of an input that is read fewer
+    times than it has elements, such as an embedding's table, only as many elements count.
     """
-    written = sum(math.prod(tensor.shape) for tensor in dag.outputs)
-    most = math.inf if reduces(dag) else written
-    read = sum(min(math.prod(tensor.shape), most) * item_bytes(tensor.dtype) for tensor in dag.inputs)
+    reads = [0.0] * len(dag.ops)
+    for number, op in enumerate(dag.ops):
+        # A function may read anything.
+        points = math.inf
+        if isinstance(op, ComputeOp):
+            points = math.prod(axis.extent for axis in (*op.axes, *op.reduce_axes))
+        for source, _ in dag.reads[number]:
+            reads[source] += points
+    read = sum(
+        min(math.prod(tensor.shape), reads[dag.id_of(tensor)]) * item_bytes(tensor.dtype) for tensor in dag.inputs
+    )
     return int(read) + sum(math.prod(tensor.shape) * item_bytes(tensor.dtype) for tensor in dag.outputs)
-
-
-def reduces(dag: ComputeDAG) -> bool:
-    """Whether any element of a graph is made of many."""
-    return any(isinstance(op, ComputeOp) and bool(op.reduce_axes) for op in dag.ops)

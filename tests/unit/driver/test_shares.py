@@ -1,7 +1,7 @@
 """Reductions that take next to nothing get no trials; whatever reuses data does, and so does a large reduction."""
 
 from retune.compiler import te
-from retune.compiler.driver.shares import are_small
+from retune.compiler.driver.shares import are_small, moved_bytes
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
@@ -26,3 +26,13 @@ def test_only_small_reductions_are_small() -> None:
     assert are_small([product(64), sums(1024, 1024)], [1, 1]) == (False, False)
     assert are_small([product(512), sums(64, 64)], [1, 1000]) == (False, False)
     assert are_small([sums(8, 8)], [1]) == (False,)
+
+
+def test_elements_that_no_read_needs_are_not_moved() -> None:
+    table, rows = te.placeholder((1000, 16), name="table"), te.placeholder((4,), "int64", "rows")
+    taken = te.compute((4, 16), lambda i, j: table[rows[i], j], "taken")
+    assert moved_bytes(ComputeDAG([table, rows, taken])) == 4 * 16 * 4 + 4 * 8 + 4 * 16 * 4
+    a = te.placeholder((32,), name="a")
+    halved = te.compute((16,), lambda i: a[2 * i] + a[2 * i + 1], "halved")
+    assert moved_bytes(ComputeDAG([a, halved])) == (32 + 16) * 4
+    assert moved_bytes(product(8).dag) == 3 * 8 * 8 * 4
