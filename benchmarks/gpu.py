@@ -4,13 +4,13 @@
                              [--plot FILE]
 
 Matrix products, batched ones, the convolutions of ResNet-50, softmax and layer normalization, each in fp32 (strict),
-tf32 and f16 where that makes a difference, and ResNet-50 and BERT end to end in fp32. Ours is tuned first, for
+tf32, f16 and bf16 where that makes a difference, and ResNet-50 and BERT end to end in fp32. Ours is tuned first, for
 `--trials` programs or three fifths of `--seconds` (the kernels of a network share its budget). PyTorch eager and
 PyTorch compiled have a fifth each to warm up; then all are interleaved and timed by the GPU's clock. `--budget` limits
 the whole run to so many seconds, shared by what is measured.
 
 `peak_ratio` is the fraction of a peak measured in the same run: for fp32 the float32 rate of one of our kernels that
-stays in registers, for tf32 and f16 that of PyTorch's product of 8192, for memory-bound operators the bandwidth of a
+stays in registers, for tf32, f16 and bf16 that of PyTorch's product of 8192, for memory-bound operators the bandwidth of a
 copy. A contender that fails gets a line with the reason (`failure`), and the others continue. Without a GPU the
 benchmark says what is missing and ends.
 """
@@ -24,7 +24,7 @@ from functools import partial
 from math import inf, nan
 from typing import Any
 
-from benchmarks.gpu_cases import CASES, NETWORKS, Array, GpuCase
+from benchmarks.gpu_cases import CASES, MODES, NETWORKS, Array, GpuCase
 from benchmarks.gpu_interleaved import (
     Contender,
     Failed,
@@ -65,7 +65,7 @@ OURS = "retune"
 _UNCHECKED_FLOPS = 5e10
 """From here on a CPU would take too long for the right answers, so results are compared with PyTorch's alone."""
 
-_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "f16": 5e-2}
+_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "f16": 5e-2, "bf16": 5e-2}
 """By how much of the largest result ours may differ from PyTorch's."""
 
 _TUNING, _PEER = 0.6, 0.2
@@ -214,7 +214,7 @@ def opened(number: int, peers: TorchPeers, run: Run, seconds: float = _PEAK_SECO
     found: dict[str, float] = {}
     works: dict[str, tuple[str, Callable[[], float]]] = {
         "fp32": (OURS, lambda: measured_flops(cuda, stream, device)),
-        **{mode: (EAGER, partial(peers.product_speed, mode)) for mode in ("tf32", "f16") if peers.known},
+        **{mode: (EAGER, partial(peers.product_speed, mode)) for mode in MODES[1:] if peers.known},
         "bandwidth": (OURS, lambda: measured_bandwidth(cuda, stream, device)),
     }
     for what, (backend, work) in works.items():

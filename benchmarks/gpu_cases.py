@@ -1,7 +1,7 @@
 """Operators of the GPU benchmarks: tensor expressions, seeded inputs and the equivalent PyTorch call.
 
-Modes: "fp32" multiplies exact float32, "tf32" may round factors to 10 bits, "f16" has float16 factors; all accumulate
-in float32. Activations are channels-last. Operations are counted alike for all contenders.
+Modes: "fp32" multiplies exact float32, "tf32" may round factors to 10 bits, "f16" and "bf16" have float16 and bfloat16
+factors; all accumulate in float32. Activations are channels-last. Operations are counted alike for all contenders.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler import te
+from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops import OPS, Attribute
 from retune.compiler.ops.norm import layer_norm
 from retune.compiler.schedule.dag import ComputeDAG
 
 Array = NDArray[Any]
-MODES = ("fp32", "tf32", "f16")
+MODES = ("fp32", "tf32", "f16", "bf16")
+_DTYPES = {"f16": "float16", "bf16": BFLOAT16}
+"""Element types of modes that are not float32."""
+
 EPSILON = 1e-5
+
+
+def dtype_of(mode: str) -> str:
+    """The element type of inputs and results in a mode."""
+    return _DTYPES.get(mode, "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +59,15 @@ class GpuCase:
 
     def nbytes(self, mode: str) -> float:
         """Bytes of all inputs and outputs, each once."""
-        item = 2 if mode == "f16" else 4
+        item = item_bytes(dtype_of(mode))
         return float(item * sum(prod(tensor.shape) for tensor in (*self.graph(mode).inputs, *self.graph(mode).outputs)))
 
     def graph(self, mode: str) -> ComputeDAG:
         """The tensor expressions; halves are multiplied as float32, and so added up."""
-        dtype = "float16" if mode == "f16" else "float32"
+        dtype = dtype_of(mode)
 
         def factor(value: Expr) -> Expr:
-            return te.cast("float32", value) if mode == "f16" else value
+            return value if dtype == "float32" else te.cast("float32", value)
 
         match self.kind, self.sizes:
             case "matmul", (n, m, k):

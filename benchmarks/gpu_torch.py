@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from benchmarks.gpu_cases import Array, GpuCase
+from retune.compiler.dtype import BFLOAT16
 
 try:
     import torch
@@ -50,7 +51,7 @@ class TorchPeers:
 
     def _call(self, case: GpuCase, mode: str, *, compiled: bool) -> "TorchCall":
         device = torch.device("cuda", self._number)
-        given = {name: torch.from_numpy(array).to(device) for name, array in case.arrays(mode).items()}
+        given = {name: _tensor(array).to(device) for name, array in case.arrays(mode).items()}
         plain = case.torch_call(torch, given)
         return TorchCall(_compiled(plain) if compiled else plain, tf32=mode == "tf32", device=device)
 
@@ -75,6 +76,13 @@ def network_makers(
         return TorchCall(first, tf32=tf32, device=device)
 
     return {name: partial(made, compiled=name == COMPILED) for name in (EAGER, COMPILED)}
+
+
+def _tensor(array: Array) -> Any:
+    """PyTorch reads no NumPy array of bfloat16, but its bits."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _compiled(what: Any) -> Any:
@@ -124,7 +132,7 @@ class TorchCall:
         with torch.inference_mode(), torch.cuda.device(self._device):
             self._graph.replay()
             torch.cuda.synchronize()
-            found: Array = self._result.cpu().numpy()
+            found: Array = self._result.float().cpu().numpy()  # NumPy has no bfloat16
         return found
 
     @staticmethod

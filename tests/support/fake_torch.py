@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from retune.compiler.dtype import BFLOAT16
+
 OPERATION_SECONDS = 1e-4
 
 
@@ -27,6 +29,12 @@ class FakeTensor:
 
     def cpu(self) -> "FakeTensor":
         return self
+
+    def view(self, dtype: Any) -> "FakeTensor":
+        return FakeTensor(self.array.view(dtype))
+
+    def float(self) -> "FakeTensor":
+        return FakeTensor(self.array.astype(np.float32))
 
     def permute(self, *order: int) -> "FakeTensor":
         return FakeTensor(self.array.transpose(order))
@@ -68,6 +76,7 @@ class FakeTorch:
         self.asked: list[str] = []
         self.capturing: list[float] | None = None
         self.channels_last = "channels_last"
+        self.bfloat16 = np.dtype(BFLOAT16)
         self.nn = SimpleNamespace(functional=SimpleNamespace(conv2d=self.conv2d, layer_norm=self.layer_norm))
         switch = SimpleNamespace(allow_tf32=None, benchmark=False)
         self.backends = SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=None)), cudnn=switch)

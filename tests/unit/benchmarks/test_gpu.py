@@ -70,13 +70,13 @@ def reference(case: GpuCase, arrays: Mapping[str, Array]) -> Array:
     return out
 
 
-@pytest.mark.parametrize("mode", ["fp32", "f16"])
+@pytest.mark.parametrize("mode", ["fp32", "f16", "bf16"])
 @pytest.mark.parametrize("name", SMALL)
 def test_cases_compute_what_they_are_called(name: str, mode: str) -> None:
     case = SMALL[name]
     arrays, graph = case.arrays(mode), case.graph(mode)
     (found,) = evaluate(graph.outputs, {tensor: arrays[tensor.name] for tensor in graph.inputs})
-    tolerance = 1e-5 if mode == "fp32" else 5e-3
+    tolerance = {"fp32": 1e-5, "f16": 5e-3, "bf16": 4e-2}[mode]
     np.testing.assert_allclose(found.astype(np.float64), reference(case, arrays), rtol=tolerance, atol=tolerance)
 
 
