@@ -1,17 +1,18 @@
 """Speed of tuned GPU programs, next to PyTorch in the same run.
 
     python -m benchmarks.gpu [--only REGEX] [--seconds S] [--trials N] [--budget S] [--device N] [--out FILE]
-                             [--plot FILE]
+                             [--log FILE] [--plot FILE]
 
 Matrix products, batched ones, the convolutions of ResNet-50, softmax and layer normalization, each in fp32 (strict),
 tf32, f16 and bf16 where that makes a difference, and ResNet-50 and BERT end to end in fp32. Ours is tuned first, for
 `--trials` programs or three fifths of `--seconds` (the kernels of a network share its budget). PyTorch eager and
 PyTorch compiled have a fifth each to warm up; then all are interleaved and timed by the GPU's clock. `--budget` limits
-the whole run to so many seconds, shared by what is measured.
+the whole run to so many seconds, shared by what is measured. `--log` names a tuning log that the run continues.
 
+Compiled, a single product or convolution is the same call of cuBLAS or cuDNN, so it is compiled in networks alone.
 `peak_ratio` is the fraction of a peak measured in the same run: for fp32 the float32 rate of one of our kernels that
-stays in registers, for tf32, f16 and bf16 that of PyTorch's product of 8192, for memory-bound operators the bandwidth of a
-copy. A contender that fails gets a line with the reason (`failure`), and the others continue. Without a GPU the
+stays in registers, for tf32, f16 and bf16 that of PyTorch's product of 8192, for memory-bound operators the bandwidth
+of a copy. A contender that fails gets a line with the reason (`failure`), and the others continue. Without a GPU the
 benchmark says what is missing and ends.
 """
 
@@ -22,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_cases import CASES, MODES, NETWORKS, Array, GpuCase
@@ -40,7 +42,7 @@ from benchmarks.gpu_interleaved import (
 from benchmarks.gpu_networks import OurNetwork, torch_networks
 from benchmarks.gpu_peak import measured_bandwidth, measured_flops
 from benchmarks.gpu_torch import EAGER, TorchPeers
-from benchmarks.gpu_tuning import Tuned, tune
+from benchmarks.gpu_tuning import Tuned, TuningLog, tune
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.build import build_kernel
@@ -102,10 +104,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The budget of one operator: programs, and wall seconds for everything."""
+    """The budget of one operator: programs, and wall seconds for everything; and the log of its tuning."""
 
     trials: int
     seconds: float
+    log: TuningLog | None = None
 
     @property
     def tuning(self) -> float:
@@ -168,7 +171,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "budget": (0, "most seconds of the whole run, 0 for any"),
         "device": (0, "the GPU's number in CUDA"),
     }
-    run = parse(__doc__, argv, seconds=1800, seconds_help="most seconds for each operator", options=options)
+    texts = {"log": ("FILE", "tuning log of earlier runs, which this one continues")}
+    run = parse(
+        __doc__, argv, seconds=1800, seconds_help="most seconds for each operator", options=options, texts=texts
+    )
     if missing := why_not():
         sys.exit(f"nothing is measured: {missing}")
     number = run.options["device"]
@@ -177,14 +183,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     shares = Shares(run.options["budget"], run.seconds, len(cases) + _NETWORK_PARTS * len(networks))
     peers = TorchPeers(number)
     gpu = opened(number, peers, run, min(_PEAK_SECONDS, shares.least))
+    log = TuningLog(Path(run.texts["log"])) if run.texts["log"] else None
     with Measurers(number) as measurers:
         for name, mode in cases:
-            case, limits = CASES[name], Limits(run.options["trials"], shares.next())
+            case, limits = CASES[name], Limits(run.options["trials"], shares.next(), log)
             measurer = measurers.of(check=not peers.known or case.flops < _UNCHECKED_FLOPS)
             part = figures(name, case, mode, gpu, measurer, peers.makers(case, mode), limits)
             write(run, f"{name}_{mode}", limits, part)
         for name in networks:
-            limits = Limits(run.options["trials"], shares.next(_NETWORK_PARTS))
+            limits = Limits(run.options["trials"], shares.next(_NETWORK_PARTS), log)
             write(run, name, limits, network_figures(name, gpu, measurers.of(check=True), limits))
 
 
@@ -234,7 +241,7 @@ def figures(
     """Tune one operator and time it beside its peers."""
     label, common = f"{name}_{mode}", {"mode": mode, "gpu": gpu.device.name}
     task = SearchTask(label, case.graph(mode), gpu.target_of(mode), hardware_of_gpu(gpu.device))
-    tuned = tune(task, measurer, limits.trials, limits.tuning)
+    tuned = tune(task, measurer, limits.trials, limits.tuning, limits.log)
     contenders, failures = ready(makers, limits.peer)
     ours, wrong = right_program(task, tuned, case, mode, gpu, contenders.get(EAGER))
     spent = {**tuned.spent, **({"wrong": wrong} if wrong else {})}
@@ -284,7 +291,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
         if time.monotonic() - began > limits.tuning:
             break  # the rest gets the top candidate of the search
         share = task.flop_count * weight / max(work, 1.0)
-        tuned = tune(task, measurer, max(1, round(share * limits.trials)), share * limits.tuning)
+        tuned = tune(task, measurer, max(1, round(share * limits.trials)), share * limits.tuning, limits.log)
         trials, failed = trials + tuned.trials, failed + tuned.failed
         if tuned.steps is not None:
             best[task.workload_key] = BestProgram(task.workload_key, dump_steps(tuned.steps))

@@ -39,10 +39,13 @@ class TorchPeers:
         return torch is not None
 
     def makers(self, case: GpuCase, mode: str) -> dict[str, Callable[[], "TorchCall"]]:
-        """PyTorch's ways to compute an operator, by backend; each is to be called to make it ready."""
+        """PyTorch's ways to compute an operator, by backend; each is to be called to make it ready. The compiler leaves
+        what has `flops`, a product, to the library that eager calls, so it is none of its own.
+        """
         if torch is None:
             return {}
-        return {name: partial(self._call, case, mode, compiled=name == COMPILED) for name in (EAGER, COMPILED)}
+        names = (EAGER,) if case.flops else (EAGER, COMPILED)
+        return {name: partial(self._call, case, mode, compiled=name == COMPILED) for name in names}
 
     def product_speed(self, mode: str) -> float:
         """Operations a second of its largest product in a mode."""

@@ -1,21 +1,25 @@
 """Tunes a task on a GPU within a budget of programs and seconds, and returns the fastest correct programs.
 
 A round is only as long as the remaining time is likely to permit. One that takes far longer is interrupted, and earlier
-results count.
+results count. A tuning log carries results from one run to the next: the model learns from all of them, and the fastest
+programs are measured again first.
 """
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 
 from benchmarks.gpu_interleaved import OvertimeError, time_limit
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.errors import DeviceError, MeasureError
+from retune.compiler.measure.log import LoggedTask, LoggedTrial, append_log, read_log
 from retune.compiler.measure.measurer import Measurer
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
-from retune.compiler.schedule.steps import Step
+from retune.compiler.schedule.steps import Step, dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.protocol import Observation
@@ -30,7 +34,7 @@ _LETTERS = 300
 """Of the text of a failure."""
 
 _KEPT = 4
-"""So many of the fastest programs are remembered."""
+"""So many of the fastest programs are remembered, and of an earlier run measured again."""
 
 
 @dataclass(slots=True)
@@ -78,29 +82,61 @@ class Tuned:
             self.best = sorted([*self.best, (min(found.costs), steps)], key=lambda pair: pair[0])[:_KEPT]
 
 
-def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float) -> Tuned:
-    """Measure at most `trials` programs in at most about `seconds`, at least some."""
+@dataclass(frozen=True, slots=True)
+class TuningLog:
+    """What runs have measured, in the file `path`."""
+
+    path: Path
+
+    def trials_of(self, task: SearchTask) -> list[LoggedTrial]:
+        """Those of a task, the fastest first. Raises: LogFormatError."""
+        if not self.path.exists():
+            return []
+        logged = LoggedTask.of(task)
+        wanted = logged.workload_key, logged.target_text
+        found = [one for one in read_log(self.path) if (one.task.workload_key, one.task.target_text) == wanted]
+        return sorted(found, key=lambda trial: trial.seconds)
+
+    def add(self, task: SearchTask, programs: Sequence[tuple[Step, ...]], found: Sequence[Measurement]) -> None:
+        """Keep the results of a round. Raises: LogFormatError."""
+        logged, now = LoggedTask.of(task), int(time.time())
+        pairs = zip(programs, found, strict=True)
+        append_log(
+            self.path, (LoggedTrial(logged, steps, one.costs, one.status, one.run_seconds, now) for steps, one in pairs)
+        )
+
+
+def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log: TuningLog | None = None) -> Tuned:
+    """Measure at most `trials` programs in at most about `seconds`, at least some; those of `log` are known."""
     policy, tuned, began = SketchPolicy(task, XGBModel(), seed=0), Tuned(), time.monotonic()
-    count, number = FIRST, 0
+    known = log.trials_of(task) if log else []
+    policy.tell([Observation(dump_steps(one.steps), one.seconds) for one in known])
+    again = [one.steps for one in known[:_KEPT] if one.costs]
+    count, number = FIRST, len(known)
     while tuned.trials < trials:
         started = time.monotonic()
         left = seconds - (started - began)
-        if number and left <= 0:
+        if tuned.trials and left <= 0:
             break
-        candidates = policy.ask(min(count, trials - tuned.trials), number, spent=tuned.trials / trials)
-        if not candidates:
+        count = min(count, trials - tuned.trials)
+        asked = policy.ask(max(count - len(again), 0), number, spent=tuned.trials / trials)
+        programs = [*again[:count], *(tuple(one.steps) for one in asked)]
+        again = []
+        if not programs:
             break
         try:
             with time_limit(max(left, 0.0) + _GRACE):
-                found = measurer.measure(task, [one.steps for one in candidates], tuned.limit)
+                found = measurer.measure(task, programs, tuned.limit)
         except (OvertimeError, MeasureError, DeviceError) as failure:
             tuned.stopped = f"{type(failure).__name__}: {failure}"
             break
-        for candidate, each in zip(candidates, found, strict=True):
-            tuned.note(tuple(candidate.steps), each)
-        told = zip(candidates, found, strict=True)
-        policy.tell([Observation(one.steps_text, min(each.costs, default=inf)) for one, each in told])
-        pace = (time.monotonic() - started) / len(candidates)
+        for steps, each in zip(programs, found, strict=True):
+            tuned.note(steps, each)
+        if log:
+            log.add(task, programs, found)
+        told = zip(programs, found, strict=True)
+        policy.tell([Observation(dump_steps(steps), min(each.costs, default=inf)) for steps, each in told])
+        pace = (time.monotonic() - started) / len(programs)
         left = seconds - (time.monotonic() - began)
         count = max(1, min(BATCH, int(left / max(pace, 1e-6))))
         number += 1
