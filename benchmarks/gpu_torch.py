@@ -102,6 +102,7 @@ class TorchCall:
     def __init__(self, call: Callable[[], Any], *, tf32: bool, device: Any) -> None:
         self._tf32 = tf32
         self._device = device
+        self._call = call  # what it reads must live as long as the graph, which only knows addresses
         self._result: Any = None
         with torch.inference_mode(), torch.cuda.device(device):
             self._precision()

@@ -1,10 +1,13 @@
 """The benchmark of GPUs on a double: its cases compute what they should, its lines say what was measured."""
 
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from benchmarks import gpu, gpu_peak, gpu_torch, gpu_tuning
 from benchmarks.gpu_cases import CASES, EPSILON, Array, GpuCase
 from benchmarks.gpu_interleaved import Failed, OvertimeError, Timed, attempted, ready, time_limit, timed_interleaved
 from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
-from benchmarks.gpu_torch import COMPILED, EAGER, TorchPeers, network_makers
+from benchmarks.gpu_torch import COMPILED, EAGER, TorchCall, TorchPeers, network_makers
 from benchmarks.harness import Figure, Run
 from retune.compiler.codegen import backend
 from retune.compiler.codegen.device_build import build_device_kernel
@@ -344,6 +347,18 @@ def test_pytorch_is_captured_and_timed_by_its_own_events(name: str, mode: str, m
     assert torch.asked[before + 1 : before + 3] == ["stream", "synchronize"]
     monkeypatch.setattr(gpu_torch, "_PEAK_SIZE", 8)
     assert peers.product_speed(mode) == pytest.approx(2 * 8**3 / OPERATION_SECONDS)
+
+
+def test_what_a_captured_call_reads_lives_as_long_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeTorch()
+    monkeypatch.setattr(gpu_torch, "torch", torch)
+    weights = torch.from_numpy(np.ones(4, np.float32))
+    seen = weakref.ref(weights)
+    call = TorchCall(partial(lambda given: torch.done(given.array), weights), tf32=False, device="cuda:0")
+    del weights
+    gc.collect()
+    assert seen() is not None
+    np.testing.assert_array_equal(call.result(), np.ones(4))
 
 
 def test_without_pytorch_there_are_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
