@@ -73,6 +73,9 @@ _TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "f16": 5e-2, "bf16": 5e-2}
 _TUNING, _PEER = 0.6, 0.2
 """The shares of an operator's seconds for tuning, and for each of the others to get ready."""
 
+_LEAST_PEER = 10.0
+"""Seconds that one may take at least: some of that goes to its inputs."""
+
 _NETWORK_PARTS = 6
 """A network has the seconds of so many operators."""
 
@@ -118,7 +121,7 @@ class Limits:
     @property
     def peer(self) -> float:
         """Seconds for a contender to get ready, or for all passes."""
-        return max(self.seconds * _PEER, 1.0)
+        return max(self.seconds * _PEER, _LEAST_PEER)
 
 
 class Measurers:

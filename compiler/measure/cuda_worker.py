@@ -232,9 +232,10 @@ def _end(failure: DeviceError) -> None:
 
 def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> Measurement | None:
     """Run a kernel on poisoned outputs; what is wrong with it."""
-    for array, host in task.outputs:
-        poison(host)
-        array.write(np.array(host))
+    if task.host.expected:
+        for array, host in task.outputs:
+            poison(host)
+            array.write(np.array(host))
     call()
     gpu.driver.wait(gpu.stream)
     return _check(gpu, task)
@@ -251,6 +252,8 @@ def _check(gpu: _Gpu, task: _OnDevice) -> Measurement | None:
             array.mend()
     if texts:
         return _failed(MeasureStatus.RUNTIME_DEVICE, f"out of bounds: {'; '.join(texts)}")
+    if not task.host.expected:  # to copy large outputs would take longer than to compute them
+        return None
     for array, host in task.outputs:
         host[...] = array.numpy()
     if mismatch := task.host.mismatch():
