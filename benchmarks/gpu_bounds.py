@@ -4,6 +4,7 @@ A bound follows from the code and from what a multiprocessor issues per cycle. N
 bank conflicts of shared memory are ignored.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp
 from retune.compiler.ir.kernel import WARP, Kernel
 from retune.compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts
-from retune.compiler.ir.tensor_core import Mma
+from retune.compiler.ir.tensor_core import GroupMma, Mma
 
 _PARTS = 4
 """Schedulers of a multiprocessor, each of which starts an instruction of a warp in a cycle."""
 
 _SHARED_BYTES = 128
 """What shared memory moves in a cycle."""
+
+_HALF_BYTES = 2
 
 _CACHE_RATIO = 2.5
 """How much more a cycle the shared cache gives than memory."""
@@ -30,6 +33,10 @@ _SPECIAL, _INTEGER = 4, 16
 
 _MULTIPLY_ADDS = {"1684": 512, "1688": 1024, "16816": 2048}
 """Multiply-adds of an HMMA by its shape: rows, columns, depth."""
+
+_GROUP_SHAPE = re.compile(r"\.(?P<rows>\d+)x(?P<columns>\d+)x(?P<depth>\d+)\.")
+"""Of what four warps multiply with an HGMMA."""
+_MULTIPLIES = ("FFMA", "HMMA", "HGMMA")
 
 _WIDE = {"LDS": "lds", "STS": "sts", "LDG": "ldg", "STG": "stg", "LDGSTS": "ldgsts", "LDSM": "ldsm"}
 _FLOATS = ("FFMA", "FADD", "FMUL", "FMNMX", "FSETP", "FSEL", "HFMA2", "HADD2", "HMUL2", "FSWZADD", "F2FP")
@@ -53,7 +60,7 @@ def kind_of(one: Instruction) -> str:
         return "spill"
     if one.name.startswith("HFMA2.MMA") or one.base in _INDICES:
         return "index"
-    if one.base in ("FFMA", "HMMA", "BAR", "MUFU", "SHFL"):
+    if one.base in (*_MULTIPLIES, "BAR", "MUFU", "SHFL"):
         return one.base.lower()
     if one.base in _FLOATS:
         return "float"
@@ -106,7 +113,7 @@ def cycles_of(counted: Mapping[Instruction, float], facts: GpuFacts) -> Cycles:
         return sum(count for one, count in counted.items() if one.base in bases)
 
     lanes = facts.lanes / _PARTS
-    tensor = sum(count * _multiply_adds(one) for one, count in counted.items()) / max(1.0, facts.tensor / _PARTS)
+    tensor = sum(count * _tensor_cycles(one, facts) for one, count in counted.items())
     shared = sum(count * _shared_cycles(one) for one, count in counted.items()) * _PARTS
     bandwidth = _CACHE_RATIO * facts.bandwidth / facts.clock / facts.multiprocessors
     moved = sum(count * one.bits / 8 for one, count in counted.items() if one.base in ("LDG", "STG", "LDGSTS"))
@@ -119,6 +126,18 @@ def cycles_of(counted: Mapping[Instruction, float], facts: GpuFacts) -> Cycles:
         shared=shared,
         cache=moved * WARP * _PARTS / bandwidth,
     )
+
+
+def _tensor_cycles(one: Instruction, facts: GpuFacts) -> float:
+    if one.base == "HGMMA":
+        rows, columns, depth = _group_shape(one)
+        return rows * columns * depth / max(1.0, float(facts.group_tensor))
+    return _multiply_adds(one) / max(1.0, facts.tensor / _PARTS)
+
+
+def _group_shape(one: Instruction) -> tuple[int, int, int]:
+    found = _GROUP_SHAPE.search(one.name)
+    return (int(found["rows"]), int(found["columns"]), int(found["depth"])) if found else (0, 0, 0)
 
 
 def _multiply_adds(one: Instruction) -> float:
@@ -137,6 +156,9 @@ def _shared_cycles(one: Instruction) -> float:
             return 1.0
         case "STS" | "LDGSTS" | "LDSM":
             return max(1.0, one.bits / 8 * WARP / _SHARED_BYTES)
+        case "HGMMA":
+            rows, columns, depth = _group_shape(one)
+            return (rows + columns) * depth * _HALF_BYTES / _PARTS / _SHARED_BYTES
     return 0.0
 
 
@@ -177,7 +199,7 @@ def hottest(code: KernelCode) -> CodeLoop | None:
 
     def work(loop: CodeLoop) -> tuple[int, int]:
         inside = code.instructions[loop.first : loop.last + 1]
-        return sum(one.base in ("FFMA", "HMMA") for one in inside), len(inside)
+        return sum(one.base in _MULTIPLIES for one in inside), len(inside)
 
     return max(code.innermost(), key=work, default=None)
 
@@ -190,7 +212,7 @@ def _iterations(code: KernelCode, kernel: Kernel, loop: CodeLoop) -> dict[CodeLo
     runs, chain = max(_sums(kernel.body.body, 1, ()), default=(0, ()))
     outer = code.around(loop)
     inside = code.instructions[loop.first : loop.last + 1]
-    done = sum(one.base in ("FFMA", "HMMA") for one in inside)
+    done = sum(one.base in _MULTIPLIES for one in inside)
     if not runs or not done or len(outer) > len(chain):
         return None
     iterations = dict(zip(outer, map(float, chain), strict=False))
@@ -203,6 +225,8 @@ def _sums(stmt: Stmt, times: int, chain: tuple[int, ...]) -> Iterator[tuple[int,
     adds = isinstance(stmt, Store) and isinstance(stmt.value, Binary) and stmt.value.op is BinaryOp.ADD
     if isinstance(stmt, Mma) or adds:
         yield times, chain
+    if isinstance(stmt, GroupMma):
+        yield times * stmt.shape.rows * stmt.shape.steps, chain
     if isinstance(stmt, For):
         written_out = stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR)
         times, chain = times * stmt.extent, chain if written_out else (*chain, stmt.extent)

@@ -91,7 +91,7 @@ def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> It
             details["failure"] = f"{type(failure).__name__}: {failure}"
             yield Figure(f"{name}_{mode}", "retune", 1, "bound", nan, "", details=details)
             continue
-        multiplies = any("hmma" in bound.mix for _, _, bound in found)
+        multiplies = any(kind in bound.mix for _, _, bound in found for kind in ("hmma", "hgmma"))
         details["guess"] = round(guess * _float32_in(facts_of(arch), mode) if multiplies else guess, 4)
         for kernel, resources, bound in found:
             lines = {**details, **_details(kernel, resources, bound, arch)}
@@ -102,7 +102,8 @@ def figures(name: str, case: GpuCase, mode: str, arch: str, programs: int) -> It
 
 def _float32_in(facts: GpuFacts, mode: str) -> float:
     """The peak of float32 as a share of that of tensor cores."""
-    return facts.lanes / (facts.tensor / (2.0 if mode == "tf32" else 1.0))
+    tensor = facts.tensor / 2.0 if mode == "tf32" else max(facts.tensor, facts.group_tensor)
+    return facts.lanes / tensor
 
 
 def guessed(task: SearchTask, steps: Sequence[Step]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 The numbers of an architecture are those of its best-known device, for estimates without a device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,10 @@ class GpuFacts:
     tensor: int = 0
     """Multiply-adds of halves, summed in float32, that the tensor cores do in a cycle for the instructions of a warp.
     An H100 does 2048 for those of four warps together, and five eighths of that for these.
+    """
+    group_tensor: int = 0
+    """The same for the instructions of four warps together, which read their factors from shared memory; 0 where code
+    has none of them.
     """
     registers: int = 65536
     """Registers of 32 bits."""
@@ -92,6 +96,12 @@ _KNOWN = {
 }
 """By compute capability: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM."""
 
+GROUP_ARCH = "sm_90a"
+"""The architecture with instructions of warpgroups (wgmma), which no other has, not even sm_90."""
+
+_GROUP_TENSOR = 2048
+"""What an H100 does with them."""
+
 _USUAL = 80
 
 USUAL_ARCH = f"sm_{_USUAL}"
@@ -102,7 +112,19 @@ def facts_of(arch: str) -> GpuFacts:
     """The facts of an architecture: those of the newest known that is no newer; of an A100 without a name."""
     capability = _capability(arch) or _USUAL
     # Near enough for an estimate; what code may use is looked up by the exact architecture, see `most_shared_of`.
-    return _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
+    facts = _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
+    return replace(facts, group_tensor=group_tensor_of(arch))
+
+
+def group_tensor_of(arch: str) -> int:
+    """`GpuFacts.group_tensor` of code for an architecture."""
+    return _GROUP_TENSOR if arch == GROUP_ARCH else 0
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The architecture that code for a device of a compute capability is best made for."""
+    name = f"sm_{capability[0]}{capability[1]}"
+    return GROUP_ARCH if f"{name}a" == GROUP_ARCH else name
 
 
 def most_shared_of(arch: str) -> int:

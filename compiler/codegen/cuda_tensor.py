@@ -5,9 +5,29 @@ The text describes exactly what the kernel does. It calls `HELPERS`, which are p
 
 from collections.abc import Callable
 
+from retune.compiler.codegen.warpgroup import (
+    ADDRESS_MASK,
+    ADDRESS_SHIFT,
+    PROXY_FENCE,
+    descriptor_bits,
+    multiply_text,
+    wait_text,
+)
 from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import Buffer, Const, Expr
-from retune.compiler.ir.tensor_core import SUM_ELEMENTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+from retune.compiler.ir.tensor_core import (
+    SUM_ELEMENTS,
+    AsyncCopy,
+    CommitGroup,
+    GroupLayout,
+    GroupMma,
+    GroupWait,
+    LoadMatrix,
+    Mma,
+    ProxyFence,
+    TensorStmt,
+    WaitGroup,
+)
 
 HELPERS = {
     "in_shared": "__device__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }",
@@ -22,6 +42,8 @@ HELPERS = {
 #endif
   return r;
 }""",
+    "descriptor": "__device__ unsigned long long descriptor(const void* p, unsigned long long bits) { return bits | "
+    f"(__cvta_generic_to_shared(p) & {ADDRESS_MASK}) >> {ADDRESS_SHIFT}; }}",
 }
 """Functions that the text may call, by name."""
 
@@ -42,6 +64,14 @@ def tensor_text(stmt: TensorStmt, place: PlaceText, text: Callable[[Expr], str])
             return _load_matrix(stmt, place)
         case Mma():
             return _multiply(stmt, place)
+        case ProxyFence():
+            return f'asm volatile("{PROXY_FENCE}" ::: "memory");'
+        case GroupMma():
+            return _multiply_group(stmt, place)
+        case GroupWait():
+            # Sums that are read after the wait depend on it.
+            sums = "" if stmt.pending else _floats(place(stmt.sums, stmt.at), stmt.count)
+            return f'asm volatile("{wait_text(stmt.pending)}" : {sums} : : "memory");'
 
 
 def _copy(stmt: AsyncCopy, place: PlaceText, text: Callable[[Expr], str]) -> str:
@@ -51,7 +81,7 @@ def _copy(stmt: AsyncCopy, place: PlaceText, text: Callable[[Expr], str]) -> str
     read = str(size) if always else f"{text(stmt.condition)} ? {size} : 0"
     target, source = place(stmt.target, stmt.indices), place(stmt.source, stmt.source_indices)
     # PTX lets only copies of 16 bytes bypass the first-level cache.
-    cache = "cg" if size == 16 else "ca"
+    cache = "cg" if size == 16 and not stmt.cached else "ca"
     return (
         f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;" :: "r"(in_shared(&{target})), '
         f'"l"(in_global(&{source})), "r"({read}) : "memory");'
@@ -71,7 +101,7 @@ def _load_matrix(stmt: LoadMatrix, place: PlaceText) -> str:
 def _multiply(stmt: Mma, place: PlaceText) -> str:
     kind = stmt.instruction
     dtype = _TYPES[kind.dtype]
-    sums = ", ".join(f'"+f"((&{place(stmt.sums, stmt.at)})[{number}])' for number in range(SUM_ELEMENTS))
+    sums = _floats(place(stmt.sums, stmt.at), SUM_ELEMENTS)
     words: list[str] = []
     counts = []
     factors = (stmt.left, stmt.left_at, kind.left_elements), (stmt.right, stmt.right_at, kind.right_elements)
@@ -86,6 +116,21 @@ def _multiply(stmt: Mma, place: PlaceText) -> str:
     )
     name = f"mma.sync.aligned.{kind.name}.row.col.f32.{dtype}.{dtype}.f32"
     return f'asm volatile("{name} {operands};" : {sums} : {", ".join(words)});'
+
+
+def _multiply_group(stmt: GroupMma, place: PlaceText) -> str:
+    def factor(buffer: Buffer, at: tuple[Expr, ...], layout: GroupLayout) -> str:
+        return f'"l"(descriptor(&{place(buffer, at)}, {descriptor_bits(layout, buffer.dtype)}ull))'
+
+    lines = "\\n".join(multiply_text(stmt, "%{}".format))
+    factors = factor(stmt.left, stmt.left_at, stmt.left_layout), factor(stmt.right, stmt.right_at, stmt.right_layout)
+    sums = _floats(place(stmt.sums, stmt.at), stmt.shape.sums)
+    return f'asm volatile("{lines}" : {sums} : {", ".join(factors)} : "memory");'
+
+
+def _floats(first: str, count: int) -> str:
+    """The operands that `count` floats from a place on are."""
+    return ", ".join(f'"+f"((&{first})[{number}])' for number in range(count))
 
 
 def _braced(first: int, count: int) -> str:

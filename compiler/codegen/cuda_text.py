@@ -34,7 +34,7 @@ from retune.compiler.ir.interval import as_index
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.operators import SYMBOLS
 from retune.compiler.ir.stmt import Allocate, Barrier, Block, For, If, Let, LoopKind, Shuffle, Stmt, Store, walk_stmt
-from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup, accesses
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, accesses
 
 _TYPES = {
     "float64": "double",
@@ -116,9 +116,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
 def _aligned(kernel: Kernel) -> frozenset[str]:
     """The definitions of the buffers that tensor cores and copies of up to 16 bytes access."""
     statements = list(walk_stmt(kernel.body.body))
-    named = {
-        buffer for stmt in statements if isinstance(stmt, (AsyncCopy, LoadMatrix, Mma)) for buffer, *_ in accesses(stmt)
-    }
+    named = {buffer for stmt in statements if isinstance(stmt, TENSOR_STMTS) for buffer, *_ in accesses(stmt)}
     return frozenset(
         _definition_of(stmt.buffer) for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named
     )
@@ -163,7 +161,7 @@ class _Writer:
             case Shuffle():
                 yield f"{pad}{self.place(stmt.buffer, stmt.indices)} = {self.shuffle(stmt)};"
                 return
-            case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+            case _ if isinstance(stmt, TENSOR_STMTS):
                 yield f"{pad}{tensor_text(stmt, self.place, self.text)}"
                 return
             case For():

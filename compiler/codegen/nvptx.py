@@ -19,7 +19,7 @@ from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, V
 from retune.compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from retune.compiler.codegen.warp_shuffle import shuffled
 from retune.compiler.errors import LoweringError, TargetError
-from retune.compiler.gpu_facts import facts_of
+from retune.compiler.gpu_facts import GROUP_ARCH, facts_of
 from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.alignment import (
     VECTOR_BYTES,
@@ -33,7 +33,7 @@ from retune.compiler.ir.interval import Ranges, limits
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.simplify import join_digits
 from retune.compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
-from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, GroupMma, Mma, TensorStmt
 from retune.compiler.target import Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
@@ -120,6 +120,8 @@ def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> 
         raise LoweringError(
             f"{function.name}: copies asynchronously as GPUs from sm_{OLDEST} on do, not {arch}; tune it for {arch}"
         )
+    if any(isinstance(stmt, GroupMma) for stmt in statements) and arch != GROUP_ARCH:
+        raise LoweringError(f"{function.name}: multiplies with warpgroups, which only {GROUP_ARCH} has, not {arch}")
     if not target.allow_tf32 and any(isinstance(stmt, Mma) and stmt.kind == "tf32" for stmt in statements):
         raise LoweringError(
             f"{function.name}: rounds float32 to tf32, which the target {target} does not allow; add -math=tf32 to it, "
@@ -128,8 +130,9 @@ def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> 
 
 
 def _tensor_statements(function: DeviceFunction) -> list[TensorStmt]:
-    kinds = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)
-    return [stmt for kernel in function.kernels for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, kinds)]
+    return [
+        stmt for kernel in function.kernels for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, TENSOR_STMTS)
+    ]
 
 
 def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
@@ -160,7 +163,10 @@ def _resident(kernel: Kernel, arch: str) -> int:
     CUDA cores that are many fewer do, since each number that is loaded goes with many of them.
     """
     wanted = 2 * kernel.registers + _INDEX_REGISTERS
-    if not any(isinstance(stmt, Mma) for stmt in walk_stmt(kernel.body.body)):
+    if any(isinstance(stmt, GroupMma) for stmt in walk_stmt(kernel.body.body)):
+        # A warpgroup reads its factors from shared memory: a thread holds sums alone.
+        wanted = kernel.registers + _INDEX_REGISTERS
+    elif not any(isinstance(stmt, Mma) for stmt in walk_stmt(kernel.body.body)):
         wanted = min(wanted, kernel.registers * 5 // 4 + _FACTOR_REGISTERS)
     wanted = min(_MOST_REGISTERS, wanted)
     blocks = int(facts_of(arch).resident(kernel.threads, wanted, kernel.bytes_of("shared")))
@@ -223,7 +229,7 @@ class _DeviceEmitter(BodyEmitter):
         if isinstance(stmt, Barrier):
             self.writer.put("call void @llvm.nvvm.barrier0()")
             self.writer.loaded.clear()  # others may have written since
-        elif isinstance(stmt, (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)):
+        elif isinstance(stmt, TENSOR_STMTS):
             emit_tensor(self, stmt, self.capability)
         elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
             self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) {self.start(stmt.buffer)} to ptr)")

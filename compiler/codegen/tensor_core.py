@@ -1,20 +1,33 @@
 """Emits the LLVM intrinsics of tensor-core statements and asynchronous copies.
 
-They need an NVIDIA GPU from sm_80 on. Fragments are buffers of the thread, which LLVM keeps in registers.
+They need an NVIDIA GPU from sm_80 on, those of warpgroups sm_90a. Fragments are buffers of the thread, which LLVM keeps
+in registers.
 """
 
 from collections.abc import Sequence
 
 from retune.compiler.codegen.memory_access import MemoryEmitter
+from retune.compiler.codegen.warpgroup import (
+    ADDRESS_MASK,
+    ADDRESS_SHIFT,
+    PROXY_FENCE,
+    descriptor_bits,
+    multiply_text,
+    wait_text,
+)
 from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import Buffer, Const, Expr
 from retune.compiler.ir.tensor_core import (
     SUM_ELEMENTS,
     AsyncCopy,
     CommitGroup,
+    GroupLayout,
+    GroupMma,
+    GroupWait,
     Instruction,
     LoadMatrix,
     Mma,
+    ProxyFence,
     TensorStmt,
     WaitGroup,
 )
@@ -52,6 +65,8 @@ def _declarations(stmt: TensorStmt, capability: int) -> list[str]:
             args = [word] * ((kind.left_elements + kind.right_elements) // kind.packed) + ["float"] * SUM_ELEMENTS
             found = [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
             return [*found, f"declare i32 @{_rounding(capability)}(float)"] if kind.packed == 1 else found
+        case ProxyFence() | GroupMma() | GroupWait():
+            return []
 
 
 def _copies(stmt: AsyncCopy) -> tuple[str, str]:
@@ -59,7 +74,7 @@ def _copies(stmt: AsyncCopy) -> tuple[str, str]:
     bypass the first cache, where they would not be read again.
     """
     size = stmt.count * item_bytes(stmt.target.dtype)
-    name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
+    name = f"llvm.nvvm.cp.async.{'cg' if size == 16 and not stmt.cached else 'ca'}.shared.global.{size}"
     return name, f"{name}.s"
 
 
@@ -99,6 +114,12 @@ def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt, capability: int) -> No
             _load_matrix(emitter, stmt)
         case Mma():
             _multiply(emitter, stmt, _rounding(capability))
+        case ProxyFence():
+            emitter.writer.put(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
+        case GroupMma():
+            _start_group(emitter, stmt)
+        case GroupWait():
+            _wait_for_group(emitter, stmt)
     # Fragments and shared tiles have changed, partly by other threads: no earlier load is valid.
     emitter.writer.loaded.clear()
 
@@ -164,4 +185,44 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma, rounding: str) -> None:
     made = writer.value(f"call {_FLOATS} @{_multiplication(kind)}({', '.join(args)})")
     for number, place in enumerate(sums):
         value = writer.value(f"extractvalue {_FLOATS} {made}, {number}")
+        writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")
+
+
+def _start_group(emitter: MemoryEmitter, stmt: GroupMma) -> None:
+    left = _descriptor(emitter, stmt.left, stmt.left_at, stmt.left_layout)
+    right = _descriptor(emitter, stmt.right, stmt.right_at, stmt.right_layout)
+    text = "\\0A\\09".join(multiply_text(stmt, "${}".format))
+    _update(emitter, _registers(emitter, stmt.sums, stmt.at, stmt.shape.sums, 1), text, [left, right])
+
+
+def _wait_for_group(emitter: MemoryEmitter, stmt: GroupWait) -> None:
+    # Sums that are read after the wait depend on it; those that stay under way are not named.
+    sums = [] if stmt.pending else _registers(emitter, stmt.sums, stmt.at, stmt.count, 1)
+    _update(emitter, sums, wait_text(stmt.pending), [])
+
+
+def _descriptor(emitter: MemoryEmitter, buffer: Buffer, at: tuple[Expr, ...], layout: GroupLayout) -> str:
+    """The descriptor of a factor that begins at an element."""
+    writer = emitter.writer
+    pointer = _in_space(emitter, _address(emitter, buffer, at), 3)
+    address = writer.value(f"ptrtoint ptr addrspace(3) {pointer} to i64")
+    inside = writer.value(f"and i64 {address}, {ADDRESS_MASK}")
+    start = writer.value(f"lshr i64 {inside}, {ADDRESS_SHIFT}")
+    return writer.value(f"or i64 {start}, {descriptor_bits(layout, buffer.dtype)}")
+
+
+def _update(emitter: MemoryEmitter, places: Sequence[str], text: str, given: Sequence[str]) -> None:
+    """Assembly that updates the floats at `places`, its first operands; `given` are 64-bit operands after them."""
+    writer = emitter.writer
+    olds = [f"float {writer.value(f'load float, ptr {place}, align {_REGISTER_BYTES}')}" for place in places]
+    args = ", ".join([*(f"i64 {value}" for value in given), *olds])
+    rules = ["=f"] * len(places) + ["l"] * len(given) + [str(number) for number in range(len(places))]
+    made = {0: "void", 1: "float"}.get(len(places), f"{{{', '.join(['float'] * len(places))}}}")
+    call = f'call {made} asm sideeffect "{text}", "{",".join([*rules, "~{memory}"])}"({args})'
+    if not places:
+        writer.put(call)
+        return
+    news = writer.value(call)
+    for number, place in enumerate(places):
+        value = writer.value(f"extractvalue {made} {news}, {number}")
         writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")

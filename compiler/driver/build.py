@@ -60,7 +60,8 @@ def _load_on_cpu(task: SearchTask, steps: Sequence[Step], name: str) -> KernelFu
 def _load_on_gpu(task: SearchTask, steps: Sequence[Step], name: str) -> CudaFunction:
     cuda = driver()
     here = cuda.devices()[0]
-    mine = replace(task, target=target_on(task.target, here), hardware=hardware_of_gpu(here))
+    target = target_on(task.target, here)
+    mine = replace(task, target=target, hardware=hardware_of_gpu(here, target))
     return CudaFunction(cuda, build_kernel(mine, steps, name))
 
 

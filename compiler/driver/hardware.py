@@ -10,7 +10,7 @@ from retune.compiler.codegen.backend import CUDA_HARDWARE, backend_of
 from retune.compiler.codegen.nvptx import check_gpu
 from retune.compiler.codegen.ptxas import assembles
 from retune.compiler.errors import TargetError
-from retune.compiler.gpu_facts import runs_code
+from retune.compiler.gpu_facts import group_tensor_of, runs_code
 from retune.compiler.runtime.cuda_driver import GpuDevice
 from retune.compiler.target import HardwareParams, Target
 
@@ -30,14 +30,17 @@ def threads_of(target: Target, threads: int | None) -> int:
     return threads or config.thread_count(target.num_cores or config.usable_cores())
 
 
-def hardware_of_gpu(device: GpuDevice) -> HardwareParams:
-    """Parameters of a GPU that is there, with the numbers that its driver tells."""
+def hardware_of_gpu(device: GpuDevice, target: Target | None = None) -> HardwareParams:
+    """Parameters of a GPU that is there, with the numbers that its driver tells, for code for a target; by default for
+    one that names the architecture of the device.
+    """
+    arch = device.arch if target is None else target.arch
     return replace(
         CUDA_HARDWARE,
         max_shared_memory_per_block=device.max_shared_memory_per_block,
         max_threads_per_block=device.max_threads_per_block,
         warp_size=device.warp_size,
-        facts=device.facts,
+        facts=replace(device.facts, group_tensor=group_tensor_of(arch)),
     )
 
 

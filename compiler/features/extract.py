@@ -67,7 +67,7 @@ def extract(
         values = dict(_statement(nest, footprints[row], producers, volumes[row], hardware, dots))
         cost = operation_cost(nest.source.ops, is_float(nest.source.write.tensor.dtype))
         values.update(estimate_columns(values, cost, any(nest.reduce), hardware))
-        values.update(gpu_columns(row, arrays))
+        values.update(gpu_columns(row, arrays, hardware.gpu))
         if is_bound(nest):
             launched = launches[row] = Launched.of(values, hardware.gpu)
             moved = Moved(nest, footprints[row], shared, launched, hardware.gpu)

@@ -10,6 +10,7 @@ import numpy as np
 from retune.compiler.features.buffers import Columns
 from retune.compiler.features.nest import Floats, Nest, size_of
 from retune.compiler.features.warp import SHARED
+from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.kernel import WORD
 from retune.compiler.ir.tensor_core import WARP
 from retune.compiler.schedule.state import Annotation
@@ -55,7 +56,7 @@ def shared_tensors(nests: Sequence[Nest]) -> frozenset[Tensor]:
     return frozenset(write.tensor for nest in inside for write in nest.source.writes)
 
 
-def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
+def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
     """Columns of statement `row` of a program: how its kernel, a root stage and what is computed inside its loops, is
     launched, and what the buffers inside take of shared memory and of each thread's registers.
     """
@@ -77,7 +78,7 @@ def gpu_columns(row: int, nests: Sequence[Nest]) -> Columns:
         if not other.source.attached:
             continue
         if other.source is product:
-            local = local + thread_bytes(product, nest.count)
+            local = local + thread_bytes(product, facts, nest.count)
         elif is_shared(other):
             shared = shared + _buffer_bytes(other) * copies_of(other.source, sources, nest.count)
         else:

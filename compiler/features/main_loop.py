@@ -23,7 +23,7 @@ from retune.compiler.schedule.tensor_nests import pipeline_depth
 
 PARTS = 4
 """Schedulers of a multiprocessor, each with lanes and tensor cores of its own, for every fourth warp."""
-_MEETING_CYCLES = 40.0
+MEETING_CYCLES = 40.0
 """Of a barrier, and of what each iteration does around it."""
 _COPY = 2.0
 """Instructions for the addresses of a copy, which change from iteration to iteration; quotients in them come on top."""
@@ -50,8 +50,9 @@ class Statement:
 
 class MainLoop(ABC):
     """The main loop of a product; numbers of one block and one iteration, arrays (B,). `iterations` is how many there
-    are, `starts` how often they begin again, with nothing under way yet, `loading` the cycles after a barrier before
-    something is multiplied, and `early` the share of an iteration that needs none of its copies.
+    are, `starts` how often they begin again, with nothing under way yet, `ahead` how many iterations before it
+    the copies of one begin, `meeting` the cycles around a barrier in which nothing is multiplied, `loading` those after
+    it, and `early` the share of an iteration that needs none of its copies.
     """
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
@@ -60,6 +61,8 @@ class MainLoop(ABC):
         self.tiles = pipeline_depth(product.nest.source, count)
         self.iterations: Floats = np.ones(count)
         self.starts: Floats = np.ones(count)
+        self.ahead: Floats = np.maximum(self.tiles - 1.0, 1.0)
+        self.meeting: Floats = np.full(count, MEETING_CYCLES)
         self.loading: Floats = np.zeros(count)
         self.early: Floats = np.zeros(count)
 
@@ -110,9 +113,9 @@ class MainLoop(ABC):
 
     def iteration(self, blocks: Floats) -> Floats:
         """Cycles of one iteration of so many blocks at a time on one multiprocessor."""
-        alone = np.maximum(self.busy(np.ones_like(blocks)), self.chain()) + _MEETING_CYCLES + self.loading
+        alone = np.maximum(self.busy(np.ones_like(blocks)), self.chain()) + self.meeting + self.loading
         # An iteration waits for its copies as long as those before it have not hidden it.
-        early = np.maximum(alone, (MEMORY_CYCLES + alone * self.early) / np.maximum(self.tiles - 1.0, 1.0))
+        early = np.maximum(alone, (MEMORY_CYCLES + alone * self.early) / self.ahead)
         ahead = (self.tiles > 1) & self.asynchronous()
         waiting = np.where(ahead, early, alone + MEMORY_CYCLES)
         return np.asarray(np.maximum(self.busy(blocks), waiting))

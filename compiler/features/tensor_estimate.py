@@ -10,11 +10,19 @@ import numpy as np
 from retune.compiler.dtype import item_bytes
 from retune.compiler.features.buffers import Columns
 from retune.compiler.features.gpu_estimate import Launched
-from retune.compiler.features.main_loop import PARTS, MainLoop, Statement
+from retune.compiler.features.main_loop import MEETING_CYCLES, PARTS, MainLoop, Statement
 from retune.compiler.features.nest import Floats, product_where
 from retune.compiler.gpu_facts import GpuFacts
-from retune.compiler.ir.tensor_core import COLUMNS, ROWS
-from retune.compiler.schedule.tensor_nests import fragment_sets, fragments_of, instruction_of, product_of, steps_of
+from retune.compiler.ir.tensor_core import COLUMNS, GROUP_WARPS, ROWS
+from retune.compiler.schedule.tensor_nests import (
+    TILES_WITHOUT_BREAK,
+    fragment_sets,
+    fragments_of,
+    in_groups,
+    instruction_of,
+    product_of,
+    steps_of,
+)
 
 _SHARED_BYTES = 128.0
 """What shared memory moves in a cycle: 32 banks of 4 bytes."""
@@ -22,6 +30,8 @@ _FRAGMENT_CYCLES = 40.0
 """From the first load of a step's fragments to its first multiplication, where nothing else is multiplied meanwhile."""
 _MULTIPLY_CYCLES = 34.0
 """From one addition to a sum to the next."""
+_GROUP_CYCLES = 60.0
+"""From the first instruction of a warpgroup to its first multiplication, where none was under way."""
 _ROUNDING = 2.0
 """Instructions that round a factor to tf32."""
 _ITERATION = 24.0
@@ -43,7 +53,8 @@ def tensor_estimates(
 
 class _TensorLoop(MainLoop):
     """The main loop of a product on tensor cores. Behind a barrier nothing is loaded yet, unless it was a
-    step ahead; the last step does without what is copied then.
+    step ahead; the last step does without what is copied then. Groups of warps load no fragments, and with enough tiles
+    they multiply without a break.
     """
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
@@ -51,8 +62,14 @@ class _TensorLoop(MainLoop):
         source, count = product.nest.source, product.nest.count
         self.kind = instruction_of(source)
         self.rows, self.columns_of_warp = fragments_of(source, count)
-        self.steps, self.sets = steps_of(source, count), fragment_sets(source, count)
+        self.steps, self.sets = steps_of(source, count), fragment_sets(source, facts, count)
+        self.groups = in_groups(source, facts, count)
+        unbroken = self.groups & (self.tiles >= TILES_WITHOUT_BREAK)
+        # One tile is still being multiplied.
+        self.ahead = np.where(unbroken, self.tiles - 2.0, self.ahead)
+        self.meeting = np.where(unbroken, 0.0, MEETING_CYCLES)
         self.loading = np.where(self.sets > 1, 0.0, _FRAGMENT_CYCLES)
+        self.loading = np.where(self.groups, np.where(unbroken, 0.0, _GROUP_CYCLES), self.loading)
         self.early = np.where(self.sets > 1, 1.0 / self.steps, 0.0)
         own = [place >= product.nest.depth - source.own for place in range(product.nest.depth)]
         sums = np.array([reduces and mine for reduces, mine in zip(product.nest.reduce, own, strict=True)])
@@ -64,16 +81,18 @@ class _TensorLoop(MainLoop):
         warps = np.ceil(blocks * self.launched.warps / PARTS)
         return np.asarray(warps * self.steps * self.rows * self.columns_of_warp * self.each())
 
-    def each(self) -> float:
+    def each(self) -> Floats:
         """Cycles of one multiplication."""
         # Products of tf32 run at half the rate of those of halves.
-        rate = max(1, self.facts.tensor) / PARTS / (1 if self.kind.packed > 1 else 2)
-        return ROWS * COLUMNS * self.kind.depth / rate
+        alone = self.facts.tensor / (1 if self.kind.packed > 1 else 2)
+        rate = np.maximum(1, np.where(self.groups, self.facts.group_tensor, alone)) / PARTS
+        return np.asarray(ROWS * COLUMNS * self.kind.depth / rate)
 
     def chain(self) -> Floats:
         """Cycles of the steps of one warp that has its tensor cores to itself."""
-        products = np.maximum(self.rows * self.columns_of_warp * self.each(), _MULTIPLY_CYCLES)
-        return np.asarray(self.steps * (products + self.loading))
+        products = self.rows * self.columns_of_warp * self.each()
+        alone = self.steps * (np.maximum(products, _MULTIPLY_CYCLES) + self.loading)
+        return np.where(self.groups, self.steps * products, alone)
 
     def instructions(self) -> Floats:
         """Instructions of a warp."""
@@ -82,13 +101,18 @@ class _TensorLoop(MainLoop):
         if self.kind.packed > 1:
             # One ldmatrix loads a left fragment, or two right ones.
             loads = np.asarray(self.rows + np.where(columns % 2 == 0, columns / 2, columns))
+            loads = np.where(self.groups, 0.0, loads)
         else:
             elements = self.rows * self.kind.left_elements + columns * self.kind.right_elements
             loads = np.asarray(elements * (1.0 + _ROUNDING))
-        return np.asarray(self.steps * (self.rows * columns + loads) + self.all_copies() + _ITERATION)
+        products = self.rows * np.where(self.groups, 1, columns)
+        return np.asarray(self.steps * (products + loads) + self.all_copies() + _ITERATION)
 
     def shared(self) -> Floats:
-        """Cycles of shared memory: each fragment is loaded once a step, by each warp for itself."""
-        each = self.rows * ROWS + self.columns_of_warp * COLUMNS
+        """Cycles of shared memory: each fragment is loaded once a step, by each warp for itself; a group of warps reads
+        its columns for each of its instructions.
+        """
+        columns = self.columns_of_warp * COLUMNS
+        each = self.rows * ROWS + np.where(self.groups, self.rows * columns / GROUP_WARPS, columns)
         elements = each * self.kind.depth * self.steps * self.launched.warps
         return np.asarray(elements * item_bytes(self.kind.dtype) / _SHARED_BYTES + self.written())

@@ -8,7 +8,7 @@ Stmt = For(var, extent, kind, body)    var runs over 0 .. extent-1; kind: serial
      | Invoke(function, args, written) call a registered function; only outside of all loops
      | Barrier()                       the threads of a GPU block wait for each other
      | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp exchange values
-     | AsyncCopy … Mma                 see `retune.compiler.ir.tensor_core`
+     | AsyncCopy … GroupWait           see `retune.compiler.ir.tensor_core`
      | Block(statements)
 """
 
@@ -20,7 +20,7 @@ from enum import StrEnum
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Const, Expr, Var
 from retune.compiler.ir.interval import Ranges
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, TensorStmt
 from retune.compiler.ir.tensor_core import Together as Together
 from retune.compiler.packing import Packing
 
@@ -132,22 +132,7 @@ class Shuffle(Together):
     width: int
 
 
-Stmt = (
-    For
-    | Let
-    | If
-    | Store
-    | Allocate
-    | Block
-    | Invoke
-    | Barrier
-    | Shuffle
-    | AsyncCopy
-    | CommitGroup
-    | WaitGroup
-    | LoadMatrix
-    | Mma
-)
+Stmt = For | Let | If | Store | Allocate | Block | Invoke | Barrier | Shuffle | TensorStmt
 LEAVES = (Store, Invoke, Barrier, Shuffle, *TENSOR_STMTS)
 """Statements without statements inside."""
 
@@ -208,7 +193,7 @@ def lines_of(stmt: Stmt, depth: int) -> Iterator[str]:
             place = f"{stmt.buffer}[{', '.join(map(str, stmt.indices))}]"
             whose = "the first" if stmt.distance is None else f"{stmt.distance} further"
             yield f"{pad}{place} = shuffle {stmt.value} of {whose} in {stmt.width}"
-        case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+        case _ if isinstance(stmt, TENSOR_STMTS):
             yield f"{pad}{stmt}"
         case Block():
             for inner in stmt.statements:
@@ -288,7 +273,7 @@ def map_own(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
             value, indices = rule(stmt.value), tuple(map(rule, stmt.indices))
             same = value is stmt.value and all(new is old for new, old in zip(indices, stmt.indices, strict=True))
             return stmt if same else replace(stmt, indices=indices, value=value)
-        case AsyncCopy() | LoadMatrix() | Mma():
+        case _ if isinstance(stmt, TENSOR_STMTS):
             return stmt.mapped(rule)
     return stmt
 
@@ -308,7 +293,7 @@ def exprs_of(stmt: Stmt) -> Iterator[Expr]:
         case Store() | Shuffle():
             yield from stmt.indices
             yield stmt.value
-        case AsyncCopy() | LoadMatrix() | Mma():
+        case _ if isinstance(stmt, TENSOR_STMTS):
             yield from stmt.exprs()
 
 

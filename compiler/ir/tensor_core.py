@@ -1,9 +1,10 @@
 """Statements for tensor cores and asynchronous copies, and the mapping of fragment elements to lanes.
 
-They are immutable and only for GPU kernels, from `sm_80` on. A warp is 32 consecutive threads of a block; all of them
-execute a `LoadMatrix` or an `Mma` together, each as its own lane.
+They are immutable and only for GPU kernels, from `sm_80` on; the last three only for `sm_90a`. A warp is 32 consecutive
+threads of a block; all of them execute a `LoadMatrix` or an `Mma` together, each as its own lane. A warpgroup is four
+consecutive warps, the first one a multiple of four; all of them execute a `GroupMma` or a `GroupWait` together.
 
-    AsyncCopy(target, indices, source, source_indices, count, condition)
+    AsyncCopy(target, indices, source, source_indices, count, condition, cached)
                         starts to copy `count` neighbors into shared memory, or zeros where the condition fails
     CommitGroup()       the copies that the thread has started since the last one become a group
     WaitGroup(pending)  the thread waits until at most `pending` of its youngest groups are in flight
@@ -11,6 +12,11 @@ execute a `LoadMatrix` or an `Mma` together, each as its own lane.
                         8 × 8 halves of shared memory, `count` times, as fragments of a warp
     Mma(kind, sums, at, left, left_at, right, right_at)
                         16 × 8 sums += 16 × depth by depth × 8
+    ProxyFence()        what the thread has written to shared memory is there for a later `GroupMma`
+    GroupMma(kind, shape, sums, at, left, left_at, left_layout, right, right_at, right_layout)
+                        starts to add products of matrices in shared memory to the sums of four warps
+    GroupWait(pending, sums, at, count)
+                        of what the warpgroup has started at most the last `pending` are not done
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +38,17 @@ COPY_BYTES = (4, 8, 16)
 """What one asynchronous copy may copy; its addresses are multiples of it."""
 SUM_ELEMENTS = 4
 """Sums that a lane holds of one instruction."""
+
+GROUP_WARPS = 4
+"""Warps of a warpgroup."""
+GROUP = GROUP_WARPS * WARP
+"""Threads of a warpgroup."""
+GROUP_ROWS = GROUP_WARPS * ROWS
+"""Of the sums that one instruction of a warpgroup adds to."""
+GROUP_COLUMNS = 256
+"""The most of them."""
+CORE = 8
+"""Lines of a core matrix, and elements of a line, which are neighbors: 16 bytes of halves."""
 
 ALWAYS = Const(True, BOOL)
 """The condition of a copy of what surely lies inside its tensor."""
@@ -106,7 +123,8 @@ class Together:
 @dataclass(frozen=True, slots=True)
 class AsyncCopy(Together):
     """Start to copy `count` neighboring elements of global memory; where `condition` fails nothing is read and zeros
-    are copied. What is copied is there for the thread when it has waited, for others after a barrier after that.
+    are copied. What is copied is there for the thread when it has waited, for others after a barrier after that. Copies
+    of 16 bytes bypass the first-level cache, unless they are `cached`.
     """
 
     target: Buffer
@@ -115,6 +133,7 @@ class AsyncCopy(Together):
     source_indices: Exprs
     count: int
     condition: Expr = ALWAYS
+    cached: bool = False
 
     def exprs(self) -> Iterator[Expr]:
         """Every whole expression."""
@@ -127,7 +146,8 @@ class AsyncCopy(Together):
 
     def __str__(self) -> str:
         source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
-        start = f"copy {self.target}[{', '.join(map(str, self.indices))}] = {source} by {self.count}"
+        how = f"{self.count}{' cached' if self.cached else ''}"
+        start = f"copy {self.target}[{', '.join(map(str, self.indices))}] = {source} by {how}"
         return start if self.condition == ALWAYS else f"{start} where {self.condition}"
 
 
@@ -229,8 +249,135 @@ class Mma(Together):
         return f"{sums} += {left} * {right} by {self.instruction.name}.{self.kind}"
 
 
-TensorStmt = AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma
-TENSOR_STMTS = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma)
+@dataclass(frozen=True, slots=True)
+class ProxyFence(Together):
+    """What the thread has written to shared memory, or waited for, is there for a `GroupMma` after a later barrier."""
+
+    def exprs(self) -> Iterator[Expr]:
+        """Every whole expression."""
+        yield from ()
+
+    def mapped(self, rule: Callable[[Expr], Expr]) -> "ProxyFence":  # noqa: ARG002
+        """The statement with `rule` applied to every whole expression."""
+        return self
+
+    def __str__(self) -> str:
+        return "proxy fence"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """How a factor of a `GroupMma` lies in shared memory, without swizzle: core matrices of 8 lines of 8 neighbors, one
+    line after the other. Neighbors lie along the depth, or along the rows (columns of the right factor) if
+    `transposed`. `leading` elements lie between core matrices that are adjacent along the depth, `stride` elements
+    between those adjacent along the rows.
+    """
+
+    leading: int
+    stride: int
+    transposed: bool
+
+    def place(self, row: Place, depth: Place) -> Place:
+        """The distance of an element from the first one."""
+        # PTX ISA, canonical layouts of wgmma without swizzle, in elements.
+        if self.transposed:
+            return row // CORE * self.stride + row % CORE + _lines(depth, self.leading)
+        return depth // CORE * self.leading + depth % CORE + _lines(row, self.stride)
+
+
+def _lines(line: Place, apart: int) -> Place:
+    """The distance of a line from the first one, where core matrices are `apart`."""
+    # One after the other without a gap, which is plain to see in an index.
+    return line * CORE if apart == CORE * CORE else line // CORE * apart + line % CORE * CORE
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What a warpgroup multiplies: `rows` times 64 rows, `columns` times 8 columns, `steps` times a depth of 16. A lane
+    holds `rows` × `columns` × 4 sums: of each instruction's 64 rows, warp n of the group has 16 from row 16 n on, as
+    fragments of `Mma` side by side.
+    """
+
+    rows: int
+    columns: int
+    steps: int
+
+    @property
+    def sums(self) -> int:
+        """Sums that a lane holds."""
+        return self.rows * self.columns * SUM_ELEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMma(Together):
+    """Start to add to the sums of the four warps the product of two factors in shared memory, each from an element on
+    that is the same for all of them. Until a `GroupWait` the sums must not be accessed, nor the factors written.
+    """
+
+    kind: str
+    shape: GroupShape
+    sums: Buffer
+    at: Exprs
+    left: Buffer
+    left_at: Exprs
+    left_layout: GroupLayout
+    right: Buffer
+    right_at: Exprs
+    right_layout: GroupLayout
+
+    @property
+    def instruction(self) -> Instruction:
+        """What each warp does of one instruction, fragment by fragment."""
+        return INSTRUCTIONS[self.kind]
+
+    def exprs(self) -> Iterator[Expr]:
+        """Every whole expression."""
+        yield from (*self.at, *self.left_at, *self.right_at)
+
+    def mapped(self, rule: Callable[[Expr], Expr]) -> "GroupMma":
+        """The statement with `rule` applied to every whole expression."""
+        at, left, right = (tuple(map(rule, each)) for each in (self.at, self.left_at, self.right_at))
+        return replace(self, at=at, left_at=left, right_at=right)
+
+    def __str__(self) -> str:
+        sums, left, right = (
+            f"{buffer}[{', '.join(map(str, place))}]"
+            for buffer, place in ((self.sums, self.at), (self.left, self.left_at), (self.right, self.right_at))
+        )
+        layouts = (
+            f"{'transposed ' if each.transposed else ''}{each.leading}, {each.stride}"
+            for each in (self.left_layout, self.right_layout)
+        )
+        one, other = layouts
+        count = f"{self.shape.rows} x {self.shape.steps} times m64n{self.shape.columns * COLUMNS}k16.{self.kind}"
+        return f"group {sums} += {left} ({one}) * {right} ({other}) by {count}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWait(Together):
+    """The warpgroup goes on when at most `pending` of its `GroupMma`, the youngest, are under way. The factors of those
+    that are done may be written; of the sums, `count` from `at` on, all may be accessed when all are done.
+    """
+
+    pending: int
+    sums: Buffer
+    at: Exprs
+    count: int
+
+    def exprs(self) -> Iterator[Expr]:
+        """Every whole expression."""
+        yield from self.at
+
+    def mapped(self, rule: Callable[[Expr], Expr]) -> "GroupWait":
+        """The statement with `rule` applied to every whole expression."""
+        return replace(self, at=tuple(map(rule, self.at)))
+
+    def __str__(self) -> str:
+        return f"group wait for {self.sums} but {self.pending}"
+
+
+TensorStmt = AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma | ProxyFence | GroupMma | GroupWait
+TENSOR_STMTS = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma, ProxyFence, GroupMma, GroupWait)
 """Statements that tensor cores need besides the others; none has statements inside."""
 
 
@@ -247,3 +394,9 @@ def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:
             yield stmt.left, stmt.left_at, stmt.instruction.left_elements, False
             yield stmt.right, stmt.right_at, stmt.instruction.right_elements, False
             yield stmt.sums, stmt.at, SUM_ELEMENTS, True
+        case GroupMma():
+            yield stmt.left, stmt.left_at, CORE, False
+            yield stmt.right, stmt.right_at, CORE, False
+            yield stmt.sums, stmt.at, stmt.shape.sums, True
+        case GroupWait():
+            yield stmt.sums, stmt.at, stmt.count, True

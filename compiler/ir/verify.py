@@ -26,7 +26,7 @@ from retune.compiler.ir.stmt import (
     Store,
     exprs_of,
 )
-from retune.compiler.ir.tensor_core import AsyncCopy, LoadMatrix, Mma, accesses
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, accesses
 from retune.compiler.ir.visit import parts
 
 _ALLOCATED = ("local", "register", "shared")
@@ -101,7 +101,7 @@ class _Checker:
                 known = stmt.width in (1, 2, 4, 8, 16, 32) and 0 <= (stmt.distance or 0) < stmt.width
                 _demand(known, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
-            case AsyncCopy() | LoadMatrix() | Mma():
+            case _ if isinstance(stmt, TENSOR_STMTS):
                 for buffer, indices, _, written in accesses(stmt):
                     _demand(not (written and buffer in self.constant), f"the input {buffer} is written")
                     self.access(buffer, indices, bound, buffers)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from retune.compiler.errors import DeviceError, install_hint
-from retune.compiler.gpu_facts import GpuFacts, facts_of, lanes_of
+from retune.compiler.gpu_facts import GpuFacts, arch_of, facts_of, lanes_of
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.cuda_driver import Driver, Extents, GpuDevice
 
@@ -240,7 +240,7 @@ def _failed(text: str) -> DeviceError:
 def _described(device: Any) -> GpuDevice:
     """A device as `cuda.core` has it."""
     told, capability = device.properties, tuple(device.compute_capability)
-    arch = f"sm_{capability[0]}{capability[1]}"
+    arch = arch_of((capability[0], capability[1]))
     # Of memory that moves data at both edges of its clock (kHz), in a bus of so many bits; newer drivers do not tell.
     bandwidth = 2.0 * told.memory_clock_rate * 1e3 * told.global_memory_bus_width / 8 or facts_of(arch).bandwidth
     facts = GpuFacts(
@@ -250,6 +250,7 @@ def _described(device: Any) -> GpuDevice:
         cache=told.l2_cache_size,
         lanes=lanes_of((capability[0], capability[1])),
         tensor=facts_of(arch).tensor,
+        group_tensor=facts_of(arch).group_tensor,
         registers=told.max_registers_per_multiprocessor,
         shared=told.max_shared_memory_per_multiprocessor,
         reserved=told.reserved_shared_memory_per_block,

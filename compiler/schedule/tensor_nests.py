@@ -9,12 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from retune.compiler.dtype import item_bytes
-from retune.compiler.ir.tensor_core import INSTRUCTIONS, SUM_ELEMENTS, Instruction
+from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.ir.tensor_core import CORE, GROUP_WARPS, INSTRUCTIONS, SUM_ELEMENTS, Instruction
 from retune.compiler.schedule.contraction import KIND
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
 
 Counts = npt.NDArray[np.int64]
+
+TILES_WITHOUT_BREAK = 4
+"""With so many tiles a warpgroup starts a multiplication while the one before is under way."""
 
 _SUM_BYTES = 4
 
@@ -68,16 +72,35 @@ def steps_of(product: StageNest, count: int) -> Counts:
     return np.asarray(steps * np.ones(count, dtype=np.int64))
 
 
-def fragment_sets(product: StageNest, count: int) -> Counts:
-    """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied."""
+def in_groups(product: StageNest, facts: GpuFacts, count: int) -> npt.NDArray[np.bool_]:
+    """Whether the warps of a block multiply in groups of four, which lie along the rows."""
+    # The condition of `GroupBuilder`, for programs of the sketch.
+    outer = product.loops[: len(product.loops) - product.own]
+    warps = [loop.extent for loop in outer if loop.annotation is Annotation.THREAD_Y]
+    if not facts.group_tensor or instruction_of(product).packed == 1 or len(warps) != 2:
+        return np.zeros(count, dtype=np.bool_)
+    return np.asarray(np.asarray(warps[0]) % GROUP_WARPS == 0) & np.ones(count, dtype=np.bool_)
+
+
+def core_elements(lines: Counts | int, neighbors: Counts | int) -> Counts:
+    """Elements of a factor of `lines` × `neighbors` that lies as padded core matrices for groups of warps."""
+    # Eight threads store eight times 16 bytes at once, to as many core matrices side by side as there are. So many
+    # lines between those send all of them to different banks.
+    return np.asarray((lines + np.maximum(1, CORE * CORE // neighbors)) * neighbors)
+
+
+def fragment_sets(product: StageNest, facts: GpuFacts, count: int) -> Counts:
+    """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied, none where
+    groups of warps multiply.
+    """
     # The condition of `DoubleBufferRegisters`.
     ahead = (pipeline_depth(product, count) > 1) & (steps_of(product, count) % 2 == 0)
-    return np.asarray(1 + ahead)
+    return np.where(in_groups(product, facts, count), 0, 1 + ahead)
 
 
-def thread_bytes(product: StageNest, count: int) -> Counts:
+def thread_bytes(product: StageNest, facts: GpuFacts, count: int) -> Counts:
     """Bytes that a thread holds of the sums and of the fragments that are loaded and multiplied."""
     rows, columns = fragments_of(product, count)
     kind = instruction_of(product)
-    factors = (rows * kind.left_elements + columns * kind.right_elements) * fragment_sets(product, count)
+    factors = (rows * kind.left_elements + columns * kind.right_elements) * fragment_sets(product, facts, count)
     return np.asarray(rows * columns * SUM_ELEMENTS * _SUM_BYTES + factors * item_bytes(kind.dtype))

@@ -11,14 +11,16 @@ from math import prod
 import numpy as np
 
 from retune.compiler.dtype import item_bytes
+from retune.compiler.gpu_facts import GpuFacts, facts_of
 from retune.compiler.ir.kernel import WARP
 from retune.compiler.lower.gpu.cross_thread_reduction import MOST_HELD
 from retune.compiler.lower.gpu.limits import Limit
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.bounds import Loop
+from retune.compiler.schedule.contraction import LEFT, RIGHT
 from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
-from retune.compiler.schedule.tensor_nests import copies_of, product_of, thread_bytes
+from retune.compiler.schedule.tensor_nests import copies_of, core_elements, in_groups, product_of, thread_bytes
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.register_tile import Counts, point_bytes
 from retune.compiler.search.sketch_rules.facts import SHARED
@@ -27,12 +29,14 @@ _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
 
-def kernels_of(nests: Sequence[StageNest], count: int) -> list["DeviceKernel"]:
-    """The kernels in the order in which they run: a root stage each, and what is computed inside its loops."""
+def kernels_of(nests: Sequence[StageNest], count: int, facts: GpuFacts | None = None) -> list["DeviceKernel"]:
+    """The kernels in the order in which they run: a root stage each, and what is computed inside its loops. `facts` are
+    those of the GPU, by default of a usual one.
+    """
     found: dict[int, list[StageNest]] = {}
     for nest in nests:
         found.setdefault(nest.loops[0].key[0] if nest.loops else nest.stage, []).append(nest)
-    return [DeviceKernel(tuple(found[root]), count) for root in sorted(found)]
+    return [DeviceKernel(tuple(found[root]), count, facts or facts_of("")) for root in sorted(found)]
 
 
 def own_loops(nest: StageNest) -> Sequence[Loop]:
@@ -60,6 +64,7 @@ class DeviceKernel:
 
     nests: tuple[StageNest, ...]
     count: int
+    facts: GpuFacts
 
     @cached_property
     def grid(self) -> tuple[Counts, ...]:
@@ -87,12 +92,12 @@ class DeviceKernel:
         shared, local = np.zeros(self.count, dtype=np.int64), np.zeros(self.count, dtype=np.int64)
         for nest in self.nests:
             if nest is self.product:
-                local = local + thread_bytes(nest, self.count)
+                local = local + thread_bytes(nest, self.facts, self.count)
                 continue
             # A thread has the local buffers of all its virtual threads, see `VirtualThreads`.
             virtual = iterations(nest.loops, (Annotation.VTHREAD,), self.count)
             if nest.attached:
-                size = _elements(nest, self.count)
+                size = self._elements(nest)
                 if _is_shared(nest):
                     copies = copies_of(nest, self.nests, self.count)
                     shared = shared + size * point_bytes(nest) * copies
@@ -101,6 +106,17 @@ class DeviceKernel:
             together, own = self._joined(nest)
             shared, local = shared + together, local + own * virtual
         return shared, local
+
+    def _elements(self, nest: StageNest) -> Counts:
+        """Elements of a stage's buffer, padding included."""
+        write, product = nest.write, self.product
+        size: Number = np.ones(self.count, dtype=np.int64)
+        for extent in write.shape if write.strides is None else (write.shape[0], write.strides[0]):
+            size = size * extent
+        if product is None or not nest.op.name.endswith((LEFT, RIGHT)):
+            return np.asarray(size)
+        lines, neighbors = (np.asarray(extent) for extent in write.shape[1:])
+        return np.where(in_groups(product, self.facts, self.count), core_elements(lines, neighbors), size)
 
     def asked(self) -> dict[Limit, Counts]:
         """How much the kernel asks for of everything that is limited."""
@@ -182,15 +198,6 @@ def _reduction_iterations(nest: StageNest, count: int) -> Counts:
     for loop in own_loops(nest):
         total = total * loop.extent if _reduces(loop) else total
     return np.asarray(total)
-
-
-def _elements(nest: StageNest, count: int) -> Counts:
-    """Elements of a stage's buffer, padding included."""
-    write = nest.write
-    size: Number = np.ones(count, dtype=np.int64)
-    for extent in write.shape if write.strides is None else (write.shape[0], write.strides[0]):
-        size = size * extent
-    return np.asarray(size)
 
 
 def _points(nest: StageNest, count: int) -> Counts:

@@ -35,7 +35,7 @@ def gpu_refusals(nests: Sequence[StageNest], hardware: HardwareParams, count: in
     """For every program (B,) the first limit that the first of its kernels breaks, as a place in `REASONS`."""
     found = np.zeros(count, dtype=np.int8)
     most = most_of(hardware)
-    for kernel in kernels_of(nests, count):
+    for kernel in kernels_of(nests, count, hardware.gpu):
         asked = kernel.asked()
         for number, limit in enumerate(REASONS):
             if limit is not None:
@@ -51,12 +51,12 @@ def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: i
     for nest in nests:
         lanes = iterations(own_loops(nest), (Annotation.VECTORIZE,), count)
         good &= (lanes == 1) | (lanes * itemsize(nest) <= hardware.vector_unit_bytes)
-    for kernel in kernels_of(nests, count):
+    for kernel in kernels_of(nests, count, hardware.gpu):
         for nest in kernel.nests:
             if any(loop.annotation is Annotation.VTHREAD for loop in own_loops(nest)):
                 good &= _enough_threads(kernel, iterations(own_loops(nest), (Annotation.THREAD_X,), count), hardware)
         if kernel.product is not None:
-            good &= tensor_promising(kernel.nests, kernel.product, count)
+            good &= tensor_promising(kernel.nests, kernel.product, hardware.gpu, count)
         elif any(loop.annotation is Annotation.VTHREAD for nest in kernel.nests for loop in own_loops(nest)):
             # A thread's local buffers live in registers of four bytes.
             registers = -(-kernel.memory[1] // WORD) + _OTHER_REGISTERS

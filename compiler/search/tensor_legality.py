@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.tensor_core import COLUMNS, ROWS, SUM_ELEMENTS, WARP
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
@@ -23,7 +24,7 @@ _OTHER_REGISTERS = 40
 """What a thread needs besides sums and fragments: addresses, loop counters."""
 
 
-def tensor_promising(kernel: Sequence[StageNest], product: StageNest, count: int) -> Mask:
+def tensor_promising(kernel: Sequence[StageNest], product: StageNest, facts: GpuFacts, count: int) -> Mask:
     """Mask (B,): all stages around a product on tensor cores have the same warps, no shared tile is cut to less than
     these multiply, and sums and fragments fit into registers.
     """
@@ -37,7 +38,7 @@ def tensor_promising(kernel: Sequence[StageNest], product: StageNest, count: int
     good &= _covered(kernel, root, product, rows, columns)
     kind = instruction_of(product)
     fragments = (rows * kind.left_elements + columns * kind.right_elements) // kind.packed
-    held = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, count)
+    held = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, facts, count)
     registers = held + _OTHER_REGISTERS
     return np.asarray(good & (registers <= _REGISTERS) & (registers * warps * WARP <= _REGISTER_FILE))
 

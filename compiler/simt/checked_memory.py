@@ -81,6 +81,9 @@ class Memory:
         # Definedness for each element, as valgrind's memcheck keeps for each bit.
         self.known = np.full(size, given is not None)
         self.under_way: Numbers | None = None
+        self.taken: Numbers | None = None
+        self.taken_for_sums = False
+        self.unfenced = np.zeros(size if buffer.scope == "shared" else 0, np.bool_)
 
     def forget(self, copies: Numbers) -> None:
         """Start again: what these copies hold is undefined."""
@@ -93,6 +96,14 @@ class Memory:
     def read_at(self, places: Numbers, who: Numbers, epochs: Numbers) -> Array:
         """The elements at `places` that the threads `who` read."""
         self._check_arrived(places, who, wrote=False)
+        self.check_known(places, who)
+        conflict = None if self.tags is None else self.tags.read(places, who, epochs, self.place.current)
+        if conflict is not None:
+            raise self._race(conflict, places, who, wrote=False)
+        return np.asarray(self.data[places])
+
+    def check_known(self, places: Numbers, who: Numbers) -> None:
+        """Raises: KernelFaultError when a thread reads an element that was not written."""
         known = self.known[places]
         if not known.all():
             first = int(np.argmin(known))
@@ -100,10 +111,31 @@ class Memory:
                 f"{self._element(places[first])} is read by {self.place.who(who[first])} before anything is written to "
                 f"it, in {self.place.text()}"
             )
-        conflict = None if self.tags is None else self.tags.read(places, who, epochs, self.place.current)
-        if conflict is not None:
-            raise self._race(conflict, places, who, wrote=False)
-        return np.asarray(self.data[places])
+
+    def take(self, places: Numbers, count: int, *, reads: bool = False) -> None:
+        """So many more multiplications under way read these elements, or, with `reads`, add to them, so that threads
+        must not read them either.
+        """
+        if self.taken is None:
+            self.taken = np.zeros(self.data.size, np.int64)
+        self.taken_for_sums = reads
+        # One of several warpgroups that read an element does not release it for the others.
+        np.add.at(self.taken, places.reshape(-1), count)
+
+    def fence(self, who: Numbers) -> None:
+        """What these threads have written is there for multiplications."""
+        if self.tags is not None and self.unfenced.any():
+            self.unfenced &= ~np.isin(self.tags.writer, who)
+
+    def check_fenced(self, places: Numbers, who: Numbers) -> None:
+        """Raises: KernelFaultError when a multiplication reads what was written without a proxy fence."""
+        late = self.unfenced[places]
+        if late.any():
+            first = int(np.argmax(late))
+            raise self.place.fault(
+                f"{self._element(places[first])} is read for {self.place.who(who[first])}, but written without a proxy "
+                f"fence after it, in {self.place.text()}"
+            )
 
     def write(self, copies: Numbers, indices: Sequence[Array], values: Array, who: Numbers, epochs: Numbers) -> None:
         """Write one element a thread."""
@@ -115,6 +147,8 @@ class Memory:
         self._note_write(places, who, epochs)
         self.data[places] = values
         self.known[places] = True
+        if self.unfenced.size:
+            self.unfenced[places] = True
 
     def lose(self, copies: Numbers, indices: Sequence[Array], who: Numbers, where: Array) -> None:
         """What these threads would read of an element is undefined, where `where` holds."""
@@ -135,8 +169,20 @@ class Memory:
             self.under_way[places] = _NOBODY
         # Written by the thread that waits: others may read it only after a barrier.
         self.write_at(places, values, who, epochs)
+        # It needs no fence, see `AsyncCopies`.
+        if self.unfenced.size:
+            self.unfenced[places] = False
 
     def _check_arrived(self, places: Numbers, who: Numbers, *, wrote: bool) -> None:
+        if self.taken is not None and (wrote or self.taken_for_sums):
+            taken = self.taken[places] > 0
+            if taken.any():
+                first = int(np.argmax(taken))
+                raise self.place.fault(
+                    f"{self._element(places[first])} is {'written' if wrote else 'read'} by "
+                    f"{self.place.who(who[first])} while a multiplication that needs it is under way, in "
+                    f"{self.place.text()}"
+                )
         if self.under_way is None:
             return
         coming = self.under_way[places]

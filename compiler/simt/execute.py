@@ -32,10 +32,11 @@ from retune.compiler.ir.stmt import (
     Stmt,
     Store,
 )
-from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, TensorStmt, WaitGroup
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, ProxyFence, TensorStmt
 from retune.compiler.simt.checked_memory import Array, Memory, Place
+from retune.compiler.simt.sides import Side
 from retune.compiler.simt.tags import Numbers, Tags
-from retune.compiler.simt.tensor_core import Side, TensorUnit
+from retune.compiler.simt.tensor_core import TensorUnit
 from retune.compiler.simt.vectors import astray
 from retune.compiler.simt.warps import missing, sources
 
@@ -176,7 +177,7 @@ class _Blocks:
                 self.barrier(lanes)
             case Shuffle():
                 self.shuffle(stmt, lanes)
-            case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
+            case _ if isinstance(stmt, TENSOR_STMTS):
                 self.tensor(stmt, lanes)
             case Invoke():
                 raise LoweringError(f"{self.kernel.name}: the function {stmt.function} is called inside a GPU kernel")
@@ -197,6 +198,10 @@ class _Blocks:
     def tensor(self, stmt: TensorStmt, lanes: _Lanes) -> None:
         """Copy asynchronously, or let the tensor cores work."""
         self.place.at(stmt)
+        if isinstance(stmt, ProxyFence):
+            for buffer, memory in self.memories.items():
+                if buffer.scope == "shared":
+                    memory.fence(self.first * self.threads + lanes.numbers)
 
         def side(buffer: Buffer) -> Side:
             return Side(self.memories[buffer], *self.whereabouts(buffer, lanes))

@@ -19,31 +19,24 @@ from retune.compiler.ir.tensor_core import (
     WARP,
     AsyncCopy,
     CommitGroup,
+    GroupMma,
+    GroupWait,
     Instruction,
     LoadMatrix,
     Mma,
+    ProxyFence,
     TensorStmt,
     WaitGroup,
     sum_place,
 )
 from retune.compiler.simt.checked_memory import Array, Memory, Place
+from retune.compiler.simt.sides import Side
 from retune.compiler.simt.tags import Numbers
+from retune.compiler.simt.warpgroups import Warpgroups
 
 _LANES = np.arange(WARP)
 _TF32_REST = 1 << 12
 """Half of the last bit that tf32 keeps of a float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One buffer as the threads see it: its memory, the copy each thread accesses, and the numbers and epochs
-    of the threads.
-    """
-
-    memory: Memory
-    copies: Numbers
-    who: Numbers
-    epochs: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +63,7 @@ class TensorUnit:
         self.place = place
         self.groups = np.zeros(count, np.int64)
         self.under_way: list[_Batch] = []
+        self.warpgroups = Warpgroups(place, count)
 
     def execute(
         self,
@@ -94,6 +88,12 @@ class TensorUnit:
                 self.load(stmt, numbers, values, side)
             case Mma():
                 self.multiply(stmt, numbers, values, side)
+            case ProxyFence():
+                pass  # of all shared memory, see `_Blocks.tensor`
+            case GroupMma():
+                self.warpgroups.start(stmt, numbers, values, side)
+            case GroupWait():
+                self.warpgroups.wait(stmt, numbers, epochs)
 
     def start(
         self,

@@ -87,7 +87,7 @@ def test_a_schedule_becomes_the_kernels_of_its_case(name: str, update_golden: bo
 
 
 def test_every_file_has_a_schedule() -> None:
-    check_subjects("gpu", [*PROGRAMS, "tensor"])
+    check_subjects("gpu", [*PROGRAMS, "tensor", "warpgroups"])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -3,10 +3,13 @@
 from retune.compiler.lower.gpu.build_kernels import KernelBuilder, build_kernels
 from retune.compiler.lower.gpu.pipeline import PASSES, lower_for_gpu
 from retune.compiler.schedule.state import State
+from retune.compiler.target import HardwareParams
 from tests.support.workloads import GPU
 
 
-def sections_of(state: State, builder: type[KernelBuilder] | None = None) -> dict[str, str]:
+def sections_of(
+    state: State, builder: type[KernelBuilder] | None = None, hardware: HardwareParams = GPU
+) -> dict[str, str]:
     """The state, its loops as they are built, those after every pass that changes them, and the kernels."""
     texts = {"state": str(state)}
     functions = list(build_kernels(state, "k", builder))
@@ -16,5 +19,5 @@ def sections_of(state: State, builder: type[KernelBuilder] | None = None) -> dic
         text = "\n".join(map(str, functions))
         if text != list(texts.values())[-1]:
             texts[f"{number} {loop_pass.name}"] = text
-    texts["kernels"] = str(lower_for_gpu(state, "k", GPU, check=True))
+    texts["kernels"] = str(lower_for_gpu(state, "k", hardware, check=True))
     return texts

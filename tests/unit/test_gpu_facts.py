@@ -1,9 +1,11 @@
 """How many blocks a multiprocessor runs at a time: NVIDIA's own rules, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from retune.compiler.gpu_facts import facts_of, lanes_of, runs_code
+from retune.compiler.gpu_facts import arch_of, facts_of, lanes_of, runs_code
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,9 @@ def test_resident_blocks_follow_from_registers_and_shared_memory(
         ("sm_90", "sm_80", True, False),
         ("sm_80", "sm_86", False, False),
         ("sm_90", "sm_90a", True, True),
+        ("sm_90a", "sm_90a", True, True),
+        ("sm_90a", "sm_90", True, True),
+        ("sm_90a", "sm_80", True, False),
         ("sm_100", "sm_90a", False, False),
         ("sm_100", "sm_90", True, False),
         ("sm_75", "", True, False),
@@ -65,9 +70,13 @@ def test_many_programs_at_once() -> None:
     np.testing.assert_array_equal(found, [8, 0])
 
 
+def test_code_for_an_h100_may_use_what_no_other_gpu_has() -> None:
+    assert [arch_of(each) for each in ((8, 0), (8, 9), (9, 0), (10, 0))] == ["sm_80", "sm_89", "sm_90a", "sm_100"]
+
+
 def test_what_is_not_known_is_like_what_came_before() -> None:
     assert facts_of("sm_87") == facts_of("sm_86")
-    assert facts_of("sm_90a") == facts_of("sm_90")
+    assert facts_of("sm_90a") == replace(facts_of("sm_90"), group_tensor=2048)
     assert facts_of("sm_120").multiprocessors == facts_of("sm_90").multiprocessors
     assert facts_of("") == facts_of("sm_80")
     assert facts_of("sm_60") == facts_of("sm_70")

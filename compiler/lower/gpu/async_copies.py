@@ -13,10 +13,10 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
 from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decided
-from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite_down, statements_of
+from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite, rewrite_down, statements_of
 from retune.compiler.ir.simplify import divisor
-from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside
-from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, WaitGroup
+from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside, walk_stmt
+from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, GroupMma, ProxyFence, WaitGroup
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.lanes import first_of, stride, uniform
 
@@ -30,11 +30,19 @@ class AsyncCopies:
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with asynchronous copies."""
         loops = frozenset(name for name, _ in function.pipelines)
+        products = [stmt for stmt in walk_stmt(function.body) if isinstance(stmt, GroupMma)]
+        cores = {factor for product in products for factor in (product.left, product.right)}
+
+        def cached(copy: AsyncCopy) -> Stmt | None:
+            # What bypasses the cache is written line by line, and core matrices take 16 bytes of a line each. On an
+            # H200 such copies halved the speed of products, beside narrower ones, which go through the cache.
+            return replace(copy, cached=True) if copy.target in cores else None
 
         def on_loop(loop: For, ranges: Ranges) -> Stmt | None:
             if loop.var.name not in loops:
                 return None
-            return replace(loop, body=_wait_for_copies(rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))))
+            copied = rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))
+            return replace(loop, body=_wait_for_copies(rewrite(copied, {AsyncCopy: cached}) if cores else copied))
 
         return replace(function, body=rewrite_down(function.body, {For: on_loop})) if loops else function
 
@@ -48,7 +56,12 @@ def _wait_for_copies(body: Stmt) -> Stmt:
     if not any(copying):
         return body
     last = len(parts) - copying[::-1].index(True)
-    return allocate(buffers, block(*parts[:last], CommitGroup(), WaitGroup(0), *parts[last:]))
+    copies, rest = parts[:last], parts[last:]
+    if not any(has_stmt(Store, part) for part in parts):
+        # Multiplications of warpgroups find what was copied asynchronously and waited for, as NVIDIA's own kernels rely
+        # on (CUTLASS); a fence would also wait for the copies of later iterations.
+        rest = [part for part in rest if not isinstance(part, ProxyFence)]
+    return allocate(buffers, block(*copies, CommitGroup(), WaitGroup(0), *rest))
 
 
 def _flat(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:

@@ -4,7 +4,7 @@ The passes are one tuple, in order. The result keeps the limits of the GPU.
 """
 
 from retune.compiler import config
-from retune.compiler.errors import LoweringError
+from retune.compiler.errors import DeviceLimitError, LoweringError
 from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction, check_function_name
@@ -21,6 +21,7 @@ from retune.compiler.lower.gpu.software_pipelining import SoftwarePipelining
 from retune.compiler.lower.gpu.sum_loops import SumLoops
 from retune.compiler.lower.gpu.tensor_cores import TensorBuilder
 from retune.compiler.lower.gpu.virtual_threads import VirtualThreads
+from retune.compiler.lower.gpu.warpgroups import GroupBuilder
 from retune.compiler.lower.passes import LegalizeLoops, LoopPass, SimplifyIndices
 from retune.compiler.lower.pipeline import finish_pass
 from retune.compiler.schedule.state import State
@@ -53,11 +54,22 @@ def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: b
     if hardware.max_threads_per_block < 1:
         raise LoweringError(f"{name}: the hardware parameters are those of a CPU; name a GPU, such as cuda")
     checks = config.checks_ir() if check is None else check
-    kernels = tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, TensorBuilder))
+    kernels = _kernels(state, name, hardware, checks)
     some = kernels[0].body
     function = DeviceFunction(name, some.params, some.workspace, some.outputs, kernels)
     trace.show(trace.LOOPS, name, "loop IR", lambda: str(function))
     return function
+
+
+def _kernels(state: State, name: str, hardware: HardwareParams, checks: bool) -> tuple[Kernel, ...]:
+    """The kernels with products of warpgroups where the GPU has these, and where there is room for what they need."""
+    if hardware.gpu.group_tensor:
+        try:
+            return tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, GroupBuilder))
+        except DeviceLimitError:
+            # Their tiles may take a little more shared memory than those of single warps.
+            pass
+    return tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, TensorBuilder))
 
 
 def _lowered(function: LoopFunction, hardware: HardwareParams, checks: bool) -> Kernel:

@@ -3,20 +3,26 @@
 An iteration reads what was copied for it and nothing else. Every copy of a buffer has its own wait and its own barrier,
 so that no other barriers are needed for it.
 
+Warpgroups multiply asynchronously too: an iteration starts its multiplication and then copies into the tile of the
+iteration before, for which it has waited; with four tiles or more that one is still under way, and it copies into the
+tile of the one before.
+
     before: for k in 9: shared s[8]: copy s = x[k]; commit; wait but 0; y += s
     after:  shared s[2, 8]: copy s[0] = x[0]; commit; for k in 9: wait but 0; barrier; if k + 1 < 9: copy s[(k + 1) % 2]
             = x[k + 1]; commit; y += s[k % 2]
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.rewrite import allocate, allocated, rewrite, statements_of
 from retune.compiler.ir.stmt import Barrier, For, If, LoopFunction, Stmt, block, map_exprs
-from retune.compiler.ir.tensor_core import CommitGroup, WaitGroup
+from retune.compiler.ir.tensor_core import CommitGroup, GroupMma, GroupWait, ProxyFence, WaitGroup
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.multi_buffering import copies_of, select_copy
+from retune.compiler.schedule.tensor_nests import TILES_WITHOUT_BREAK
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,13 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         moved = map_exprs(copies, lambda expr: substitute(expr, {loop.var: number}))
         return select_copy(moved, buffers, copy, depth)
 
+    several = [copies_of(buffer, depth) for buffer in buffers]
+    match parts[waits[0] + 1 :]:
+        case [*fences, GroupMma() as multiply, GroupWait(pending=0) as done] if all(
+            isinstance(each, ProxyFence) for each in fences
+        ):
+            multiplied = select_copy(multiply, buffers, loop.var % depth, depth)
+            return allocate(several, _of_warpgroups(loop, depth, start, fences, multiplied, done))
     first: list[Stmt] = []
     # The prologue: copies of the first depth - 1 iterations are in flight before the loop begins.
     for number in range(depth - 1):
@@ -69,5 +82,35 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         CommitGroup(),
         select_copy(compute, buffers, loop.var % depth, depth),
     )
-    several = [copies_of(buffer, depth) for buffer in buffers]
     return allocate(several, block(*first, replace(loop, body=iteration)))
+
+
+def _of_warpgroups(
+    loop: For,
+    depth: int,
+    start: Callable[[Expr, Expr], Stmt],
+    fences: Sequence[Stmt],
+    multiply: Stmt,
+    done: GroupWait,
+) -> Stmt:
+    """A loop over tiles that warpgroups multiply; `start` starts the copies of an iteration into a tile."""
+    # With one multiplication under way the tensor cores go on while threads wait for each other. But its tile cannot be
+    # copied into meanwhile: of fewer tiles a single one would be copied at a time, which takes longer than to multiply.
+    pending = 1 if depth >= TILES_WITHOUT_BREAK else 0
+    ahead = depth - 1 - pending
+    first: list[Stmt] = []
+    for number in range(ahead):
+        first.extend((start(const(number), const(number)), CommitGroup()))
+    later = loop.var + ahead
+    iteration = block(
+        WaitGroup(ahead - 1),
+        # Every thread fences what it has stored, before the barrier behind which all of it is multiplied.
+        *fences,
+        # The tile that is copied into next has been multiplied, by all warpgroups after the barrier.
+        replace(done, pending=pending),
+        Barrier(),
+        multiply,
+        If(later < loop.extent, start(later, later % depth)),
+        CommitGroup(),
+    )
+    return block(*first, replace(loop, body=iteration), done)

@@ -37,7 +37,7 @@ from retune.compiler.schedule.relations import overrunning
 from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, State
 from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
 
-_FRAGMENT_LOOPS = 3
+FRAGMENT_LOOPS = 3
 """Over rows, columns and the sum of one instruction; before them stand two over the fragments of a warp."""
 
 
@@ -90,12 +90,12 @@ class TensorBuilder(KernelBuilder):
                 "one with as_matmul and compute it inside the loop over warps"
             )
         extents = fixed_all(dict(zip((it.name for it in stage.iters), self.bounds[stage_id].iter_extents, strict=True)))
-        last = stage.iters[-_FRAGMENT_LOOPS - 2 :]
+        last = stage.iters[-FRAGMENT_LOOPS - 2 :]
         origins = "".join(iterator.name.split(".")[0] for iterator in last)
         wanted = (ROWS, COLUMNS, INSTRUCTIONS[kind].depth)
         tensorized = [iterator.annotation is Annotation.TENSORIZE for iterator in stage.iters]
         sizes = tuple(extents[iterator.name] for iterator in last[2:])
-        if sum(tensorized) != _FRAGMENT_LOOPS or not all(tensorized[-_FRAGMENT_LOOPS:]) or sizes != wanted:
+        if sum(tensorized) != FRAGMENT_LOOPS or not all(tensorized[-FRAGMENT_LOOPS:]) or sizes != wanted:
             raise LoweringError(
                 f"{name}: tensor cores do the three innermost loops, of {', '.join(map(str, wanted))} iterations; here "
                 f"they would be asked for {', '.join(iterator.name for iterator in last[2:])} of "
@@ -194,19 +194,23 @@ class TensorBuilder(KernelBuilder):
         op = stage.op
         assert isinstance(op, ComputeOp), "as_matmul makes computes"
         loops = self.loops_of(stage_id)
-        outer, inner = loops[: -_FRAGMENT_LOOPS - 2], loops[-_FRAGMENT_LOOPS - 2 :]
-        for level in range(len(outer), len(loops)):
-            if self.state.attached_at(stage_id, level):
-                raise LoweringError(f"{op.name}: nothing can be computed inside the loops over fragments; move it out")
+        outer, inner = loops[: -FRAGMENT_LOOPS - 2], loops[-FRAGMENT_LOOPS - 2 :]
+        self.check_outside(stage_id, len(outer), len(loops))
         absolute = self.points(stage_id, op)[2]
         body = self.value(stage_id, absolute)
         factors = [node.source for node in (body,) if isinstance(node, Reduce)]
         reads = [_uncast(side) for node in factors if isinstance(node, Binary) for side in (node.lhs, node.rhs)]
         names = [read.tensor.op for read in _reads_of(op)]
         inner_depth = [depth_is_inner(each) for each in names if isinstance(each, ComputeOp)]
-        fragments = _Fragments(op.name, product, self.buffers[stage_id][0], inner, stage_id)
+        fragments = Fragments(product, self.buffers[stage_id][0], inner, stage_id)
         steps = fragments.multiplied(reads[0], reads[1], inner_depth)
         return block(fragments.cleared(), self.wrap(stage_id, outer, steps, [], None))
+
+    def check_outside(self, stage_id: int, first: int, last: int) -> None:
+        """Raises: LoweringError when something is computed inside the loops over fragments, from number `first` on."""
+        if any(self.state.attached_at(stage_id, level) for level in range(first, last)):
+            name = self.state.stages[stage_id].op.name
+            raise LoweringError(f"{name}: nothing can be computed inside the loops over fragments; move it out")
 
 
 def _uncast(expr: Expr) -> Load:
@@ -227,10 +231,9 @@ def _zero_unless(condition: Expr, value: Expr) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fragments:
+class Fragments:
     """The innermost loops of a product: over fragments of rows and columns, then over rows, columns and depth."""
 
-    name: str
     product: _Product
     sums: Buffer
     loops: Sequence[NestLoop]
@@ -260,7 +263,7 @@ class _Fragments:
         instruction, lane = self.product.instruction, Var(f"lane.s{self.stage}")
         shapes = (self.product.rows, instruction.left_elements), (self.product.columns, instruction.right_elements)
         one, other = (
-            Buffer(f"{self.name}.{side}", shape, instruction.dtype, "local")
+            Buffer(f"{self.sums.name}.{side}", shape, instruction.dtype, "local")
             for side, shape in zip(("left", "right"), shapes, strict=True)
         )
         row, column = self.fragment
@@ -337,7 +340,7 @@ class _Fragments:
         # `ldmatrix` faults on rows that are not aligned to 16 bytes, eight halves.
         if divisor(position) % MATRIX:
             raise LoweringError(
-                f"{self.name}: rows of {source.buffer} do not start at multiples of 16 bytes; align its storage"
+                f"{self.sums.name}: rows of {source.buffer} do not start at multiples of 16 bytes; align its storage"
             )
         return LoadMatrix(fragment, (number, const(0)), source.buffer, place.indices, count, transposed)
 

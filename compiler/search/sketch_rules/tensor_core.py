@@ -42,8 +42,8 @@ from retune.compiler.te.tensor import ComputeOp
 _OLDEST = 80
 """The first architecture with bfloat16 and tf32 products (m16n8k16, m16n8k8) and `cp.async`: PTX ISA."""
 _TILES = (1, 2, 4, 8)
-_COLUMN_TILES = (1, 2, 4, 8, 16)
-"""A warp's part of the result, in fragments."""
+_COLUMN_TILES = (1, 2, 4, 8, 16, 32)
+"""A warp's part of the result, in fragments; an instruction of a warpgroup has at most 32 columns of them."""
 _WARPS = (1, 2, 4, 8)
 """Of a block, along the rows or the columns."""
 _STEPS = (1, 2, 4)

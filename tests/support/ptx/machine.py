@@ -17,11 +17,11 @@ from retune.compiler.ir.kernel import DeviceFunction, Extents, Kernel
 from tests.support.ptx.memory import LOCAL, SHARED, Buffer, Memory
 from tests.support.ptx.program import Instruction, PtxError, PtxModule
 from tests.support.ptx.values import TYPES, Bits, Mask, bits_of, compared, computed, converted, numbers, size_of
-from tests.support.ptx.warp import loaded_matrices, multiplied, shuffled
+from tests.support.ptx.warp import factor_places, loaded_matrices, multiplied, multiplied_by_group, shuffled
 
 MAX_LANES = 1 << 12
 _WARP = 32
-_TOGETHER = ("ldmatrix", "mma", "shfl")
+_TOGETHER = ("ldmatrix", "mma", "shfl", "wgmma")
 _LITERAL = re.compile(r"0[fFdD](?P<bits>[0-9a-fA-F]+)$|(?P<whole>-?(0x[0-9a-fA-F]+|\d+))U?$")
 _CARRY, _WORD = "%carry", np.uint64(0xFFFFFFFF)
 _PLACE = re.compile(r"\[([^+\]]+)(?:\+(-?\d+))?\]$")
@@ -69,6 +69,17 @@ class _Copies:
         return _Copies(self.lanes[mask], targets, sources, read, self.size, self.groups[mask])
 
 
+@dataclass(slots=True, eq=False)
+class _Product:
+    """A product of one warpgroup that is not done, and the number of its group, 0 before it has one."""
+
+    instruction: Instruction
+    here: Mask
+    left: int
+    right: int
+    group: int = 0
+
+
 class Blocks:
     """Some blocks of a launch, from number `first` on."""
 
@@ -102,6 +113,7 @@ class Blocks:
         self.done, self.waits, self.late = (np.zeros(self.count, np.bool_) for _ in range(3))
         self.groups = np.zeros(self.count, np.int64)
         self.copies: list[_Copies] = []
+        self.products: list[_Product] = []
 
     def run(self) -> None:
         """Execute the kernel from its start to its end."""
@@ -113,13 +125,15 @@ class Blocks:
             instruction = self.code.code[place]
             here = going & (self.place == place)
             if instruction.parts[0] in _TOGETHER:
-                here = self._whole_warps(here | (self.late & (self.place == place)))
+                warps = 4 if instruction.parts[0] == "wgmma" else 1
+                here = self._whole_warps(here | (self.late & (self.place == place)), warps)
             self.place[here] += 1
             self._execute(instruction, self._guarded(instruction, here))
 
-    def _whole_warps(self, here: Mask) -> Mask:
-        """The threads that are here with all others of their warps; the rest waits for these."""
-        whole = here & ~np.isin(self.warp, self.warp[~self.done & ~here])
+    def _whole_warps(self, here: Mask, warps: int = 1) -> Mask:
+        """The threads that are here with all others of their so many warps; the rest waits for these."""
+        number = self.warp // warps
+        whole = here & ~np.isin(number, number[~self.done & ~here])
         self.late |= here
         self.late &= ~whole
         return whole
@@ -318,6 +332,49 @@ class Blocks:
             for name, value in zip(target, made, strict=True):
                 self.put(name, value, warp)
 
+    def group(self, instruction: Instruction, here: Mask) -> None:
+        """`wgmma`: products are done when they are waited for, in their order."""
+        for number in np.unique(self.warp[here] // 4):
+            mine = here & (self.warp // 4 == number)
+            if mine.sum() != 4 * _WARP:
+                raise PtxError(f"no whole warpgroup: {instruction.text}")
+            own = [each for each in self.products if (each.here == mine).all()]
+            if "mma_async" in instruction.parts:
+                left, right = (np.unique(self.bits(name, mine)) for name in instruction.args[1:3])
+                if left.size > 1 or right.size > 1 or not self.truth(instruction.args[3], mine).all():
+                    raise PtxError(f"threads of a warpgroup differ: {instruction.text}")
+                self.products.append(_Product(instruction, mine, int(left[0]), int(right[0])))
+            elif "commit_group" in instruction.parts:
+                last = max((each.group for each in own), default=0)
+                for each in own:
+                    each.group = each.group or last + 1
+            elif "wait_group" in instruction.parts:
+                last = max((each.group for each in own), default=0) - int(instruction.args[0])
+                for each in own:
+                    if 0 < each.group <= last:
+                        self._multiply_group(each)
+                        self.products.remove(each)
+            elif "fence" not in instruction.parts:
+                raise PtxError(f"unknown: {instruction.text}")
+
+    def _multiply_group(self, product: _Product) -> None:
+        instruction, mine = product.instruction, product.here
+        shape, kind = instruction.parts[4], instruction.parts[-1]
+        columns = int(shape.removeprefix("m64n").removesuffix("k16"))
+        factors = []
+        for rows, descriptor, turned in ((64, product.left, 6), (columns, product.right, 7)):
+            places = np.uint64(SHARED) + factor_places(descriptor, rows, transposed=instruction.args[turned] == "1")
+            lanes = np.full(places.size, self.lanes[mine][0])
+            found = self.read(places.reshape(-1), 2, lanes, instruction.text)
+            factors.append(np.ascontiguousarray(found).view(np.uint16).reshape(places.shape))
+        names = _each(instruction.args[0])
+        sums = [self.bits(name, mine) for name in names]
+        for name, value in zip(names, multiplied_by_group(kind, factors[0], factors[1], sums), strict=True):
+            self.put(name, value, mine)
+
+    def nothing(self, instruction: Instruction, here: Mask) -> None:
+        """`fence.proxy.async`"""
+
     def _warps(self, here: Mask) -> list[Mask]:
         return [here & (self.warp == warp) for warp in np.unique(self.warp[here])]
 
@@ -392,5 +449,7 @@ _DOES: Mapping[str, Callable[[Blocks, Instruction, Mask], None]] = {
     "shfl": Blocks.shuffle,
     "ldmatrix": Blocks.matrices,
     "mma": Blocks.multiply,
+    "wgmma": Blocks.group,
+    "fence": Blocks.nothing,
     "cp": Blocks.copy,
 }

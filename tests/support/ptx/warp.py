@@ -62,6 +62,31 @@ def multiplied(shape: str, kind: str, left: list[Bits], right: list[Bits], sums:
     return found
 
 
+def factor_places(descriptor: int, rows: int, *, transposed: bool) -> NDArray[np.uint64]:
+    """`wgmma`: the addresses in shared memory of a factor of halves without swizzle, (rows, 16)."""
+    start, leading, stride = (((descriptor >> bit) & 0x3FFF) << 4 for bit in (0, 16, 32))
+    if descriptor >> 46:
+        raise PtxError(f"the descriptor {descriptor:#x} is swizzled, or has bits that mean nothing")
+    row, depth = np.meshgrid(np.arange(rows), np.arange(16), indexing="ij")
+    # Along the depth core matrices are `leading` bytes apart, along the rows `stride`, of either order of elements.
+    line, neighbor = (depth % 8, row % 8) if transposed else (row % 8, depth % 8)
+    return np.asarray(start + row // 8 * stride + depth // 8 * leading + 16 * line + 2 * neighbor, np.uint64)
+
+
+def multiplied_by_group(kind: str, left: NDArray[np.uint16], right: NDArray[np.uint16], sums: list[Bits]) -> list[Bits]:
+    """`wgmma`: the registers of 64 rows by the columns of the right factor, for the 128 lanes of a warpgroup."""
+    one, other = (each.view(np.float16) if kind == "f16" else from_bfloat16(each) for each in (left, right))
+    product = one.astype(np.float64) @ other.astype(np.float64).T
+    lane = np.arange(128)
+    row, column = lane // 32 * 16 + lane % 32 // 4, lane % 4 * 2
+    found = []
+    for number, register in enumerate(sums):
+        before = register.astype(np.uint32).view(np.float32).astype(np.float64)
+        added = before + product[row + number // 2 % 2 * 8, column + number // 4 * 8 + number % 2]
+        found.append(added.astype(np.float32).view(np.uint32).astype(np.uint64))
+    return found
+
+
 def _element(register: Bits, half: int, kind: str) -> NDArray[np.float64]:
     """The numbers in one half of a register; of tf32 the lowest 13 bits do not count."""
     if kind == "tf32":

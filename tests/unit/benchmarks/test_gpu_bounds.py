@@ -53,6 +53,13 @@ def test_half_products_take_half_the_cycles_of_tf32() -> None:
     assert halves.math == rounded.math == 8.0
 
 
+def test_a_multiplication_of_four_warps_takes_the_tensor_cores_of_all_four_parts() -> None:
+    """64 x 128 x 16 at 2048 a cycle; its factors of 6 KiB take 48 cycles of shared memory."""
+    one = cycles_of({Instruction("HGMMA.64x128x16.F32"): 1}, facts_of("sm_90a"))
+    assert (one.math, one.shared) == (64.0, 48.0)
+    assert kind_of(Instruction("HGMMA.64x128x16.F32")) == "hgmma"
+
+
 def test_turns_of_loops() -> None:
     """The outer loop turns as the kernel's does, the inner one as often as its arithmetic takes."""
     i, j = Var("i"), Var("j")

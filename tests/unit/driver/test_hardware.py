@@ -63,6 +63,14 @@ def test_a_target_without_an_architecture_is_that_of_the_gpu_that_is_there() -> 
     assert target_on(Target("cuda -arch=sm_90"), DEVICE) == Target("cuda -arch=sm_90")
 
 
+def test_a_target_without_instructions_of_warpgroups_gets_none() -> None:
+    """An H100 has them, but code for sm_90 runs on GPUs that do not."""
+    hopper = replace(DEVICE, arch="sm_90a", facts=facts_of("sm_90a"))
+    assert hardware_of_gpu(hopper).gpu.group_tensor > 0
+    assert hardware_of_gpu(hopper, target_on(Target("cuda"), hopper)).gpu.group_tensor > 0
+    assert hardware_of_gpu(hopper, target_on(Target("cuda -arch=sm_90"), hopper)).gpu.group_tensor == 0
+
+
 def test_incompatible_gpu_is_refused_before_building() -> None:
     with pytest.raises(TargetError, match=r"the GPU here, Double, is sm_90 and runs no code for sm_120; name sm_90"):
         target_on(Target("cuda -arch=sm_120"), DEVICE)
@@ -80,5 +88,5 @@ def test_what_no_cpu_can_be_without_is_filled_in() -> None:
 def test_a_gpu_that_is_there_says_what_it_has() -> None:
     found = hardware_of_gpu(replace(DEVICE, max_shared_memory_per_block=1000, max_threads_per_block=512))
     assert (found.max_shared_memory_per_block, found.max_threads_per_block, found.warp_size) == (1000, 512, 32)
-    assert found.gpu is DEVICE.facts
+    assert found.gpu == DEVICE.facts
     assert hardware_of(Target("cuda -arch=sm_90"), 1).gpu == facts_of("sm_90")

@@ -95,7 +95,7 @@ def test_a_block_may_have_what_the_device_gives_when_asked() -> None:
     _, driver = opened()
     (device,) = driver.devices()
     assert device.max_shared_memory_per_block == 227 << 10
-    assert (device.arch, device.facts.multiprocessors, device.facts.bandwidth) == ("sm_90", 132, 3201e6 * 2 * 768)
+    assert (device.arch, device.facts.multiprocessors, device.facts.bandwidth) == ("sm_90a", 132, 3201e6 * 2 * 768)
 
 
 def test_shared_memory_is_asked_for_once_and_given_at_every_launch() -> None:

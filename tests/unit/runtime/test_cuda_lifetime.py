@@ -102,7 +102,7 @@ def test_every_thread_has_a_device_of_its_own(machine: Machine) -> None:
 def test_devices_are_those_that_cuda_shows(machine: Machine) -> None:
     """The package's own list needs a library that containers may lack, and knows nothing of CUDA_VISIBLE_DEVICES."""
     found = _CoreDriver(machine.core, machine.bindings).devices()
-    assert [(one.number, one.arch) for one in found] == [(0, "sm_90"), (1, "sm_90")]
+    assert [(one.number, one.arch) for one in found] == [(0, "sm_90a"), (1, "sm_90a")]
 
 
 def test_driver_without_devices_raises_a_clear_error(machine: Machine) -> None:

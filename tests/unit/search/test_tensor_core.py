@@ -6,16 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retune.compiler.cost_model.xgb import XGBModel
+from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import LoweringError, TargetError
 from retune.compiler.features import extract
 from retune.compiler.ir.stmt import walk_stmt as walk
-from retune.compiler.ir.tensor_core import Mma
+from retune.compiler.ir.tensor_core import GroupMma, Mma
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, AsMatmul
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import SketchContext
@@ -161,3 +164,15 @@ def test_as_ordinary_loops_a_program_computes_the_definition(name: str) -> None:
     for steps in sampled(tensor_space(dag), 2):
         bound = tuple(step for step in steps if not (isinstance(step, Annotate) and step.annotation >= VTHREAD))
         checked(dag, bound, values, 2, [2e-1 if name == "bias and relu" else 1e-3])
+
+
+def test_programs_of_warpgroups_are_first_where_a_gpu_has_them() -> None:
+    """The first batch for a large product, from the analytical model alone."""
+    target = Target("cuda -arch=sm_90a")
+    task = SearchTask("matmul", product(4096, 4096, 4096, out="float16"), target, hardware_of(target, 1))
+    programs = SketchPolicy(task, XGBModel(), seed=0).ask(16, 0)
+    groups = 0
+    for program in programs:
+        (kernel, *_) = lower_for_gpu(replay(task.dag, program.steps), "k", task.hardware).kernels
+        groups += any(isinstance(stmt, GroupMma) for stmt in walk(kernel.body.body))
+    assert groups >= 8

@@ -1,0 +1,241 @@
+"""Lowers a matrix product to the instructions of warpgroups, where four warps of a block lie along its rows.
+
+A product that does not fit is lowered for single warps, see `TensorBuilder`. The sums lie in the same registers; the
+factors are read from shared memory, as core matrices of 8 × 8 halves. The rows of a left tile are stored in the order
+in which an instruction takes them from the four warps: 16 of each. Warps are numbered along the rows first, so that
+four consecutive ones make a group.
+
+    before: for k: (shared a, b: a = …; b = …; for k i j: tensorize i j k: c[i, j] += a[i, k] * b[k, j])
+    after:  c = 0; for k: (shared a, b: a = …; b = …; proxy fence; group c += a * b; group wait)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from retune.compiler.ir.affine import affine
+from retune.compiler.ir.expr import Buffer, Expr, const
+from retune.compiler.ir.interval import as_index
+from retune.compiler.ir.simplify import simplify
+from retune.compiler.ir.stmt import LoopKind, Stmt, block
+from retune.compiler.ir.tensor_core import (
+    COLUMNS,
+    CORE,
+    GROUP_COLUMNS,
+    GROUP_ROWS,
+    GROUP_WARPS,
+    INSTRUCTIONS,
+    ROWS,
+    WARP,
+    GroupLayout,
+    GroupMma,
+    GroupShape,
+    GroupWait,
+    ProxyFence,
+)
+from retune.compiler.lower.gpu.tensor_cores import FRAGMENT_LOOPS, Fragments, TensorBuilder
+from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
+from retune.compiler.schedule.contraction import LEFT, RIGHT
+from retune.compiler.schedule.state import Annotation, Attached, FuseRelation
+from retune.compiler.schedule.tensor_nests import core_elements
+from retune.compiler.te.tensor import ComputeOp
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A factor in shared memory: its stage, its elements, how it lies, and the rows of fragments of a warp whose order
+    is that of the instructions; 1 leaves the order as it is.
+    """
+
+    stage: int
+    size: int
+    layout: GroupLayout
+    fragments: int
+
+    def place(self, row: Expr, depth: Expr) -> Expr:
+        """Where an element lies; the columns of a right factor are its rows."""
+        if self.fragments > 1:
+            warp, fragment = row // (ROWS * self.fragments), row // ROWS % self.fragments
+            group, member = warp // GROUP_WARPS, warp % GROUP_WARPS
+            row = ((group * self.fragments + fragment) * GROUP_WARPS + member) * ROWS + row % ROWS
+        return self.layout.place(row, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A product of warpgroups inside the loops of the stage `root`, whose warps are `row_warps` × `column_warps`; the
+    last `folded` loops around the fragments are part of the statement.
+    """
+
+    root: int
+    row_warps: int
+    column_warps: int
+    row_warp: Expr
+    column_warp: Expr
+    shape: GroupShape
+    left: _Factor
+    right: _Factor
+    folded: int
+
+
+class GroupBuilder(TensorBuilder):
+    """The loops of a state for a GPU whose warpgroups multiply."""
+
+    def make_buffers(self) -> list[tuple[Buffer, ...]]:
+        """As for single warps, but factors of warpgroups are core matrices."""
+        self.groups: dict[int, _Group] = {}
+        self.factors: dict[int, _Factor] = {}
+        buffers = super().make_buffers()
+        for stage_id in self.products:
+            group = self.plan(stage_id)
+            if group is None:
+                continue
+            self.groups[stage_id] = group
+            for factor in (group.left, group.right):
+                self.factors[factor.stage] = factor
+                self.strides.pop(factor.stage, None)
+                buffers[factor.stage] = (replace(buffers[factor.stage][0], shape=(factor.size,)),)
+        return buffers
+
+    def plan(self, stage_id: int) -> _Group | None:
+        """How warpgroups do a product; None where they cannot."""
+        stage, product = self.state.stages[stage_id], self.products[stage_id]
+        op, location = stage.op, stage.location
+        if not isinstance(op, ComputeOp) or not isinstance(location, Attached) or product.instruction.packed == 1:
+            return None
+        warps = self.warps_of(location.stage)
+        if warps is None or warps[0][1] % GROUP_WARPS or product.columns * COLUMNS > GROUP_COLUMNS:
+            return None
+        (row_warp, row_warps), (column_warp, column_warps) = warps
+        threads = self._block_around(stage_id)
+        wanted = {LoopKind.THREAD_X: WARP, LoopKind.THREAD_Y: row_warps * column_warps, LoopKind.THREAD_Z: 1}
+        if threads != wanted:
+            return None
+        loops = self.loops_of(stage_id)
+        rows, columns, row, column, depth = (
+            loop.var if loop.extent > 1 else const(0) for loop in loops[-FRAGMENT_LOOPS - 2 :]
+        )
+        # Places in the tile of a block, and how many there are: the fragments of a warp are neighbors.
+        along = {
+            "m": (row_warp * (ROWS * product.rows) + rows * ROWS + row, row_warps * product.rows * ROWS),
+            "n": (
+                column_warp * (COLUMNS * product.columns) + columns * COLUMNS + column,
+                column_warps * product.columns * COLUMNS,
+            ),
+        }
+        outer = loops[: -FRAGMENT_LOOPS - 2]
+        for folded in self.foldable(stage_id, outer):
+            steps = outer[-1].extent if folded else 1
+            total = outer[-1].var * ROWS + depth if folded and steps > 1 else depth
+            sums = {**along, "k": (total, steps * INSTRUCTIONS[product.kind].depth)}
+            left, right = (self.factor(stage_id, end, sums, product.rows) for end in (LEFT, RIGHT))
+            if left is not None and right is not None:
+                shape = GroupShape(product.rows, product.columns, steps)
+                return _Group(
+                    location.stage, row_warps, column_warps, row_warp, column_warp, shape, left, right, folded
+                )
+        return None
+
+    def foldable(self, stage_id: int, outer: Sequence[NestLoop]) -> tuple[int, ...]:
+        """How many of the loops around the fragments may be part of one statement: a loop over steps may, unless
+        something is computed inside of it.
+        """
+        inside = outer and (not outer[-1].reduces or self.state.attached_at(stage_id, len(outer) - 1))
+        return (0,) if not outer or inside else (1, 0)
+
+    def warps_of(self, root: int) -> tuple[tuple[Expr, int], tuple[Expr, int]] | None:
+        """The numbers of a warp along the rows and along the columns, and how many there are, where the loop over
+        warps is fused of just these.
+        """
+        stage, sizes = self.state.stages[root], fixed_all(self.bounds[root].sizes)
+        bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_Y]
+        fused = {each.fused: each.parts for each in stage.relations if isinstance(each, FuseRelation)}
+        parts = fused.get(bound[0], ()) if len(bound) == 1 else ()
+        if len(parts) != 2 or any(part in fused for part in parts):
+            return None
+        one, other = ((loop_var((root, part)) if sizes[part] > 1 else const(0), sizes[part]) for part in parts)
+        return one, other
+
+    def factor(self, stage_id: int, end: str, along: dict[str, tuple[Expr, int]], fragments: int) -> _Factor | None:
+        """The factor of a product whose name ends like this; None unless its tile holds just what the warps multiply,
+        of which `along` says the places along m, n and k, and how many there are.
+        """
+        op = self.state.stages[stage_id].op
+        assert isinstance(op, ComputeOp), "plan() has looked"
+        points = self.points(stage_id, op)[2]
+        absolute = {axis.name: points[axis] for axis in (*op.axes, *op.reduce_axes)}
+        found = [n for n, _ in self.state.dag.reads[stage_id] if self.state.stages[n].op.name.endswith(end)]
+        source = self.state.stages[found[0]].op if len(found) == 1 else None
+        if not isinstance(source, ComputeOp) or not isinstance(self.state.stages[found[0]].location, Attached):
+            return None
+        region = self.bounds[found[0]].region
+        extents = tuple(map(fixed, region.extents))
+        for axis, low, extent in zip(source.axes, region.mins, extents, strict=True):
+            place, wanted = along.get(axis.name, (const(0), 1))
+            apart = affine(absolute[axis.name]).plus(affine(self.start(low)), -1)
+            if extent != wanted or apart != affine(place):
+                return None
+        size = int(core_elements(extents[1], extents[2]))
+        transposed = source.axes[-1].name != "k"
+        apart_lines, adjacent = size // extents[2] * CORE, CORE * CORE
+        layout = (
+            GroupLayout(adjacent, apart_lines, transposed) if transposed else GroupLayout(apart_lines, adjacent, False)
+        )
+        return _Factor(found[0], size, layout, fragments if end == LEFT else 1)
+
+    def loops_of(self, stage_id: int) -> list[NestLoop]:
+        """As for single warps, but the warps of a group are next to each other along the rows."""
+        loops = super().loops_of(stage_id)
+        for group in self.groups.values():
+            if group.root == stage_id:
+                loops = [_rows_first(loop, group.row_warps) for loop in loops]
+        return loops
+
+    def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """As for single warps; of a factor of warpgroups where its core matrices have an element."""
+        if stage_id not in self.factors:
+            return super().place(stage_id, indices)
+        factor = self.factors[stage_id]
+        row, depth = reversed(indices[1:]) if factor.layout.transposed else indices[1:]
+        return (factor.place(row, depth),)
+
+    def product(self, stage_id: int) -> Stmt:
+        """The sums set to 0, and the loops in which warpgroups multiply."""
+        group = self.groups.get(stage_id)
+        if group is None:
+            return super().product(stage_id)
+        loops, product, sums = self.loops_of(stage_id), self.products[stage_id], self.buffers[stage_id][0]
+        outer, inner = loops[: -FRAGMENT_LOOPS - 2], loops[-FRAGMENT_LOOPS - 2 :]
+        self.check_outside(stage_id, len(outer), len(loops))
+        ranges = self.ranges()
+
+        def start(factor: _Factor, row: Expr) -> tuple[Expr, ...]:
+            return (as_index(affine(simplify(factor.place(row, const(0)), ranges))),)
+
+        first = (const(0),) * len(sums.shape)
+        left = start(group.left, group.row_warp // GROUP_WARPS * (GROUP_ROWS * product.rows))
+        right = start(group.right, group.column_warp * (COLUMNS * product.columns))
+        multiply = GroupMma(
+            product.kind,
+            group.shape,
+            sums,
+            first,
+            self.buffers[group.left.stage][0],
+            left,
+            group.left.layout,
+            self.buffers[group.right.stage][0],
+            right,
+            group.right.layout,
+        )
+        # The factors are written as by any store, which the tensor cores see only after a fence.
+        steps = block(ProxyFence(), multiply, GroupWait(0, sums, first, group.shape.sums))
+        around = outer[: len(outer) - group.folded]
+        cleared = Fragments(product, sums, inner, stage_id).cleared()
+        return block(cleared, self.wrap(stage_id, around, steps, [], None))
+
+
+def _rows_first(loop: NestLoop, row_warps: int) -> NestLoop:
+    """The loop over warps with its numbers along the rows fastest."""
+    if loop.kind is not LoopKind.THREAD_Y:
+        return loop
+    (row, _, rows), (column, _, columns) = loop.parts
+    return replace(loop, parts=((row, loop.var % row_warps, rows), (column, loop.var // row_warps, columns)))
