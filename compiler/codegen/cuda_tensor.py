@@ -33,15 +33,8 @@ HELPERS = {
     "in_shared": "__device__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }",
     "in_global": "__device__ unsigned long long in_global(const void* p) { return __cvta_generic_to_global(p); }",
     "word": "__device__ unsigned& word(void* p, int n) { return ((unsigned*)p)[n]; }",
-    "tf32": """__device__ unsigned tf32(float x) {
-  unsigned r;
-#if __CUDA_ARCH__ >= 900
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-#else
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-#endif
-  return r;
-}""",
+    "tf32": '__device__ unsigned tf32(float x) { unsigned r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return'
+    " r; }",
     "descriptor": "__device__ unsigned long long descriptor(const void* p, unsigned long long bits) { return bits | "
     f"(__cvta_generic_to_shared(p) & {ADDRESS_MASK}) >> {ADDRESS_SHIFT}; }}",
 }

@@ -137,9 +137,9 @@ def _tensor_statements(function: DeviceFunction) -> list[TensorStmt]:
 
 def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
     """The module of a function's kernels for GPUs of an architecture."""
-    parts = [_kernel(function, kernel, number, arch) for number, kernel in enumerate(function.kernels)]
+    parts = [_kernel(function, kernel, number) for number, kernel in enumerate(function.kernels)]
     reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
-    tensors = tensor_declarations(_tensor_statements(function), _number(arch))
+    tensors = tensor_declarations(_tensor_statements(function))
     given = (
         [f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {VECTOR_BYTES}"]
         if any(kernel.dynamic_shared for kernel in function.kernels)
@@ -173,10 +173,10 @@ def _resident(kernel: Kernel, arch: str) -> int:
     return min(_MOST_RESIDENT, max(1, blocks))
 
 
-def _kernel(function: DeviceFunction, kernel: Kernel, number: int, arch: str) -> str:
+def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
     buffers = (*function.params, *function.workspace)
     pointers = {buffer: f"%b{place}" for place, buffer in enumerate(buffers)}
-    emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel, _number(arch))
+    emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel)
     for kind, register in _REGISTERS.items():
         if kernel.sizes[kind] == 1:
             # A dimension of extent 1: the literal lets LLVM drop it from every address.
@@ -197,15 +197,12 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int, arch: str) ->
 
 
 class _DeviceEmitter(BodyEmitter):
-    """Writes the body of one kernel for GPUs of a compute capability; shared buffers that are part of the code are
-    called `prefix` and their number.
-    """
+    """Writes the body of one kernel; shared buffers that are part of the code are called `prefix` and their number."""
 
     library = False
 
-    def __init__(self, pointers: dict[Buffer, str], prefix: str, kernel: Kernel, capability: int) -> None:
+    def __init__(self, pointers: dict[Buffer, str], prefix: str, kernel: Kernel) -> None:
         super().__init__(pointers, VECTOR_BYTES)
-        self.capability = capability
         self.prefix = prefix
         self.threads = kernel.threads
         self.places = kernel.shared_places if kernel.dynamic_shared else {}
@@ -230,7 +227,7 @@ class _DeviceEmitter(BodyEmitter):
             self.writer.put("call void @llvm.nvvm.barrier0()")
             self.writer.loaded.clear()  # others may have written since
         elif isinstance(stmt, TENSOR_STMTS):
-            emit_tensor(self, stmt, self.capability)
+            emit_tensor(self, stmt)
         elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
             self.storage[stmt.buffer] = Storage(f"addrspacecast (ptr addrspace(3) {self.start(stmt.buffer)} to ptr)")
             self.statement(stmt.body)

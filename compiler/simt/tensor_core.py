@@ -252,8 +252,7 @@ def _rounded(values: Array, kind: str) -> Array:
     if kind != "tf32":
         return exact
     bits = exact.view(np.uint32)
-    # To the nearest, halves away from zero (cvt.rna; sm_90 takes these to even): half of the last bit that is kept is
-    # added, the rest is cut.
+    # To the nearest, halves away from zero (cvt.rna): half of the last bit that is kept is added, the rest is cut.
     near = ((bits + np.uint32(_TF32_REST)) & np.uint32(0xFFFFFFFF - 2 * _TF32_REST + 1)).view(np.float32)
     # NaNs stay: a carry out of their mantissa would run through the ones of the exponent into the sign.
     return np.where(np.isfinite(exact), near, exact)

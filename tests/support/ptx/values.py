@@ -55,11 +55,10 @@ def to_bfloat16(values: NDArray[np.float32]) -> Bits:
     return np.where(np.isnan(values), np.uint64(0x7FFF), rounded)
 
 
-def to_tf32(values: NDArray[np.float32], *, even: bool = False) -> Bits:
-    """The nearest numbers of 10 bits of fraction; between two the even one, or the one away from zero."""
+def to_tf32(values: NDArray[np.float32]) -> Bits:
+    """The nearest numbers of 10 bits of fraction, away from zero between two."""
     bits = values.view(np.uint32).astype(np.uint64)
-    half = np.uint64(0xFFF) + (bits >> np.uint64(13) & np.uint64(1)) if even else np.uint64(0x1000)
-    return np.where(np.isfinite(values), (bits + half) & np.uint64(0xFFFFE000), bits)
+    return np.where(np.isfinite(values), (bits + np.uint64(0x1000)) & np.uint64(0xFFFFE000), bits)
 
 
 def compared(how: str, one: Numbers, other: Numbers) -> Mask:
@@ -87,10 +86,8 @@ def converted(instruction: Instruction, given: Sequence[Bits]) -> Bits:
         high, low = (_narrowed(value, target.removesuffix("x2")) for value in values)
         return high << np.uint64(16) | low
     (value,) = values
-    if target == "tf32":
-        return to_tf32(value, even="rn" in modes)
-    if target == "bf16":
-        return to_bfloat16(value)
+    if target in ("bf16", "tf32"):
+        return _narrowed(value, target)
     for mode in modes:
         if mode not in _ROUNDINGS:
             raise PtxError(f"unknown: {instruction.text}")
@@ -115,7 +112,9 @@ _ROUNDINGS: dict[str, Callable[[Numbers], Numbers]] = {
 
 
 def _narrowed(value: Numbers, kind: str) -> Bits:
-    return to_bfloat16(value) if kind == "bf16" else bits_of(value.astype(TYPES[kind]))
+    if kind == "bf16":
+        return to_bfloat16(value)
+    return to_tf32(value) if kind == "tf32" else bits_of(value.astype(TYPES[kind]))
 
 
 def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
