@@ -110,7 +110,10 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
             continue
         x, shape = builder.value(source.inputs[0]), source.ints("shape")
         others = [*node.inputs[:place], *node.inputs[place + 1 :]]
-        free = _is_product(builder, x.name) and not any(_is_product(builder, other) for other in others[:place])
+        free = _is_product(builder, x.name) and not any(
+            _is_product(builder, other) and _takes_first(builder, other, x.name, is_before=number < place)
+            for number, other in enumerate(others)
+        )
         if place and not free:
             continue
         before = [_before_reshape(builder, other, x, shape, free=free) for other in others]
@@ -152,6 +155,24 @@ def _is_product(builder: GraphBuilder, name: str) -> bool:
             seen.update(fresh)
             stack += fresh
     return False
+
+
+def _takes_first(builder: GraphBuilder, other: str, name: str, *, is_before: bool) -> bool:
+    """Whether of two products that an operator reads `other` can take it, rather than `name`: the one that is computed
+    from the other, as beside the shortcut of a residual block, since the operator waits for it; else the first operand.
+    """
+    return not _computes(builder, other, name) if is_before else _computes(builder, name, other)
+
+
+def _computes(builder: GraphBuilder, name: str, later: str) -> bool:
+    """Whether a value is computed from `name`, within some distance."""
+    seen, stack = {later}, [later]
+    while stack and name not in seen and len(seen) <= _FARTHEST:
+        node = builder.producer(stack.pop())
+        fresh = [] if node is None else [operand for operand in node.inputs if operand not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return name in seen
 
 
 def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int, ...], *, free: bool) -> str | None:
