@@ -6,8 +6,9 @@
 Matrix products, batched ones, the convolutions of ResNet-50, softmax and layer normalization, each in fp32 (strict),
 tf32, f16 and bf16 where that makes a difference, and ResNet-50 and BERT end to end in fp32. Ours is tuned first, for
 `--trials` programs or three fifths of `--seconds` (the kernels of a network share its budget). PyTorch eager and
-PyTorch compiled have a fifth each to warm up; then all are interleaved and timed by the GPU's clock. `--budget` limits
-the whole run to so many seconds, shared by what is measured. `--log` names a tuning log that the run continues.
+PyTorch compiled have a fifth each to warm up, at least ten seconds; then all are interleaved and timed by the GPU's
+clock. `--budget` limits the whole run to so many seconds, shared by what is measured. `--log` names a tuning log of
+GPUs of the same kind, which the run continues.
 
 Compiled, a single product or convolution is the same call of cuBLAS or cuDNN, so it is compiled in networks alone.
 `peak_ratio` is the fraction of a peak measured in the same run: for fp32 the float32 rate of one of our kernels that
@@ -52,7 +53,8 @@ from retune.compiler.errors import DeviceError
 from retune.compiler.frontend import zoo
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.record import BestProgram
+from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.measure.results import Measurement
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda import driver, why_not
 from retune.compiler.runtime.cuda_array import DeviceArray
@@ -190,8 +192,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with Measurers(number) as measurers:
         for name, mode in cases:
             case, limits = CASES[name], Limits(run.options["trials"], shares.next(), log)
-            measurer = measurers.of(check=not peers.known or case.flops < _UNCHECKED_FLOPS)
-            part = figures(name, case, mode, gpu, measurer, peers.makers(case, mode), limits)
+            check = not peers.known or case.flops < _UNCHECKED_FLOPS
+            makers = peers.makers(case, mode)
+            part = figures(name, case, mode, gpu, measurers.of(check=check), makers, limits, checked=check)
             write(run, f"{name}_{mode}", limits, part)
         for name in networks:
             limits = Limits(run.options["trials"], shares.next(_NETWORK_PARTS), log)
@@ -239,14 +242,25 @@ def opened(number: int, peers: TorchPeers, run: Run, seconds: float = _PEAK_SECO
 
 
 def figures(
-    name: str, case: GpuCase, mode: str, gpu: Gpu, measurer: Measurer, makers: Makers, limits: Limits
+    name: str,
+    case: GpuCase,
+    mode: str,
+    gpu: Gpu,
+    measurer: Measurer,
+    makers: Makers,
+    limits: Limits,
+    *,
+    checked: bool = True,
 ) -> Iterator[Figure]:
-    """Tune one operator and time it beside its peers."""
+    """Tune one operator and time it beside its peers. `checked` says whether the measurer looks at results."""
     label, common = f"{name}_{mode}", {"mode": mode, "gpu": gpu.device.name}
     task = SearchTask(label, case.graph(mode), gpu.target_of(mode), hardware_of_gpu(gpu.device))
     tuned = tune(task, measurer, limits.trials, limits.tuning, limits.log)
     contenders, failures = ready(makers, limits.peer)
-    ours, wrong = right_program(task, tuned, case, mode, gpu, contenders.get(EAGER))
+    ours, wrong = right_program(task, tuned, case, mode, gpu, contenders.get(EAGER), checked=checked)
+    if limits.log and wrong:
+        refused = [Measurement((), MeasureStatus.WRONG_ANSWER, "its result is not that of PyTorch")] * wrong
+        limits.log.add(task, [steps for _, steps in tuned.best[:wrong]], refused)
     spent = {**tuned.spent, **({"wrong": wrong} if wrong else {})}
     if ours is None:
         failures.append(Failed(OURS, tuned.stopped or "no program was right"))
@@ -265,10 +279,21 @@ def figures(
 
 
 def right_program(
-    task: SearchTask, tuned: Tuned, case: GpuCase, mode: str, gpu: Gpu, reference: Contender | None
+    task: SearchTask,
+    tuned: Tuned,
+    case: GpuCase,
+    mode: str,
+    gpu: Gpu,
+    reference: Contender | None,
+    *,
+    checked: bool,
 ) -> tuple["Ours | None", int]:
-    """The fastest program, on the GPU, whose result is that of the reference if there is one; and how many were not."""
+    """The fastest program, on the GPU, whose result is that of the reference; and how many were not. Without a
+    reference there is one only if results were `checked` before.
+    """
     wanted = None if reference is None or not tuned.best else reference.result()
+    if wanted is None and not checked:
+        return None, 0
     for wrong, (_, steps) in enumerate(tuned.best):
         ours = Ours(gpu, build_kernel(task, steps, "kernel"), case.arrays(mode))
         if wanted is None or relative_error(ours.result(), wanted) <= _TOLERANCE[mode]:

@@ -15,7 +15,7 @@ from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.expr import Binary, BinaryOp
 from retune.compiler.ir.kernel import WARP, Kernel
 from retune.compiler.ir.stmt import For, LoopKind, Stmt, Store, inner_stmts
-from retune.compiler.ir.tensor_core import GroupMma, Mma
+from retune.compiler.ir.tensor_core import Mma, WarpgroupMma
 
 _PARTS = 4
 """Schedulers of a multiprocessor, each of which starts an instruction of a warp in a cycle."""
@@ -225,7 +225,7 @@ def _sums(stmt: Stmt, times: int, chain: tuple[int, ...]) -> Iterator[tuple[int,
     adds = isinstance(stmt, Store) and isinstance(stmt.value, Binary) and stmt.value.op is BinaryOp.ADD
     if isinstance(stmt, Mma) or adds:
         yield times, chain
-    if isinstance(stmt, GroupMma):
+    if isinstance(stmt, WarpgroupMma):
         yield times * stmt.shape.rows * stmt.shape.steps, chain
     if isinstance(stmt, For):
         written_out = stmt.kind in (LoopKind.UNROLL, LoopKind.VECTOR)

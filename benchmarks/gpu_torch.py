@@ -39,8 +39,8 @@ class TorchPeers:
         return torch is not None
 
     def makers(self, case: GpuCase, mode: str) -> dict[str, Callable[[], "TorchCall"]]:
-        """PyTorch's ways to compute an operator, by backend; each is to be called to make it ready. The compiler leaves
-        what has `flops`, a product, to the library that eager calls, so it is none of its own.
+        """PyTorch's ways to compute an operator, by backend; each is to be called to make it ready. A product is eager
+        alone: the compiler leaves it to the same library.
         """
         if torch is None:
             return {}

@@ -41,11 +41,12 @@ _KEPT = 4
 class Tuned:
     """The result of tuning a task.
 
-    It holds the fastest correct programs with their seconds, best first; the number of programs measured, and failed,
-    by reason; wall seconds; and why tuning was interrupted, if it was.
+    It holds the fastest correct programs with their seconds, best first; the number of programs known before, measured,
+    and failed, by reason; wall seconds; and why tuning was interrupted, if it was.
     """
 
     best: list[tuple[float, tuple[Step, ...]]] = field(default_factory=list)
+    known: int = 0
     trials: int = 0
     failed: int = 0
     seconds: float = 0.0
@@ -68,7 +69,8 @@ class Tuned:
         stopped = {"stopped": self.stopped} if self.stopped else {}
         usual = {"usual_failure": self.reasons.most_common(1)[0][0]} if self.reasons else {}
         counts = {"trials": self.trials, "failed": self.failed, "tuning_seconds": round(self.seconds, 1)}
-        return {**counts, **usual, **stopped}
+        known = {"known": self.known} if self.known else {}
+        return {**known, **counts, **usual, **stopped}
 
     def note(self, steps: tuple[Step, ...], found: Measurement) -> None:
         """Learn what came of a program."""
@@ -84,18 +86,18 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class TuningLog:
-    """What runs have measured, in the file `path`."""
+    """What runs on GPUs of one kind have measured, in the file `path`."""
 
     path: Path
 
     def trials_of(self, task: SearchTask) -> list[LoggedTrial]:
-        """Those of a task, the fastest first. Raises: LogFormatError."""
+        """Those of a task, of each program the last one, the fastest first. Raises: LogFormatError."""
         if not self.path.exists():
             return []
         logged = LoggedTask.of(task)
         wanted = logged.workload_key, logged.target_text
         found = [one for one in read_log(self.path) if (one.task.workload_key, one.task.target_text) == wanted]
-        return sorted(found, key=lambda trial: trial.seconds)
+        return sorted({dump_steps(one.steps): one for one in found}.values(), key=lambda trial: trial.seconds)
 
     def add(self, task: SearchTask, programs: Sequence[tuple[Step, ...]], found: Sequence[Measurement]) -> None:
         """Keep the results of a round. Raises: LogFormatError."""
@@ -110,6 +112,7 @@ def tune(task: SearchTask, measurer: Measurer, trials: int, seconds: float, log:
     """Measure at most `trials` programs in at most about `seconds`, at least some; those of `log` are known."""
     policy, tuned, began = SketchPolicy(task, XGBModel(), seed=0), Tuned(), time.monotonic()
     known = log.trials_of(task) if log else []
+    tuned.known = len(known)
     policy.tell([Observation(dump_steps(one.steps), one.seconds) for one in known])
     again = [one.steps for one in known[:_KEPT] if one.costs]
     count, number = FIRST, len(known)

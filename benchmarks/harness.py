@@ -24,7 +24,7 @@ from retune.compiler import config
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.runtime.readable import finite
 
-PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect")
+PACKAGES = ("llvmlite", "numpy", "onnxruntime", "xgboost", "prefect", "torch")
 """Whose versions a line names, where they are installed."""
 
 PAUSE_SECONDS = 0.02

@@ -110,7 +110,7 @@ USUAL_ARCH = f"sm_{_USUAL}"
 
 def facts_of(arch: str) -> GpuFacts:
     """The facts of an architecture: those of the newest known that is no newer; of an A100 without a name."""
-    capability = _capability(arch) or _USUAL
+    capability = capability_of(arch) or _USUAL
     # Near enough for an estimate; what code may use is looked up by the exact architecture, see `most_shared_of`.
     facts = _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
     return replace(facts, group_tensor=group_tensor_of(arch))
@@ -131,7 +131,7 @@ def most_shared_of(arch: str) -> int:
     """Bytes of shared memory that a block can be launched with on every GPU of an architecture; without a name, or one
     that is not known, what they all have.
     """
-    known = _KNOWN.get(_capability(arch))
+    known = _KNOWN.get(capability_of(arch))
     return STATIC_SHARED if known is None else known.most_shared
 
 
@@ -139,7 +139,7 @@ def runs_code(here: str, made_for: str, *, assembled: bool) -> bool:
     """Whether a GPU of the architecture `here` runs code made for another: PTX that of all older ones, machine code
     that of older ones of its generation, and what is made for one alone (sm_90a) only that. No name is the oldest.
     """
-    mine, its = _capability(here), _capability(made_for)
+    mine, its = capability_of(here), capability_of(made_for)
     # NVIDIA's compatibility: PTX is assembled by the driver for any later GPU, a cubin runs on the same major version
     # alone, and what is specific to an architecture (suffix a) on no other.
     if not made_for.removeprefix("sm_").isdigit() and made_for:
@@ -147,8 +147,8 @@ def runs_code(here: str, made_for: str, *, assembled: bool) -> bool:
     return its <= mine and (not assembled or its // 10 == mine // 10)
 
 
-def _capability(arch: str) -> int:
-    """90 for sm_90 and sm_90a, 0 for none."""
+def capability_of(arch: str) -> int:
+    """The compute capability that an architecture names: 90 for sm_90 and sm_90a, 0 for none."""
     digits = "".join(letter for letter in arch.removeprefix("sm_") if letter.isdigit())
     return int(digits) if digits else 0
 

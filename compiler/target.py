@@ -68,7 +68,7 @@ _TAGS = {
     "nvidia/geforce-rtx-3090": "cuda -arch=sm_86",
     "nvidia/geforce-rtx-4090": "cuda -arch=sm_89",
     "nvidia/nvidia-l4": "cuda -arch=sm_89",
-    "nvidia/nvidia-h100": "cuda -arch=sm_90",
+    "nvidia/nvidia-h100": "cuda -arch=sm_90a",
 }
 """Names of machines that TVM's scripts use."""
 

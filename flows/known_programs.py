@@ -9,6 +9,7 @@ from typing import Any, Self
 from retune.compiler import config
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.gpu_facts import capability_of
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord
 from retune.compiler.runtime.cuda_driver import GpuDevice
 from retune.compiler.schedule.steps import dump_steps
@@ -96,6 +97,7 @@ def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str
     if not extracted.target.traits.uses_threads:
         # A GPU's records count for any number of CPU threads, and where this machine lacks the GPU those of all
         # machines.
-        device = gpu.identity if gpu is not None and gpu.arch == extracted.target.arch else None
+        is_here = gpu is not None and capability_of(gpu.arch) == capability_of(extracted.target.arch)
+        device = gpu.identity if gpu is not None and is_here else None
         threads = None
     return {"target": str(extracted.target), "device": device, "threads": threads}

@@ -20,13 +20,13 @@ from retune.compiler.ir.tensor_core import (
     AsyncCopy,
     CommitGroup,
     GroupLayout,
-    GroupMma,
-    GroupWait,
     LoadMatrix,
     Mma,
     ProxyFence,
     TensorStmt,
     WaitGroup,
+    WarpgroupMma,
+    WarpgroupWait,
 )
 
 HELPERS = {
@@ -59,9 +59,9 @@ def tensor_text(stmt: TensorStmt, place: PlaceText, text: Callable[[Expr], str])
             return _multiply(stmt, place)
         case ProxyFence():
             return f'asm volatile("{PROXY_FENCE}" ::: "memory");'
-        case GroupMma():
+        case WarpgroupMma():
             return _multiply_group(stmt, place)
-        case GroupWait():
+        case WarpgroupWait():
             # Sums that are read after the wait depend on it.
             sums = "" if stmt.pending else _floats(place(stmt.sums, stmt.at), stmt.count)
             return f'asm volatile("{wait_text(stmt.pending)}" : {sums} : : "memory");'
@@ -111,7 +111,7 @@ def _multiply(stmt: Mma, place: PlaceText) -> str:
     return f'asm volatile("{name} {operands};" : {sums} : {", ".join(words)});'
 
 
-def _multiply_group(stmt: GroupMma, place: PlaceText) -> str:
+def _multiply_group(stmt: WarpgroupMma, place: PlaceText) -> str:
     def factor(buffer: Buffer, at: tuple[Expr, ...], layout: GroupLayout) -> str:
         return f'"l"(descriptor(&{place(buffer, at)}, {descriptor_bits(layout, buffer.dtype)}ull))'
 

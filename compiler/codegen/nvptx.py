@@ -19,7 +19,7 @@ from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, V
 from retune.compiler.codegen.warp_shuffle import DECLARATIONS as SHUFFLES
 from retune.compiler.codegen.warp_shuffle import shuffled
 from retune.compiler.errors import LoweringError, TargetError
-from retune.compiler.gpu_facts import GROUP_ARCH, facts_of
+from retune.compiler.gpu_facts import GROUP_ARCH, capability_of, facts_of
 from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.alignment import (
     VECTOR_BYTES,
@@ -33,7 +33,7 @@ from retune.compiler.ir.interval import Ranges, limits
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.simplify import join_digits
 from retune.compiler.ir.stmt import Allocate, Barrier, For, Let, LoopKind, Shuffle, Stmt, ranges_inside, walk_stmt
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, GroupMma, Mma, TensorStmt
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, Mma, TensorStmt, WarpgroupMma
 from retune.compiler.target import Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
@@ -96,12 +96,8 @@ def check_gpu(target: Target) -> None:
     llvm.initialize_all_targets()
     arch = target.arch or _OLDEST
     check_names(target, (GPU_TRIPLE, arch, ""))
-    if _number(arch) < _number(_OLDEST):
+    if capability_of(arch) < capability_of(_OLDEST):
         raise TargetError(f"target {str(target)!r}: kernels are made for GPUs from {_OLDEST} on")
-
-
-def _number(arch: str) -> int:
-    return int("".join(filter(str.isdigit, arch)))
 
 
 def _check_calls(name: str, text: str) -> None:
@@ -114,13 +110,13 @@ def _check_calls(name: str, text: str) -> None:
 def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> None:
     """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow what they would round."""
     statements = _tensor_statements(function)
-    if any(isinstance(stmt, Mma) for stmt in statements) and _number(arch) < OLDEST:
+    if any(isinstance(stmt, Mma) for stmt in statements) and capability_of(arch) < OLDEST:
         raise LoweringError(f"{function.name}: uses tensor cores as GPUs from sm_{OLDEST} on have them, not {arch}")
-    if statements and _number(arch) < OLDEST:
+    if statements and capability_of(arch) < OLDEST:
         raise LoweringError(
             f"{function.name}: copies asynchronously as GPUs from sm_{OLDEST} on do, not {arch}; tune it for {arch}"
         )
-    if any(isinstance(stmt, GroupMma) for stmt in statements) and arch != GROUP_ARCH:
+    if any(isinstance(stmt, WarpgroupMma) for stmt in statements) and arch != GROUP_ARCH:
         raise LoweringError(f"{function.name}: multiplies with warpgroups, which only {GROUP_ARCH} has, not {arch}")
     if not target.allow_tf32 and any(isinstance(stmt, Mma) and stmt.kind == "tf32" for stmt in statements):
         raise LoweringError(
@@ -163,7 +159,7 @@ def _resident(kernel: Kernel, arch: str) -> int:
     CUDA cores that are many fewer do, since each number that is loaded goes with many of them.
     """
     wanted = 2 * kernel.registers + _INDEX_REGISTERS
-    if any(isinstance(stmt, GroupMma) for stmt in walk_stmt(kernel.body.body)):
+    if any(isinstance(stmt, WarpgroupMma) for stmt in walk_stmt(kernel.body.body)):
         # A warpgroup reads its factors from shared memory: a thread holds sums alone.
         wanted = kernel.registers + _INDEX_REGISTERS
     elif not any(isinstance(stmt, Mma) for stmt in walk_stmt(kernel.body.body)):

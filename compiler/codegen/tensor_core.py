@@ -22,14 +22,14 @@ from retune.compiler.ir.tensor_core import (
     AsyncCopy,
     CommitGroup,
     GroupLayout,
-    GroupMma,
-    GroupWait,
     Instruction,
     LoadMatrix,
     Mma,
     ProxyFence,
     TensorStmt,
     WaitGroup,
+    WarpgroupMma,
+    WarpgroupWait,
 )
 
 OLDEST = 80
@@ -66,7 +66,7 @@ def _declarations(stmt: TensorStmt) -> list[str]:
             args = [word] * ((kind.left_elements + kind.right_elements) // kind.packed) + ["float"] * SUM_ELEMENTS
             found = [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
             return [*found, f"declare i32 @{_ROUNDING}(float)"] if kind.packed == 1 else found
-        case ProxyFence() | GroupMma() | GroupWait():
+        case ProxyFence() | WarpgroupMma() | WarpgroupWait():
             return []
 
 
@@ -111,10 +111,10 @@ def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
         case Mma():
             _multiply(emitter, stmt)
         case ProxyFence():
-            emitter.writer.put(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
-        case GroupMma():
+            emitter.writer.put(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"() convergent')
+        case WarpgroupMma():
             _start_group(emitter, stmt)
-        case GroupWait():
+        case WarpgroupWait():
             _wait_for_group(emitter, stmt)
     # Fragments and shared tiles have changed, partly by other threads: no earlier load is valid.
     emitter.writer.loaded.clear()
@@ -184,14 +184,14 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
         writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")
 
 
-def _start_group(emitter: MemoryEmitter, stmt: GroupMma) -> None:
+def _start_group(emitter: MemoryEmitter, stmt: WarpgroupMma) -> None:
     left = _descriptor(emitter, stmt.left, stmt.left_at, stmt.left_layout)
     right = _descriptor(emitter, stmt.right, stmt.right_at, stmt.right_layout)
     text = "\\0A\\09".join(multiply_text(stmt, "${}".format))
     _update(emitter, _registers(emitter, stmt.sums, stmt.at, stmt.shape.sums, 1), text, [left, right])
 
 
-def _wait_for_group(emitter: MemoryEmitter, stmt: GroupWait) -> None:
+def _wait_for_group(emitter: MemoryEmitter, stmt: WarpgroupWait) -> None:
     # Sums that are read after the wait depend on it; those that stay under way are not named.
     sums = [] if stmt.pending else _registers(emitter, stmt.sums, stmt.at, stmt.count, 1)
     _update(emitter, sums, wait_text(stmt.pending), [])
@@ -208,13 +208,15 @@ def _descriptor(emitter: MemoryEmitter, buffer: Buffer, at: tuple[Expr, ...], la
 
 
 def _update(emitter: MemoryEmitter, places: Sequence[str], text: str, given: Sequence[str]) -> None:
-    """Assembly that updates the floats at `places`, its first operands; `given` are 64-bit operands after them."""
+    """Assembly that updates the floats at `places`, its first operands; `given` are 64-bit operands after them. Whole
+    warpgroups come to it together, so it is never moved into a branch.
+    """
     writer = emitter.writer
     olds = [f"float {writer.value(f'load float, ptr {place}, align {_REGISTER_BYTES}')}" for place in places]
     args = ", ".join([*(f"i64 {value}" for value in given), *olds])
     rules = ["=f"] * len(places) + ["l"] * len(given) + [str(number) for number in range(len(places))]
     made = {0: "void", 1: "float"}.get(len(places), f"{{{', '.join(['float'] * len(places))}}}")
-    call = f'call {made} asm sideeffect "{text}", "{",".join([*rules, "~{memory}"])}"({args})'
+    call = f'call {made} asm sideeffect "{text}", "{",".join([*rules, "~{memory}"])}"({args}) convergent'
     if not places:
         writer.put(call)
         return

@@ -7,7 +7,7 @@ its instructions: registers that are touched between them would make the assembl
 from collections.abc import Callable, Iterator
 
 from retune.compiler.dtype import BFLOAT16, item_bytes
-from retune.compiler.ir.tensor_core import COLUMNS, CORE, SUM_ELEMENTS, GroupLayout, GroupMma
+from retune.compiler.ir.tensor_core import COLUMNS, CORE, SUM_ELEMENTS, GroupLayout, WarpgroupMma
 
 PROXY_FENCE = "fence.proxy.async.shared::cta;"
 
@@ -29,7 +29,7 @@ def descriptor_bits(layout: GroupLayout, dtype: str) -> int:
     return leading << _LEADING_BIT | stride << _STRIDE_BIT
 
 
-def multiply_text(stmt: GroupMma, operand: Callable[[int], str]) -> Iterator[str]:
+def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator[str]:
     """The lines of a multiplication. Its operands are the sums, then the descriptors of the left and of the right
     factor; `operand` writes the one of a number.
     """

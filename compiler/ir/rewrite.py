@@ -28,7 +28,7 @@ from retune.compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from retune.compiler.ir.tensor_core import AsyncCopy, Exprs, GroupMma, GroupWait, LoadMatrix, Mma
+from retune.compiler.ir.tensor_core import AsyncCopy, Exprs, LoadMatrix, Mma, WarpgroupMma, WarpgroupWait
 from retune.compiler.ir.visit import find, of_type, replace_nodes
 
 Node = TypeVar("Node", bound=Stmt)
@@ -41,8 +41,8 @@ _PLACES: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
     AsyncCopy: (("target", "indices", True), ("source", "source_indices", False)),
     LoadMatrix: (("target", "indices", True), ("source", "source_indices", False)),
     Mma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
-    GroupMma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
-    GroupWait: (("sums", "at", True),),
+    WarpgroupMma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
+    WarpgroupWait: (("sums", "at", True),),
 }
 """The fields of the buffers that a statement accesses, those of their indices, and whether they are written."""
 

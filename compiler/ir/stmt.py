@@ -8,7 +8,7 @@ Stmt = For(var, extent, kind, body)    var runs over 0 .. extent-1; kind: serial
      | Invoke(function, args, written) call a registered function; only outside of all loops
      | Barrier()                       the threads of a GPU block wait for each other
      | Shuffle(buffer, indices, value, distance, width)     threads of a GPU's warp exchange values
-     | AsyncCopy … GroupWait           see `retune.compiler.ir.tensor_core`
+     | AsyncCopy … WarpgroupWait           see `retune.compiler.ir.tensor_core`
      | Block(statements)
 """
 

@@ -2,7 +2,7 @@
 
 They are immutable and only for GPU kernels, from `sm_80` on; the last three only for `sm_90a`. A warp is 32 consecutive
 threads of a block; all of them execute a `LoadMatrix` or an `Mma` together, each as its own lane. A warpgroup is four
-consecutive warps, the first one a multiple of four; all of them execute a `GroupMma` or a `GroupWait` together.
+consecutive warps, the first one a multiple of four; all of them execute a `WarpgroupMma` or a `WarpgroupWait` together.
 
     AsyncCopy(target, indices, source, source_indices, count, condition, cached)
                         starts to copy `count` neighbors into shared memory, or zeros where the condition fails
@@ -12,10 +12,10 @@ consecutive warps, the first one a multiple of four; all of them execute a `Grou
                         8 × 8 halves of shared memory, `count` times, as fragments of a warp
     Mma(kind, sums, at, left, left_at, right, right_at)
                         16 × 8 sums += 16 × depth by depth × 8
-    ProxyFence()        what the thread has written to shared memory is there for a later `GroupMma`
-    GroupMma(kind, shape, sums, at, left, left_at, left_layout, right, right_at, right_layout)
+    ProxyFence()        what the thread has written to shared memory is there for a later `WarpgroupMma`
+    WarpgroupMma(kind, shape, sums, at, left, left_at, left_layout, right, right_at, right_layout)
                         starts to add products of matrices in shared memory to the sums of four warps
-    GroupWait(pending, sums, at, count)
+    WarpgroupWait(pending, sums, at, count)
                         of what the warpgroup has started at most the last `pending` are not done
 """
 
@@ -251,7 +251,9 @@ class Mma(Together):
 
 @dataclass(frozen=True, slots=True)
 class ProxyFence(Together):
-    """What the thread has written to shared memory, or waited for, is there for a `GroupMma` after a later barrier."""
+    """What the thread has stored in shared memory is there for a `WarpgroupMma` after a later barrier; what it has
+    copied asynchronously, and waited for, is there without a fence.
+    """
 
     def exprs(self) -> Iterator[Expr]:
         """Every whole expression."""
@@ -267,8 +269,8 @@ class ProxyFence(Together):
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """How a factor of a `GroupMma` lies in shared memory, without swizzle: core matrices of 8 lines of 8 neighbors, one
-    line after the other. Neighbors lie along the depth, or along the rows (columns of the right factor) if
+    """How a factor of a `WarpgroupMma` lies in shared memory, without swizzle: core matrices of 8 lines of 8 neighbors,
+    one line after the other. Neighbors lie along the depth, or along the rows (columns of the right factor) if
     `transposed`. `leading` elements lie between core matrices that are adjacent along the depth, `stride` elements
     between those adjacent along the rows.
     """
@@ -309,9 +311,9 @@ class GroupShape:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMma(Together):
+class WarpgroupMma(Together):
     """Start to add to the sums of the four warps the product of two factors in shared memory, each from an element on
-    that is the same for all of them. Until a `GroupWait` the sums must not be accessed, nor the factors written.
+    that is the same for all of them. Until a `WarpgroupWait` the sums must not be accessed, nor the factors written.
     """
 
     kind: str
@@ -334,7 +336,7 @@ class GroupMma(Together):
         """Every whole expression."""
         yield from (*self.at, *self.left_at, *self.right_at)
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "GroupMma":
+    def mapped(self, rule: Callable[[Expr], Expr]) -> "WarpgroupMma":
         """The statement with `rule` applied to every whole expression."""
         at, left, right = (tuple(map(rule, each)) for each in (self.at, self.left_at, self.right_at))
         return replace(self, at=at, left_at=left, right_at=right)
@@ -354,9 +356,9 @@ class GroupMma(Together):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupWait(Together):
-    """The warpgroup goes on when at most `pending` of its `GroupMma`, the youngest, are under way. The factors of those
-    that are done may be written; of the sums, `count` from `at` on, all may be accessed when all are done.
+class WarpgroupWait(Together):
+    """The warpgroup goes on when at most `pending` of its `WarpgroupMma`, the youngest, are under way. The factors of
+    those that are done may be written; of the sums, `count` from `at` on, all may be accessed when all are done.
     """
 
     pending: int
@@ -368,7 +370,7 @@ class GroupWait(Together):
         """Every whole expression."""
         yield from self.at
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "GroupWait":
+    def mapped(self, rule: Callable[[Expr], Expr]) -> "WarpgroupWait":
         """The statement with `rule` applied to every whole expression."""
         return replace(self, at=tuple(map(rule, self.at)))
 
@@ -376,8 +378,8 @@ class GroupWait(Together):
         return f"group wait for {self.sums} but {self.pending}"
 
 
-TensorStmt = AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma | ProxyFence | GroupMma | GroupWait
-TENSOR_STMTS = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma, ProxyFence, GroupMma, GroupWait)
+TensorStmt = AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma | ProxyFence | WarpgroupMma | WarpgroupWait
+TENSOR_STMTS = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma, ProxyFence, WarpgroupMma, WarpgroupWait)
 """Statements that tensor cores need besides the others; none has statements inside."""
 
 
@@ -394,9 +396,9 @@ def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:
             yield stmt.left, stmt.left_at, stmt.instruction.left_elements, False
             yield stmt.right, stmt.right_at, stmt.instruction.right_elements, False
             yield stmt.sums, stmt.at, SUM_ELEMENTS, True
-        case GroupMma():
+        case WarpgroupMma():
             yield stmt.left, stmt.left_at, CORE, False
             yield stmt.right, stmt.right_at, CORE, False
             yield stmt.sums, stmt.at, stmt.shape.sums, True
-        case GroupWait():
+        case WarpgroupWait():
             yield stmt.sums, stmt.at, stmt.count, True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from retune.compiler.gpu_facts import GpuFacts
+from retune.compiler.gpu_facts import GpuFacts, capability_of
 from retune.compiler.runtime.artifact import Array
 
 Extents = tuple[int, int, int]
@@ -31,7 +31,7 @@ class GpuDevice:
     @property
     def identity(self) -> str:
         """The device in words: the same text means that times may be compared."""
-        return f"{self.name}, {self.arch}, {self.facts.multiprocessors} multiprocessors"
+        return f"{self.name}, sm_{capability_of(self.arch)}, {self.facts.multiprocessors} multiprocessors"
 
 
 class Memory(Protocol):

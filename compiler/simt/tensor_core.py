@@ -19,14 +19,14 @@ from retune.compiler.ir.tensor_core import (
     WARP,
     AsyncCopy,
     CommitGroup,
-    GroupMma,
-    GroupWait,
     Instruction,
     LoadMatrix,
     Mma,
     ProxyFence,
     TensorStmt,
     WaitGroup,
+    WarpgroupMma,
+    WarpgroupWait,
     sum_place,
 )
 from retune.compiler.simt.checked_memory import Array, Memory, Place
@@ -90,9 +90,9 @@ class TensorUnit:
                 self.multiply(stmt, numbers, values, side)
             case ProxyFence():
                 pass  # of all shared memory, see `_Blocks.tensor`
-            case GroupMma():
+            case WarpgroupMma():
                 self.warpgroups.start(stmt, numbers, values, side)
-            case GroupWait():
+            case WarpgroupWait():
                 self.warpgroups.wait(stmt, numbers, epochs)
 
     def start(

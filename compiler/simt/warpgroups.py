@@ -18,8 +18,8 @@ from retune.compiler.ir.tensor_core import (
     SUM_ELEMENTS,
     WARP,
     GroupLayout,
-    GroupMma,
-    GroupWait,
+    WarpgroupMma,
+    WarpgroupWait,
     sum_place,
 )
 from retune.compiler.simt.checked_memory import Array, Memory, Place
@@ -62,7 +62,7 @@ class Warpgroups:
 
     def start(
         self,
-        stmt: GroupMma,
+        stmt: WarpgroupMma,
         numbers: Numbers,
         values: Callable[[Sequence[Expr]], list[Array]],
         side: Callable[[Buffer], Side],
@@ -92,7 +92,7 @@ class Warpgroups:
         self.counts[numbers] += 1
         self.under_way.append(started)
 
-    def wait(self, stmt: GroupWait, numbers: Numbers, epochs: Numbers) -> None:
+    def wait(self, stmt: WarpgroupWait, numbers: Numbers, epochs: Numbers) -> None:
         """What the warpgroups have started is done, but for the youngest."""
         self.check_groups(numbers)
         when = dict(zip(numbers.tolist(), epochs.tolist(), strict=True))

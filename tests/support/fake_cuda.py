@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from retune.compiler.errors import DeviceError
-from retune.compiler.gpu_facts import STATIC_SHARED, facts_of, most_shared_of
+from retune.compiler.gpu_facts import GROUP_ARCH, STATIC_SHARED, facts_of, most_shared_of
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.runtime.artifact import Array
@@ -24,7 +24,7 @@ CALL_SECONDS = 1e-4
 FLUSH_SECONDS = 1e-2
 _PAGE = 1 << 16
 
-DEVICE = GpuDevice(0, "Double", "sm_90", most_shared_of("sm_90"), 1024, 32, facts_of("sm_90"))
+DEVICE = GpuDevice(0, "Double", GROUP_ARCH, most_shared_of(GROUP_ARCH), 1024, 32, facts_of(GROUP_ARCH))
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 Only contiguous elements that start at a multiple of their length are copied at once; others are copied in shorter
 pieces, and what is no copy of whole words stays as it is. After the copies of an iteration the thread waits for them.
+Factors of warpgroups are copied through the first-level cache, and need no fence if all of them are copied.
 
     before: for k: (vector v in 8: s[t * 8 + v] = select(k < 9, x[k, t * 8 + v], 0); …)
     after:  for k: (copy s[t * 8] = x[k, t * 8] by 8 where k < 9; commit copies; wait for copies but 0; …)
@@ -16,7 +17,7 @@ from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decided
 from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite, rewrite_down, statements_of
 from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside, walk_stmt
-from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, GroupMma, ProxyFence, WaitGroup
+from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, ProxyFence, WaitGroup, WarpgroupMma
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.lanes import first_of, stride, uniform
 
@@ -30,7 +31,7 @@ class AsyncCopies:
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with asynchronous copies."""
         loops = frozenset(name for name, _ in function.pipelines)
-        products = [stmt for stmt in walk_stmt(function.body) if isinstance(stmt, GroupMma)]
+        products = [stmt for stmt in walk_stmt(function.body) if isinstance(stmt, WarpgroupMma)]
         cores = {factor for product in products for factor in (product.left, product.right)}
 
         def cached(copy: AsyncCopy) -> Stmt | None:

@@ -19,7 +19,7 @@ from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.rewrite import allocate, allocated, rewrite, statements_of
 from retune.compiler.ir.stmt import Barrier, For, If, LoopFunction, Stmt, block, map_exprs
-from retune.compiler.ir.tensor_core import CommitGroup, GroupMma, GroupWait, ProxyFence, WaitGroup
+from retune.compiler.ir.tensor_core import CommitGroup, ProxyFence, WaitGroup, WarpgroupMma, WarpgroupWait
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.multi_buffering import copies_of, select_copy
 from retune.compiler.schedule.tensor_nests import TILES_WITHOUT_BREAK
@@ -60,7 +60,7 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
 
     several = [copies_of(buffer, depth) for buffer in buffers]
     match parts[waits[0] + 1 :]:
-        case [*fences, GroupMma() as multiply, GroupWait(pending=0) as done] if all(
+        case [*fences, WarpgroupMma() as multiply, WarpgroupWait(pending=0) as done] if all(
             isinstance(each, ProxyFence) for each in fences
         ):
             multiplied = select_copy(multiply, buffers, loop.var % depth, depth)
@@ -91,7 +91,7 @@ def _of_warpgroups(
     start: Callable[[Expr, Expr], Stmt],
     fences: Sequence[Stmt],
     multiply: Stmt,
-    done: GroupWait,
+    done: WarpgroupWait,
 ) -> Stmt:
     """A loop over tiles that warpgroups multiply; `start` starts the copies of an iteration into a tile."""
     # With one multiplication under way the tensor cores go on while threads wait for each other. But its tile cannot be

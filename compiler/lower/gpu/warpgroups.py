@@ -27,10 +27,10 @@ from retune.compiler.ir.tensor_core import (
     ROWS,
     WARP,
     GroupLayout,
-    GroupMma,
     GroupShape,
-    GroupWait,
     ProxyFence,
+    WarpgroupMma,
+    WarpgroupWait,
 )
 from retune.compiler.lower.gpu.tensor_cores import FRAGMENT_LOOPS, Fragments, TensorBuilder
 from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
@@ -214,7 +214,7 @@ class GroupBuilder(TensorBuilder):
         first = (const(0),) * len(sums.shape)
         left = start(group.left, group.row_warp // GROUP_WARPS * (GROUP_ROWS * product.rows))
         right = start(group.right, group.column_warp * (COLUMNS * product.columns))
-        multiply = GroupMma(
+        multiply = WarpgroupMma(
             product.kind,
             group.shape,
             sums,
@@ -227,7 +227,7 @@ class GroupBuilder(TensorBuilder):
             group.right.layout,
         )
         # The factors are written as by any store, which the tensor cores see only after a fence.
-        steps = block(ProxyFence(), multiply, GroupWait(0, sums, first, group.shape.sums))
+        steps = block(ProxyFence(), multiply, WarpgroupWait(0, sums, first, group.shape.sums))
         around = outer[: len(outer) - group.folded]
         cleared = Fragments(product, sums, inner, stage_id).cleared()
         return block(cleared, self.wrap(stage_id, around, steps, [], None))

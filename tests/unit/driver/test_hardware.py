@@ -57,22 +57,21 @@ def test_a_gpu_that_kernels_cannot_be_made_for_is_refused(arch: str, why: str) -
 
 
 def test_a_target_without_an_architecture_is_that_of_the_gpu_that_is_there() -> None:
-    assert str(target_on(Target("cuda"), DEVICE)) == "cuda -arch=sm_90"
-    assert str(target_on(Target("cuda -math=tf32"), DEVICE)) == "cuda -arch=sm_90 -math=tf32"
+    assert str(target_on(Target("cuda"), DEVICE)) == "cuda -arch=sm_90a"
+    assert str(target_on(Target("cuda -math=tf32"), DEVICE)) == "cuda -arch=sm_90a -math=tf32"
     assert target_on(Target("cuda"), replace(DEVICE, arch="sm_999")) == Target("cuda")  # newer than LLVM
     assert target_on(Target("cuda -arch=sm_90"), DEVICE) == Target("cuda -arch=sm_90")
 
 
 def test_a_target_without_instructions_of_warpgroups_gets_none() -> None:
     """An H100 has them, but code for sm_90 runs on GPUs that do not."""
-    hopper = replace(DEVICE, arch="sm_90a", facts=facts_of("sm_90a"))
-    assert hardware_of_gpu(hopper).gpu.group_tensor > 0
-    assert hardware_of_gpu(hopper, target_on(Target("cuda"), hopper)).gpu.group_tensor > 0
-    assert hardware_of_gpu(hopper, target_on(Target("cuda -arch=sm_90"), hopper)).gpu.group_tensor == 0
+    assert hardware_of_gpu(DEVICE).gpu.group_tensor > 0
+    assert hardware_of_gpu(DEVICE, target_on(Target("cuda"), DEVICE)).gpu.group_tensor > 0
+    assert hardware_of_gpu(DEVICE, target_on(Target("cuda -arch=sm_90"), DEVICE)).gpu.group_tensor == 0
 
 
 def test_incompatible_gpu_is_refused_before_building() -> None:
-    with pytest.raises(TargetError, match=r"the GPU here, Double, is sm_90 and runs no code for sm_120; name sm_90"):
+    with pytest.raises(TargetError, match=r"the GPU here, Double, is sm_90a and runs no code for sm_120; name sm_90a"):
         target_on(Target("cuda -arch=sm_120"), DEVICE)
 
 

@@ -123,5 +123,5 @@ def test_a_script_builds_for_a_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch
     (result,) = product.outputs()
     product(*factors(), result)
     np.testing.assert_allclose(result, np.matmul(*factors()), rtol=1e-5)
-    with pytest.raises(TargetError, match="the GPU here, Double 0, is sm_90 and runs no code for sm_100"):
+    with pytest.raises(TargetError, match="the GPU here, Double 0, is sm_90a and runs no code for sm_100"):
         auto_scheduler.build(schedule, args, "cuda -arch=sm_100")

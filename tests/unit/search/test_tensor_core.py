@@ -11,7 +11,7 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import LoweringError, TargetError
 from retune.compiler.features import extract
 from retune.compiler.ir.stmt import walk_stmt as walk
-from retune.compiler.ir.tensor_core import GroupMma, Mma
+from retune.compiler.ir.tensor_core import Mma, WarpgroupMma
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
@@ -174,5 +174,5 @@ def test_programs_of_warpgroups_are_first_where_a_gpu_has_them() -> None:
     groups = 0
     for program in programs:
         (kernel, *_) = lower_for_gpu(replay(task.dag, program.steps), "k", task.hardware).kernels
-        groups += any(isinstance(stmt, GroupMma) for stmt in walk(kernel.body.body))
+        groups += any(isinstance(stmt, WarpgroupMma) for stmt in walk(kernel.body.body))
     assert groups >= 8

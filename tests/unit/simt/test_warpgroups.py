@@ -11,7 +11,7 @@ from retune.compiler.errors import KernelFaultError
 from retune.compiler.ir.expr import Load
 from retune.compiler.ir.kernel import INDICES, DeviceFunction
 from retune.compiler.ir.stmt import Barrier, Block, If, LoopKind, Stmt, Store, block, map_stmt, walk_stmt
-from retune.compiler.ir.tensor_core import GroupMma, GroupWait, ProxyFence
+from retune.compiler.ir.tensor_core import ProxyFence, WarpgroupMma, WarpgroupWait
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.simt.execute import execute
 from tests.support.tensor_core_products import (
@@ -58,7 +58,7 @@ def test_warpgroups_compute_the_definition_as_threads_and_as_ptx(name: str, leng
     dag = PRODUCTS[name]()
     steps = with_lengths(tensor_space(dag, WARPGROUPS, WARPGROUP_GPU), **LENGTHS[lengths], steps=1, depth=depth)
     function = lowered(dag, steps, WARPGROUP_GPU)
-    assert count_of(function, GroupMma) == 1
+    assert count_of(function, WarpgroupMma) == 1
     check_as_threads_and_as_ptx(dag, function, WARPGROUPS)
 
 
@@ -75,7 +75,7 @@ def count_of(function: DeviceFunction, kind: type[Stmt]) -> int:
 
 
 def program(depth: int, columns: int = 64) -> tuple[DeviceFunction, list[np.ndarray]]:
-    """A product of two warpgroups in eight turns, and its inputs. Columns that no vector divides are stored plainly."""
+    """A product of two warpgroups in eight iterations, and its inputs; columns that no vector divides are stored."""
     dag = product(128, columns, 256)
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
@@ -101,7 +101,7 @@ def without(function: DeviceFunction, kind: type[Stmt], number: int) -> DeviceFu
     ("kind", "fault"),
     [
         (ProxyFence, "but written without a proxy fence after it"),
-        (GroupWait, "while a multiplication that needs it is under way"),
+        (WarpgroupWait, "while a multiplication that needs it is under way"),
         (Barrier, r"with no barrier between|that needs it is under way"),
     ],
 )
@@ -124,7 +124,7 @@ def test_waiting_for_fewer_multiplications_is_found(depth: int) -> None:
     function, inputs = program(depth)
 
     def later(stmt: Stmt) -> Stmt | None:
-        return replace(stmt, pending=stmt.pending + 1) if isinstance(stmt, GroupWait) else None
+        return replace(stmt, pending=stmt.pending + 1) if isinstance(stmt, WarpgroupWait) else None
 
     with pytest.raises(KernelFaultError, match=r"is written by .* while a multiplication that needs it is under way"):
         execute(broken(function, later), inputs)
@@ -134,7 +134,7 @@ def test_sums_of_a_multiplication_under_way_are_not_read() -> None:
     function, inputs = program(4)
 
     def read_early(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, GroupMma):
+        if not isinstance(stmt, WarpgroupMma):
             return None
         return block(stmt, Store(stmt.sums, stmt.at, Load(stmt.sums, stmt.at)))
 
@@ -146,7 +146,7 @@ def test_part_of_a_warpgroup_is_found() -> None:
     function, inputs = program(1)
 
     def some(stmt: Stmt) -> Stmt | None:
-        return If(THREAD < 9, stmt) if isinstance(stmt, GroupMma) else None
+        return If(THREAD < 9, stmt) if isinstance(stmt, WarpgroupMma) else None
 
     with pytest.raises(KernelFaultError, match="is for whole warpgroups, but thread 9 of warpgroup 0 does not come"):
         execute(broken(function, some), inputs)
@@ -156,7 +156,7 @@ def test_threads_that_name_different_factors_are_found() -> None:
     function, inputs = program(1)
 
     def apart(stmt: Stmt) -> Stmt | None:
-        return replace(stmt, right_at=(THREAD * 8,)) if isinstance(stmt, GroupMma) else None
+        return replace(stmt, right_at=(THREAD * 8,)) if isinstance(stmt, WarpgroupMma) else None
 
     with pytest.raises(KernelFaultError, match=r"names another element of C\.right\.shared than the first thread"):
         execute(broken(function, apart), inputs)
@@ -168,7 +168,7 @@ def test_a_wrong_layout_makes_a_wrong_result(side: str) -> None:
     (wanted,) = execute(function, inputs)
 
     def turned(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, GroupMma):
+        if not isinstance(stmt, WarpgroupMma):
             return None
         layout = stmt.left_layout if side == "left" else stmt.right_layout
         other = replace(layout, leading=layout.stride, stride=layout.leading)

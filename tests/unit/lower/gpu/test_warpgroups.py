@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from retune.compiler.ir.stmt import Barrier, Let, Stmt, walk_stmt
-from retune.compiler.ir.tensor_core import AsyncCopy, GroupMma, GroupWait, LoadMatrix, Mma, ProxyFence, WaitGroup
+from retune.compiler.ir.stmt import Barrier, Let, Stmt, Store, walk_stmt
+from retune.compiler.ir.tensor_core import (
+    AsyncCopy,
+    LoadMatrix,
+    Mma,
+    ProxyFence,
+    WaitGroup,
+    WarpgroupMma,
+    WarpgroupWait,
+)
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.gpu.warpgroups import GroupBuilder
 from retune.compiler.schedule.state import replay
@@ -17,9 +25,9 @@ from tests.support.tensor_core_products import WARPGROUP_GPU, WARPGROUPS, lowere
 USUAL = {"rows": 32, "row_warps": 4, "columns": 16, "column_warps": 2, "steps": 2}
 
 
-def statements(dtype: str = "float16", **lengths: int) -> list[Stmt]:
+def statements(dtype: str = "float16", columns_of_result: int = 64, **lengths: int) -> list[Stmt]:
     """Those of the kernel of a product."""
-    dag = product(256, 64, 256, dtype)
+    dag = product(256, columns_of_result, 256, dtype)
     target = Target(f"{WARPGROUPS} -math=tf32")
     steps = with_lengths(tensor_space(dag, target, WARPGROUP_GPU), **{**USUAL, **lengths})
     (kernel,) = lowered(dag, steps, WARPGROUP_GPU).kernels
@@ -39,13 +47,25 @@ def test_a_multiplication_stays_under_way_where_there_are_four_tiles(
     depth: int, pending: list[int], ahead: int
 ) -> None:
     found = statements(depth=depth)
-    assert [stmt.pending for stmt in found if isinstance(stmt, GroupWait)] == pending
+    assert [stmt.pending for stmt in found if isinstance(stmt, WarpgroupWait)] == pending
     assert [stmt.pending for stmt in found if isinstance(stmt, WaitGroup)] == [max(0, ahead - 1)]
-    order = [type(stmt) for stmt in found if isinstance(stmt, (WaitGroup, ProxyFence, Barrier, GroupMma))]
+    order = [type(stmt) for stmt in found if isinstance(stmt, (WaitGroup, ProxyFence, Barrier, WarpgroupMma))]
     around = [Barrier] if depth == 1 else []
-    assert order == [*around, WaitGroup, Barrier, GroupMma]
+    assert order == [*around, WaitGroup, Barrier, WarpgroupMma]
     assert not any(isinstance(stmt, (LoadMatrix, Mma)) for stmt in found)
     assert all(stmt.cached for stmt in found if isinstance(stmt, AsyncCopy))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_fence_stands_between_what_is_stored_and_the_barrier(depth: int) -> None:
+    """37 columns are stored element by element, rows are copied."""
+    found = statements(columns_of_result=37, depth=depth)
+    kinds = [type(stmt) for stmt in found]
+    fence, multiply = kinds.index(ProxyFence), kinds.index(WarpgroupMma)
+    stored = [at for at, stmt in enumerate(found) if isinstance(stmt, Store) and stmt.buffer.scope == "shared"]
+    assert stored[0] < fence < multiply
+    assert Barrier in kinds[fence:multiply]
+    assert not any(fence < at < multiply for at in stored)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +79,7 @@ def test_a_multiplication_stays_under_way_where_there_are_four_tiles(
 def test_single_warps_multiply_where_no_group_can(dtype: str, lengths: dict[str, int]) -> None:
     found = statements(dtype, **lengths)
     assert any(isinstance(stmt, Mma) for stmt in found)
-    assert not any(isinstance(stmt, (GroupMma, ProxyFence)) for stmt in found)
+    assert not any(isinstance(stmt, (WarpgroupMma, ProxyFence)) for stmt in found)
 
 
 def test_single_warps_multiply_where_the_gpu_has_no_groups() -> None:
@@ -78,7 +98,7 @@ def test_single_warps_multiply_where_core_matrices_have_no_room() -> None:
     lengths = {"rows": 32, "row_warps": 8, "columns": 128, "column_warps": 2, "steps": 1, "depth": 2}
     steps = with_lengths(tensor_space(dag, WARPGROUPS, WARPGROUP_GPU), **lengths)
     cores, rows = (2 * 2 * 2 * each for each in (256 * (16 + 1), 16 * (256 + 8)))
-    for room, kind, used in ((cores, GroupMma, cores), (cores - 1, Mma, rows)):
+    for room, kind, used in ((cores, WarpgroupMma, cores), (cores - 1, Mma, rows)):
         (kernel,) = lowered(dag, steps, replace(WARPGROUP_GPU, max_shared_memory_per_block=room)).kernels
         assert any(isinstance(stmt, kind) for stmt in walk_stmt(kernel.body.body))
         assert kernel.bytes_of("shared") == used
@@ -99,6 +119,6 @@ def test_copies_of_sixteen_bytes_stay_so() -> None:
         function = lower_for_gpu(replay(dag, steps), "k", WARPGROUP_GPU, check=True)
         found = list(walk_stmt(function.kernels[0].body.body))
         assert {stmt.count for stmt in found if isinstance(stmt, AsyncCopy)} == {8}
-        (multiply,) = (stmt for stmt in found if isinstance(stmt, GroupMma))
+        (multiply,) = (stmt for stmt in found if isinstance(stmt, WarpgroupMma))
         assert multiply.left_layout.transposed == ("A" in turned)
         assert multiply.right_layout.transposed == ("B" not in turned)
