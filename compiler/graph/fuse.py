@@ -11,8 +11,8 @@ node that every path to a graph output passes first) is taken whole or not at al
         other branch, computed before
 
 What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored. So is
-what resamples a smaller tensor there. A concatenation that only a convolution with padding reads, or cheap operators
-such as an activation that nothing else could take, are computed by its padding, which copies what it reads anyway.
+what resamples a smaller tensor there, and a concatenation that only a convolution with padding reads: its padding
+copies what it reads anyway.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,7 @@ _LARGEST = 64
 """Nodes of that expression, in which a node stands as often as it is read: `x + x`, of itself, doubles with each node.
 """
 _PADDED = ("conv2d", "conv3d")
-"""Operators whose padding may compute what it copies, or read the operands of a concatenation where they lie."""
-_CHEAP = ("relu", "leaky_relu", "clip", "hard_swish", "add", "sub", "mul")
-"""Operators that may be computed again wherever padding copies an element: it does for each tile of the result."""
+"""Operators whose padding may read the operands of a concatenation where they lie."""
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
 
 
@@ -80,16 +78,12 @@ def fuse(graph: Graph) -> Fusion:
     aliases = _aliases(graph)
     free = [node.output not in aliases for node in graph.nodes]
     flow = _Flow(graph)
-    grown: dict[int, list[int]] = {}
-    before: dict[int, list[int]] = {}
-    for starts in _starts(graph):
-        for start in starts:
-            if free[start]:
-                free[start] = False
-                grown[start] = _grow(graph, flow, start, free)
-        # Only what no convolution, product or reduction could take after it.
-        before |= {start: _before_padding(graph, flow, start, free) for start in starts if start in grown}
-    groups = [([*before[start], *members], len(before[start])) for start, members in grown.items()]
+    groups: list[tuple[list[int], int]] = []
+    for start in _starts(graph):
+        if free[start]:
+            free[start] = False
+            before = _concatenated(graph, flow, start, free)
+            groups.append(([*before, *_grow(graph, flow, start, free)], len(before)))
     # By its last node: a group's inputs are all computed before that, and nodes are in topological order.
     groups.sort(key=lambda group: group[0][-1])
     fused = tuple(FusedOp(tuple(graph.nodes[index] for index in members), place) for members, place in groups)
@@ -139,8 +133,8 @@ def _is_view(graph: Graph, node: Node) -> bool:
     return moved == sorted(moved)
 
 
-def _starts(graph: Graph) -> tuple[list[int], list[int]]:
-    """Nodes in the order in which they may claim others: convolutions, products and reductions, then all others.
+def _starts(graph: Graph) -> list[int]:
+    """Nodes in the order in which they may claim others.
 
     Of two convolutions that are added, the one with more work takes the addition (the later one when they are alike).
     In a residual block that makes the same kernel whether or not the shortcut has a convolution: fewer tasks to tune.
@@ -152,7 +146,7 @@ def _starts(graph: Graph) -> tuple[list[int], list[int]]:
     complex_.sort(key=lambda index: -_work(graph, graph.nodes[index]))
     reductions = [index for index in reversed(order) if kinds[index] is FusionKind.REDUCTION]
     claimed = {*complex_, *reductions}
-    return [*complex_, *reductions], [index for index in order if index not in claimed]
+    return [*complex_, *reductions, *(index for index in order if index not in claimed)]
 
 
 def _work(graph: Graph, node: Node) -> int:
@@ -188,30 +182,16 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
     return [start, *sorted((*members[1:], *_widened(graph, flow, members, free)))]
 
 
-def _before_padding(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
-    """Nodes, taken from `free`, that only the padding of a convolution reads: a few cheap element-wise operators of one
-    tensor, a concatenation, or the one after the other.
-    """
+def _concatenated(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
+    """The concatenation, taken from `free`, that only a convolution reads, with padding."""
     node = graph.nodes[start]
     if node.op not in _PADDED or not any(node.ints("pads")):
         return []
-    chain: list[int] = []
-    reader = start
-    while len(chain) < _LONGEST_CHAIN:
-        index = flow.number.get(graph.nodes[reader].inputs[0])
-        if index is None or not free[index] or flow.read_by(index) != {reader}:
-            break
-        producer, first = graph.nodes[index], graph.values[graph.nodes[index].inputs[0]]
-        alike = first.shape == graph.values[producer.output].shape
-        if producer.op == "concat" or (
-            producer.op in _CHEAP and alike and all(name in graph.constants for name in producer.inputs[1:])
-        ):
-            free[index] = False
-            chain.append(index)
-            reader = index
-        if producer.op == "concat" or reader != index:
-            break
-    return chain[::-1]
+    index = flow.number.get(node.inputs[0])
+    if index is None or graph.nodes[index].op != "concat" or not free[index] or flow.read_by(index) != {start}:
+        return []
+    free[index] = False
+    return [index]
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.passes.shapes import reshaped_broadcast
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.verify import verify
-from tests.support.attributes import CONV
 
 
 def settled(graph: Graph) -> Graph:
@@ -113,21 +111,6 @@ def test_what_is_broadcast_behind_a_reshape(
     operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...], wanted: tuple[int, ...] | None
 ) -> None:
     assert reshaped_broadcast(operand, after, before) == wanted
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_the_product_behind_a_shortcut_has_the_addition(swapped: bool) -> None:
-    """Though the shortcut is a product too, and in another shape: the other one is computed from it."""
-    b = GraphBuilder("blocks", [Value("x", (1, 1, 6, 8))])
-    rng = np.random.default_rng(0)
-    first = b.constant(rng.standard_normal((1, 1, 8, 8), np.float32), "w")
-    value = b.emit("conv2d", ["x", first], {**CONV, "pads": (0, 0, 0, 0)})
-    for weight in (b.constant(rng.standard_normal((8, 8), np.float32), "w") for _ in range(2)):
-        flat = b.emit("reshape", [b.emit("tanh", [value])], {"shape": (6, 8)})
-        made = b.emit("reshape", [b.emit("dense", [flat, weight])], {"shape": (1, 1, 6, 8)})
-        value = b.emit("add", [made, value] if swapped else [value, made])
-    groups = ["+".join(node.op for node in group.nodes) for group in fuse(settled(b.finish({"y": value}))).groups]
-    assert groups == ["conv2d", "tanh", "dense+add", "tanh", "dense+add"]
 
 
 @settings(deadline=None, max_examples=100)
