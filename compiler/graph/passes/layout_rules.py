@@ -6,6 +6,7 @@ Layout changes sink: an operator that works in any axis order is computed before
 transposes meet the next layout change and cancel there, or reach an output.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -161,17 +162,27 @@ def _takes_first(builder: GraphBuilder, other: str, name: str, *, is_before: boo
     """Whether of two products that an operator reads `other` can take it, rather than `name`: the one that is computed
     from the other, as beside the shortcut of a residual block, since the operator waits for it; else the first operand.
     """
-    return not _computes(builder, other, name) if is_before else _computes(builder, name, other)
+    one, two = (_unreshaped(builder, each) for each in (other, name))
+    return not _computes(builder, one, two) if is_before else _computes(builder, two, one)
+
+
+def _unreshaped(builder: GraphBuilder, name: str) -> str:
+    """The value that reshapes show."""
+    node = builder.producer(name)
+    while node is not None and node.op == "reshape":
+        name = node.inputs[0]
+        node = builder.producer(name)
+    return name
 
 
 def _computes(builder: GraphBuilder, name: str, later: str) -> bool:
     """Whether a value is computed from `name`, within some distance."""
-    seen, stack = {later}, [later]
-    while stack and name not in seen and len(seen) <= _FARTHEST:
-        node = builder.producer(stack.pop())
+    seen, queue = {later}, deque([later])
+    while queue and name not in seen and len(seen) <= _FARTHEST:
+        node = builder.producer(queue.popleft())
         fresh = [] if node is None else [operand for operand in node.inputs if operand not in seen]
         seen.update(fresh)
-        stack += fresh
+        queue += fresh
     return name in seen
 
 

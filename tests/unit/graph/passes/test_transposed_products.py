@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.graph.passes.shapes import reshaped_broadcast
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.verify import verify
+from tests.support.attributes import CONV
 
 
 def settled(graph: Graph) -> Graph:
@@ -111,6 +113,26 @@ def test_what_is_broadcast_behind_a_reshape(
     operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...], wanted: tuple[int, ...] | None
 ) -> None:
     assert reshaped_broadcast(operand, after, before) == wanted
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("first", "flat"), [("conv2d", (6, 8)), ("dense", (3, 16))])
+def test_the_product_behind_a_shortcut_has_the_addition(first: str, flat: tuple[int, int], swapped: bool) -> None:
+    """Though the shortcut is a product too, and in another shape: the other one is computed from it."""
+    b = GraphBuilder("blocks", [Value("x", (1, 1, 6, 8) if first == "conv2d" else (6, 8))])
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((8, 8), np.float32)
+    if first == "conv2d":
+        value = b.emit("conv2d", ["x", b.constant(weight.reshape(1, 1, 8, 8), "w")], {**CONV, "pads": (0, 0, 0, 0)})
+    else:
+        value = b.emit("reshape", [b.emit("dense", ["x", b.constant(weight, "w")])], {"shape": (1, 1, 6, 8)})
+    for _ in range(2):
+        rows = b.emit("reshape", [b.emit("tanh", [value])], {"shape": flat})
+        made = b.emit("dense", [rows, b.constant(rng.standard_normal((flat[1],) * 2, np.float32), "w")])
+        made = b.emit("reshape", [made], {"shape": (1, 1, 6, 8)})
+        value = b.emit("add", [made, value] if swapped else [value, made])
+    groups = ["+".join(node.op for node in group.nodes) for group in fuse(settled(b.finish({"y": value}))).groups]
+    assert groups == [first, "tanh", "dense+add", "tanh", "dense+add"]
 
 
 @settings(deadline=None, max_examples=100)
