@@ -48,14 +48,17 @@ def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records of a GPU are kept under its name, not under that of the CPU beside it."""
-    first, second, *_ = extract_network("mlp", "cuda -arch=sm_90", 1).tasks
-    made = [(first, DEVICE.identity), (second, "another GPU")]
+    here = f"cuda -arch={DEVICE.arch}"
+    made = []
+    for target in (here, "cuda -arch=sm_90"):  # which this one runs too
+        first, second, *_ = extract_network("mlp", target, 1).tasks
+        made += [(first, DEVICE.identity), (second, "another GPU")]
     records = [
         replace(_record(task, device), steps=dump_steps(default_gpu_steps(task.dag)), threads=7)
         for task, device in made
     ]
     ParquetRecordStore(folder / "state").append(records)
-    for gpu, target, count in ((DEVICE, "cuda", 1), (None, "cuda -arch=sm_90", 2)):
+    for gpu, target, count in ((DEVICE, "cuda", 1), (DEVICE, "cuda -arch=sm_90", 1), (None, here, 2)):
         monkeypatch.setattr(compile_module, "gpu_here", lambda _, gpu=gpu: gpu)
         arguments = ("--threads", "1", "--target", target, "-o", "out.retune", "--quiet")
         assert run(monkeypatch, "compile", "mlp", *arguments) == 0

@@ -43,7 +43,7 @@ def test_this_machine_can_build_and_run_a_kernel() -> None:
 @pytest.mark.parametrize(
     ("missing", "driver", "verdict", "words"),
     [
-        ("", "", Verdict.OK, "Double 0 (sm_90), Double 1 (sm_90)"),
+        ("", "", Verdict.OK, "Double 0 (sm_90a), Double 1 (sm_90a)"),
         ("the packages are missing", "", Verdict.OK, "no NVIDIA driver: CPUs only"),
         ("the packages are missing", "NVRM version: 570\nGCC", Verdict.WARN, "NVRM version: 570"),
     ],

@@ -32,7 +32,7 @@ def test_a_job_for_a_gpu_is_for_the_one_that_is_there(monkeypatch: pytest.Monkey
     asked = job(target="cuda", threads=1)
     monkeypatch.setattr(device_module, "gpu_here", lambda _: DEVICE)
     found = device_module.resolve_device(asked)
-    assert (found.target, found.device) == ("cuda -arch=sm_90", DEVICE.identity)
+    assert (found.target, found.device) == ("cuda -arch=sm_90a", DEVICE.identity)
     monkeypatch.setattr(device_module, "gpu_here", lambda _: None)
     assert device_module.resolve_device(asked) == asked
 
