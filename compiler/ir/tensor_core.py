@@ -12,8 +12,8 @@ consecutive warps, the first one a multiple of four; all of them execute a `Warp
                         8 × 8 halves of shared memory, `count` times, as fragments of a warp
     Mma(kind, sums, at, left, left_at, right, right_at)
                         16 × 8 sums += 16 × depth by depth × 8
-    ProxyFence()        what the thread has written to shared memory is there for a later `WarpgroupMma`
-    WarpgroupMma(kind, shape, sums, at, left, left_at, left_layout, right, right_at, right_layout)
+    ProxyFence()        what the thread has stored in shared memory is there for a later `WarpgroupMma`
+    WarpgroupMma(kind, sums, at, left, left_at, right, right_at, shape, left_layout, right_layout)
                         starts to add products of matrices in shared memory to the sums of four warps
     WarpgroupWait(pending, sums, at, count)
                         of what the warpgroup has started at most the last `pending` are not done
@@ -21,7 +21,7 @@ consecutive warps, the first one a multiple of four; all of them execute a `Warp
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.ir.expr import BOOL, Buffer, Const, Expr
@@ -216,8 +216,8 @@ class LoadMatrix(Together):
 
 
 @dataclass(frozen=True, slots=True)
-class Mma(Together):
-    """Add the product of two fragments, each from its place in the thread's own memory on, to the sums."""
+class Multiplication(Together):
+    """What adds the product of two factors to sums, each from a place in its buffer on."""
 
     kind: str
     sums: Buffer
@@ -229,23 +229,33 @@ class Mma(Together):
 
     @property
     def instruction(self) -> Instruction:
-        """What is multiplied."""
+        """What a warp multiplies at once."""
         return INSTRUCTIONS[self.kind]
 
     def exprs(self) -> Iterator[Expr]:
         """Every whole expression."""
         yield from (*self.at, *self.left_at, *self.right_at)
 
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "Mma":
+    def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
         """The statement with `rule` applied to every whole expression."""
         at, left, right = (tuple(map(rule, each)) for each in (self.at, self.left_at, self.right_at))
         return replace(self, at=at, left_at=left, right_at=right)
 
-    def __str__(self) -> str:
+    def places(self) -> tuple[str, str, str]:
+        """The first elements of the sums and of the factors, in words."""
         sums, left, right = (
             f"{buffer}[{', '.join(map(str, place))}]"
             for buffer, place in ((self.sums, self.at), (self.left, self.left_at), (self.right, self.right_at))
         )
+        return sums, left, right
+
+
+@dataclass(frozen=True, slots=True)
+class Mma(Multiplication):
+    """Add the product of two fragments, each from its place in the thread's own memory on, to the sums."""
+
+    def __str__(self) -> str:
+        sums, left, right = self.places()
         return f"{sums} += {left} * {right} by {self.instruction.name}.{self.kind}"
 
 
@@ -311,46 +321,21 @@ class GroupShape:
 
 
 @dataclass(frozen=True, slots=True)
-class WarpgroupMma(Together):
+class WarpgroupMma(Multiplication):
     """Start to add to the sums of the four warps the product of two factors in shared memory, each from an element on
     that is the same for all of them. Until a `WarpgroupWait` the sums must not be accessed, nor the factors written.
     """
 
-    kind: str
     shape: GroupShape
-    sums: Buffer
-    at: Exprs
-    left: Buffer
-    left_at: Exprs
     left_layout: GroupLayout
-    right: Buffer
-    right_at: Exprs
     right_layout: GroupLayout
 
-    @property
-    def instruction(self) -> Instruction:
-        """What each warp does of one instruction, fragment by fragment."""
-        return INSTRUCTIONS[self.kind]
-
-    def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
-        yield from (*self.at, *self.left_at, *self.right_at)
-
-    def mapped(self, rule: Callable[[Expr], Expr]) -> "WarpgroupMma":
-        """The statement with `rule` applied to every whole expression."""
-        at, left, right = (tuple(map(rule, each)) for each in (self.at, self.left_at, self.right_at))
-        return replace(self, at=at, left_at=left, right_at=right)
-
     def __str__(self) -> str:
-        sums, left, right = (
-            f"{buffer}[{', '.join(map(str, place))}]"
-            for buffer, place in ((self.sums, self.at), (self.left, self.left_at), (self.right, self.right_at))
-        )
-        layouts = (
+        sums, left, right = self.places()
+        one, other = (
             f"{'transposed ' if each.transposed else ''}{each.leading}, {each.stride}"
             for each in (self.left_layout, self.right_layout)
         )
-        one, other = layouts
         count = f"{self.shape.rows} x {self.shape.steps} times m64n{self.shape.columns * COLUMNS}k16.{self.kind}"
         return f"group {sums} += {left} ({one}) * {right} ({other}) by {count}"
 

@@ -51,6 +51,24 @@ class Place:
         block, number = divmod(int(thread), self.threads)
         return f"thread {number} of block {block}"
 
+    def check_whole(self, threads: Numbers, size: int, group: str, member: str) -> None:
+        """Check that all threads of a `group` of `size`, such as a warp, come to the statement together; one of them is
+        a `member`.
+
+        Raises: KernelFaultError.
+        """
+        if self.threads % size:
+            raise self.fault(f"{self.text()} is for whole {group}s of {size} threads, but a block has {self.threads}")
+        found = np.bincount(threads // size, minlength=1)
+        torn = (found > 0) & (found < size)
+        if torn.any():
+            number = int(np.argmax(torn))
+            missing = np.setdiff1d(number * size + np.arange(size), threads)[0]
+            raise self.fault(
+                f"{self.text()} is for whole {group}s, but {member} {int(missing) % size} of {group} "
+                f"{number * size % self.threads // size} does not come to it"
+            )
+
     def fault(self, what: str) -> KernelFaultError:
         """The error that says what is wrong."""
         return KernelFaultError(f"{self.kernel}: {what}")

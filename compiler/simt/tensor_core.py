@@ -150,7 +150,7 @@ class TensorUnit:
         side: Callable[[Buffer], Side],
     ) -> None:
         """Every lane gets its elements of matrices whose rows the lanes point to."""
-        self.check_warps(numbers)
+        self.place.check_whole(numbers, WARP, "warp", "lane")
         source, target = side(stmt.source), side(stmt.target)
         # Of one matrix only lanes 0 to 7 give row addresses, of two lanes 0 to 15 (PTX ISA, ldmatrix).
         pointing = np.arange(len(numbers)).reshape(-1, WARP)[:, : stmt.count * MATRIX].reshape(-1)
@@ -180,7 +180,7 @@ class TensorUnit:
         side: Callable[[Buffer], Side],
     ) -> None:
         """The warps add the products of their fragments to their sums, in float32."""
-        self.check_warps(numbers)
+        self.place.check_whole(numbers, WARP, "warp", "lane")
         kind, sums = stmt.instruction, side(stmt.sums)
         left = self.fragment(side(stmt.left), values(stmt.left_at), kind.left_elements)
         right = self.fragment(side(stmt.right), values(stmt.right_at), kind.right_elements)
@@ -208,22 +208,6 @@ class TensorUnit:
         places = side.memory.neighbors(side.copies, at, side.who, count)
         who, when = (np.repeat(each, count) for each in (side.who, side.epochs))
         side.memory.write_at(places.reshape(-1), values.reshape(-1), who, when)
-
-    def check_warps(self, numbers: Numbers) -> None:
-        """Raises: KernelFaultError unless the threads are whole warps."""
-        if self.place.threads % WARP:
-            raise self.place.fault(
-                f"{self.place.text()} is for whole warps of {WARP} threads, but a block has {self.place.threads}"
-            )
-        found = np.bincount(numbers // WARP, minlength=1)
-        torn = (found > 0) & (found < WARP)
-        if torn.any():
-            warp = int(np.argmax(torn))
-            missing = np.setdiff1d(warp * WARP + _LANES, numbers)[0]
-            raise self.place.fault(
-                f"{self.place.text()} is for whole warps, but lane {int(missing) % WARP} of warp "
-                f"{warp * WARP % self.place.threads // WARP} does not come to it"
-            )
 
 
 def _places(kind: Instruction, side: str, element: int) -> tuple[Numbers, Numbers]:

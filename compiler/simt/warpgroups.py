@@ -71,7 +71,7 @@ class Warpgroups:
 
         Raises: KernelFaultError.
         """
-        self.check_groups(numbers)
+        self.place.check_whole(numbers, GROUP, "warpgroup", "thread")
         shape, depth = stmt.shape, stmt.instruction.depth * stmt.shape.steps
         rows, columns = shape.rows * GROUP_ROWS, shape.columns * COLUMNS
         left, one = self.factor(side(stmt.left), values(stmt.left_at), stmt.left_layout, (rows, depth))
@@ -94,7 +94,7 @@ class Warpgroups:
 
     def wait(self, stmt: WarpgroupWait, numbers: Numbers, epochs: Numbers) -> None:
         """What the warpgroups have started is done, but for the youngest."""
-        self.check_groups(numbers)
+        self.place.check_whole(numbers, GROUP, "warpgroup", "thread")
         when = dict(zip(numbers.tolist(), epochs.tolist(), strict=True))
         left: list[_Started] = []
         for each in self.under_way:
@@ -137,22 +137,6 @@ class Warpgroups:
         side.memory.check_fenced(places.reshape(-1), np.repeat(who[:, 0], len(offsets)))
         _note_read(side.memory, places, read.who, epochs)
         return read, side.memory.data[places].reshape(-1, *shape).astype(np.float32)
-
-    def check_groups(self, numbers: Numbers) -> None:
-        """Raises: KernelFaultError unless the threads are whole warpgroups."""
-        if self.place.threads % GROUP:
-            raise self.place.fault(
-                f"{self.place.text()} is for whole warpgroups of {GROUP} threads, but a block has {self.place.threads}"
-            )
-        found = np.bincount(numbers // GROUP, minlength=1)
-        torn = (found > 0) & (found < GROUP)
-        if torn.any():
-            group = int(np.argmax(torn))
-            missing = np.setdiff1d(group * GROUP + np.arange(GROUP), numbers)[0]
-            raise self.place.fault(
-                f"{self.place.text()} is for whole warpgroups, but thread {int(missing) % GROUP} of warpgroup "
-                f"{group * GROUP % self.place.threads // GROUP} does not come to it"
-            )
 
 
 def _note_read(memory: Memory, places: Numbers, who: Numbers, epochs: Numbers) -> None:

@@ -10,6 +10,7 @@ from retune.compiler.codegen.nvptx import ptx
 from retune.compiler.gpu_facts import facts_of
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.ir.stmt import Block, Stmt, map_stmt, walk_stmt
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.ops import OPS, Attribute
 from retune.compiler.schedule.dag import ComputeDAG
@@ -142,6 +143,24 @@ def with_lengths(space: SketchSpace, **lengths: int) -> tuple[Step, ...]:
 def lowered(dag: ComputeDAG, steps: tuple[Step, ...], hardware: HardwareParams = GPU) -> DeviceFunction:
     """The kernels of a program, every pass verified."""
     return lower_for_gpu(replay(dag, steps), "k", hardware, check=True)
+
+
+def count_of(function: DeviceFunction, kind: type[Stmt]) -> int:
+    """How many statements of a kind its kernels have."""
+    return sum(isinstance(stmt, kind) for kernel in function.kernels for stmt in walk_stmt(kernel.body.body))
+
+
+def broken(function: DeviceFunction, rule: Callable[[Stmt], Stmt | None]) -> DeviceFunction:
+    """The function with its statements changed by a rule."""
+    (kernel,) = function.kernels
+    body = replace(kernel.body, body=map_stmt(kernel.body.body, rule))
+    return replace(function, kernels=(replace(kernel, body=body),))
+
+
+def without(function: DeviceFunction, kind: type[Stmt], number: int) -> DeviceFunction:
+    """The function without its statement number `number` of a kind."""
+    iteration = iter(range(10**6))
+    return broken(function, lambda stmt: Block(()) if isinstance(stmt, kind) and next(iteration) == number else None)
 
 
 def check_as_threads_and_as_ptx(dag: ComputeDAG, function: DeviceFunction, target: Target = TF32) -> None:

@@ -214,18 +214,9 @@ class GroupBuilder(TensorBuilder):
         first = (const(0),) * len(sums.shape)
         left = start(group.left, group.row_warp // GROUP_WARPS * (GROUP_ROWS * product.rows))
         right = start(group.right, group.column_warp * (COLUMNS * product.columns))
-        multiply = WarpgroupMma(
-            product.kind,
-            group.shape,
-            sums,
-            first,
-            self.buffers[group.left.stage][0],
-            left,
-            group.left.layout,
-            self.buffers[group.right.stage][0],
-            right,
-            group.right.layout,
-        )
+        one, other = (self.buffers[factor.stage][0] for factor in (group.left, group.right))
+        layouts = group.left.layout, group.right.layout
+        multiply = WarpgroupMma(product.kind, sums, first, one, left, other, right, group.shape, *layouts)
         # The factors are written as by any store, which the tensor cores see only after a fence.
         steps = block(ProxyFence(), multiply, WarpgroupWait(0, sums, first, group.shape.sums))
         around = outer[: len(outer) - group.folded]

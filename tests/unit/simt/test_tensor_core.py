@@ -1,7 +1,6 @@
 """Products on tensor cores, executed lane by lane: what they compute, and faults that are put into them on purpose."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,21 +12,29 @@ from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.stmt import (
     Allocate,
     Barrier,
-    Block,
     If,
     LoopFunction,
     LoopKind,
     Stmt,
     Store,
     block,
-    map_stmt,
     walk_stmt,
 )
 from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
-from tests.support.tensor_core_products import PRODUCTS, lowered, product, sampled, tensor_space, with_lengths
+from tests.support.tensor_core_products import (
+    PRODUCTS,
+    broken,
+    count_of,
+    lowered,
+    product,
+    sampled,
+    tensor_space,
+    with_lengths,
+    without,
+)
 from tests.support.tiers import long_except
 
 PROGRAMS = 3
@@ -91,23 +98,6 @@ def program(depth: int, dtype: str = "float16", steps: int = 1) -> tuple[DeviceF
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
     return lowered(dag, with_lengths(tensor_space(dag), depth=depth, steps=steps)), inputs
-
-
-def broken(function: DeviceFunction, rule: Callable[[Stmt], Stmt | None]) -> DeviceFunction:
-    """The function with its statements changed by a rule."""
-    (kernel,) = function.kernels
-    body = replace(kernel.body, body=map_stmt(kernel.body.body, rule))
-    return replace(function, kernels=(replace(kernel, body=body),))
-
-
-def without(function: DeviceFunction, kind: type[Stmt], number: int) -> DeviceFunction:
-    """The function without its statement number `number` of a kind."""
-    iteration = iter(range(10**6))
-    return broken(function, lambda stmt: Block(()) if isinstance(stmt, kind) and next(iteration) == number else None)
-
-
-def count_of(function: DeviceFunction, kind: type[Stmt]) -> int:
-    return sum(isinstance(stmt, kind) for stmt in statements(function))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

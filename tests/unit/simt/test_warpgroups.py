@@ -10,21 +10,24 @@ import pytest
 from retune.compiler.errors import KernelFaultError
 from retune.compiler.ir.expr import Load
 from retune.compiler.ir.kernel import INDICES, DeviceFunction
-from retune.compiler.ir.stmt import Barrier, Block, If, LoopKind, Stmt, Store, block, map_stmt, walk_stmt
+from retune.compiler.ir.stmt import Barrier, If, LoopKind, Stmt, Store, block
 from retune.compiler.ir.tensor_core import ProxyFence, WarpgroupMma, WarpgroupWait
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.simt.execute import execute
 from tests.support.tensor_core_products import (
     WARPGROUP_GPU,
     WARPGROUPS,
+    broken,
     called,
     check_as_threads_and_as_ptx,
     conv,
+    count_of,
     lowered,
     product,
     sampled,
     tensor_space,
     with_lengths,
+    without,
 )
 from tests.support.tiers import long_except
 
@@ -70,10 +73,6 @@ def test_sampled_programs_compute_the_definition(name: str) -> None:
         check_as_threads_and_as_ptx(dag, lowered(dag, steps, WARPGROUP_GPU), WARPGROUPS)
 
 
-def count_of(function: DeviceFunction, kind: type[Stmt]) -> int:
-    return sum(isinstance(stmt, kind) for kernel in function.kernels for stmt in walk_stmt(kernel.body.body))
-
-
 def program(depth: int, columns: int = 64) -> tuple[DeviceFunction, list[np.ndarray]]:
     """A product of two warpgroups in eight iterations, and its inputs; columns that no vector divides are stored."""
     dag = product(128, columns, 256)
@@ -81,19 +80,6 @@ def program(depth: int, columns: int = 64) -> tuple[DeviceFunction, list[np.ndar
     inputs = [rng.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in dag.inputs]
     lengths = {"rows": 16, "row_warps": 8, "columns": 16, "column_warps": 1, "steps": 2, "depth": depth}
     return lowered(dag, with_lengths(tensor_space(dag, WARPGROUPS, WARPGROUP_GPU), **lengths), WARPGROUP_GPU), inputs
-
-
-def broken(function: DeviceFunction, rule: Callable[[Stmt], Stmt | None]) -> DeviceFunction:
-    """The function with its statements changed by a rule."""
-    (kernel,) = function.kernels
-    body = replace(kernel.body, body=map_stmt(kernel.body.body, rule))
-    return replace(function, kernels=(replace(kernel, body=body),))
-
-
-def without(function: DeviceFunction, kind: type[Stmt], number: int) -> DeviceFunction:
-    """The function without its statement number `number` of a kind."""
-    iteration = iter(range(10**6))
-    return broken(function, lambda stmt: Block(()) if isinstance(stmt, kind) and next(iteration) == number else None)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
