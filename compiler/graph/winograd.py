@@ -1,4 +1,5 @@
-"""Winograd's minimal filtering for groups with a 3x3 convolution of stride 1: float32, constant weights, channels last.
+"""Winograd's minimal filtering for groups with a 3x3 convolution of stride 1, or with one of three dimensions and 3x3
+taps in the last two: float32, constant weights, channels last.
 
 F(4x4, 3x3) needs a quarter of the products and four times the weights; F(2x2, 3x3) 4/9 of the products and 16/9 of the
 weights. With few tiles the larger weights cost more than the products save, so then the smaller transform is offered,
@@ -39,7 +40,8 @@ of weights that arrive in a cycle, since they exceed the near caches. All four a
 channels on a Zen 3 core, so that predicted speedups are below those measured.
 """
 _PROBE, _PROBED_CHANNELS = 8, 32
-"""Height and width of the image on which the error is measured, and for how many channels of the result."""
+"""The extent of every dimension of the image on which the error is measured, and for how many channels of the result.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Winograd:
         weight = graph.values[node.inputs[1]]
         # Lavin and Gray, 2015: F(m x m, r x r) needs (m + r - 1)^2 products for m^2 results, in place of m^2 r^2.
         alpha = self.tile + KERNEL - 1
-        packed = Value(f"{weight.name}.{self.name}", (alpha, alpha, *weight.shape[2:]), weight.dtype)
+        shape = (alpha, alpha, *weight.shape[:-4], *weight.shape[-2:])
+        packed = Value(f"{weight.name}.{self.name}", shape, weight.dtype)
         made = MadeConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
         nodes = tuple(self._node(one, packed.name) if one is node else one for one in group.nodes)
         return Variant(nodes, (), (made,), group.place)
@@ -71,9 +74,9 @@ class Winograd:
         node = group.core
         weight = graph.constants[node.inputs[1]]
         # Every result channel is computed independently, so evenly spaced ones are a sample of the error.
-        weight = weight[..., :: max(1, weight.shape[3] // _PROBED_CHANNELS)]
+        weight = weight[..., :: max(1, weight.shape[-1] // _PROBED_CHANNELS)]
         # A fixed seed: whether a layer has the alternative must be the same in every process of a run.
-        image = np.random.default_rng(0).standard_normal((1, _PROBE, _PROBE, weight.shape[2]))
+        image = np.random.default_rng(0).standard_normal((1, *[_PROBE] * (weight.ndim - 2), weight.shape[-2]))
         # The transforms of larger tiles have larger constants and lose accuracy by cancellation, depending on the
         # weights. The error is measured with the layer's own weights instead of being bounded for all.
         exact = evaluate_node(node, [image, weight.astype(np.float64)])
@@ -84,34 +87,38 @@ class Winograd:
     def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
         """The ratio of estimated cycles: fewer products against transforms of the image and larger weights."""
         weight, result = graph.values[group.core.inputs[1]].shape, graph.values[group.core.output]
-        channels, alpha = weight[2] * weight[3], self.tile + KERNEL - 1
+        # Multiply-adds per pixel of the result and tap of a 3x3 window.
+        terms, alpha = prod(weight[:-4]) * prod(weight[-2:]), self.tile + KERNEL - 1
         peak = hardware.multiply_adds_per_cycle(PER_CYCLE)
-        direct = prod(result.shape[:3]) * KERNEL**2 * channels / (_DIRECT * peak)
-        products = _tiles(result, self.tile) * alpha**2 * channels / (_PRODUCTS * peak)
-        elements = _tiles(result, self.tile) * alpha**2 * sum(weight[2:])
-        weights = alpha**2 * channels * item_bytes("float32")
+        direct = prod(result.shape[:-1]) * KERNEL**2 * terms / (_DIRECT * peak)
+        products = _tiles(result, self.tile) * alpha**2 * terms / (_PRODUCTS * peak)
+        elements = _tiles(result, self.tile) * alpha**2 * sum(weight[-2:])
+        weights = alpha**2 * terms * item_bytes("float32")
         around = (_PER_ELEMENT * elements + weights / _BYTES_PER_CYCLE) / max(1, hardware.num_cores)
         return direct / (products + around)
 
     def _node(self, node: Node, weight: str) -> Node:
         attrs = {"pads": node.attrs["pads"], "tile": self.tile}
-        return replace(node, op="winograd_conv2d", inputs=(node.inputs[0], weight), attrs=attrs)
+        return replace(node, op=f"winograd_{node.op}", inputs=(node.inputs[0], weight), attrs=attrs)
 
     def _applies(self, graph: Graph, node: Node) -> bool:
-        if node.op != "conv2d" or node.text("layout") != "NHWC" or node.inputs[1] not in graph.constants:
+        if node.op not in ("conv2d", "conv3d") or node.inputs[1] not in graph.constants:
             return False
         weight, result = graph.values[node.inputs[1]], graph.values[node.output]
-        plain = (1, 1) == node.ints("strides") == node.ints("dilations") and node.integer("groups") == 1
-        if not plain or weight.shape[:2] != (KERNEL, KERNEL) or weight.dtype != "float32":
+        plain = {1} == {*node.ints("strides"), *node.ints("dilations"), node.integer("groups")}
+        if not plain or not node.text("layout").endswith("C") or weight.shape[-4:-2] != (KERNEL, KERNEL):
             return False
-        if min(weight.shape[2:]) < LEAST_CHANNELS or _tiles(result, self.tile) < LEAST_TILES:
+        if weight.dtype != "float32" or min(weight.shape[-2:]) < LEAST_CHANNELS:
             return False
-        return not any(_tiles(result, larger.tile) >= MANY_TILES for larger in WINOGRAD if larger.tile > self.tile)
+        few = _tiles(result, self.tile) < LEAST_TILES
+        return not few and not any(
+            _tiles(result, other.tile) >= MANY_TILES for other in WINOGRAD if other.tile > self.tile
+        )
 
 
 def _tiles(result: Value, tile: int) -> int:
-    batch, height, width, _ = result.shape
-    return batch * -(-height // tile) * -(-width // tile)
+    height, width = result.shape[-3:-1]
+    return prod(result.shape[:-3]) * -(-height // tile) * -(-width // tile)
 
 
 WINOGRAD = (Winograd(4), Winograd(2))

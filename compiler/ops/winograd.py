@@ -3,7 +3,8 @@
 The result is that of the direct convolution up to rounding, with fewer products. A tile of m x m outputs is computed of
 alpha x alpha inputs, alpha = m + r - 1: both are brought into a space in which a convolution is a product of elements,
 so that the work becomes alpha^2 matrix products. The weights are brought there beforehand. (Lavin and Gray, Fast
-Algorithms for Convolutional Neural Networks, 2016).
+Algorithms for Convolutional Neural Networks, 2016). Of three spatial dimensions the last two are transformed: the
+products sum over the first one's taps as well.
 
     data_pad -> data_rows -> data_pack -> bgemm -> inverse_rows -> the result
 Each transform goes over the rows first and then over the columns, which takes a third of the operations of both at
@@ -13,6 +14,7 @@ multiplied by 0 or 1, and what two rows of a matrix share is computed once.
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import window_extent, zero_padded
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
-from retune.compiler.te.tensor import Tensor
+from retune.compiler.te.tensor import Axis, Tensor
 
 KERNEL = 3
 """The extent of the kernels that graphs may transform."""
@@ -83,101 +85,134 @@ def _floats(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 
 
 def transformed_weight(weight: NDArray[np.generic], tile: int) -> NDArray[np.generic]:
-    """Weights (r, r, CI, CO) in the transformed space, (alpha, alpha, CI, CO), of the same dtype.
+    """Weights (r, r, CI, CO), or (KD, r, r, CI, CO), in the transformed space: (alpha, alpha, CI, CO), or
+    (alpha, alpha, KD, CI, CO), of the same dtype.
 
     Computed in float64, so that the only rounding is the last one.
     """
-    g = np.array(transform_matrices(tile, weight.shape[0])[2])
-    wide = np.einsum("ea,abio,nb->enio", g, weight.astype(np.float64), g, optimize=True)
-    return np.ascontiguousarray(wide.astype(weight.dtype))
+    kernel, channels = weight.shape[-3], weight.shape[-2:]
+    g = np.array(transform_matrices(tile, kernel)[2])
+    # Rows and columns in one matrix product: several times as fast as one after the other.
+    both, alpha = np.kron(g, g), len(g)
+    packed = np.empty((alpha, alpha, *weight.shape[:-4], *channels), weight.dtype)
+    taps = weight.reshape(-1, kernel**2, prod(channels))
+    by_tap = packed.reshape(alpha**2, len(taps), prod(channels))
+    for number, image in enumerate(taps):
+        by_tap[:, number] = both @ image.astype(np.float64)
+    return packed
 
 
-def _winograd(call: OpCall) -> Lowered:
-    """A 3x3 convolution of stride 1 whose weight is (tile + 2, tile + 2, I, O)."""
+def _winograd(call: OpCall, rank: int) -> Lowered:
+    """A convolution of stride 1, of 3x3 taps in the last two dimensions."""
     x, w = call.types
     tile, pads = call.integer("tile"), call.ints("pads")
-    fits = len(x.shape) == 4 and len(pads) == 4 and w.shape[:-1] == (tile + 2, tile + 2, x.shape[3])
-    call.require(fits, f"the weight must be ({tile + 2}, {tile + 2}, I, O), the pads four numbers")
-    extents = [window_extent(x.shape[1 + i], KERNEL, 1, 1, pads[i], pads[2 + i]) for i in range(2)]
-    call.require(min(extents) > 0, "the window (3, 3) does not fit")
+    kernel = (*w.shape[2:-2], KERNEL, KERNEL)
+    fits = len(x.shape) == len(w.shape) == rank + 2 and len(pads) == 2 * rank
+    fits = fits and (*w.shape[:2], w.shape[-2]) == (tile + 2, tile + 2, x.shape[-1])
+    wanted = f"({tile + 2}, {tile + 2}, {'KD, ' * (rank - 2)}I, O)"
+    call.require(fits, f"the weight must be {wanted}, the pads {2 * rank} numbers")
+    border = tuple(zip(pads[:rank], pads[rank:], strict=True))
+    extents = [
+        window_extent(have, taps, 1, 1, *pad) for have, taps, pad in zip(x.shape[1:-1], kernel, border, strict=True)
+    ]
+    call.require(min(extents) > 0, f"the window {kernel} does not fit")
 
     def build(data: Tensor, weight: Tensor) -> Tensor:
-        border = ((pads[0], pads[2]), (pads[1], pads[3]))
-        return winograd_conv2d(data, weight, border, name=call.name, attrs=call.layout_free(weight))
+        return winograd_conv(data, weight, border, name=call.name, attrs=call.layout_free(weight))
 
-    return Lowered((x.shape[0], *extents, w.shape[3]), x.dtype, build)
+    return Lowered((x.shape[0], *extents, w.shape[-1]), x.dtype, build)
 
 
 def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     """Tile by tile, in the precision of the operands."""
     x, weight = arrays
-    tile, (top, left, bottom, right) = call.integer("tile"), call.ints("pads")
-    a, b = (np.array(matrix, weight.dtype) for matrix in transform_matrices(tile, 3)[:2])
-    height, width = x.shape[1] + top + bottom - 2, x.shape[2] + left + right - 2
+    tile, rank = call.integer("tile"), x.ndim - 2
+    border = list(zip(call.ints("pads")[:rank], call.ints("pads")[rank:], strict=True))
+    if rank == 2:
+        # An image is one of depth 1.
+        x, weight, border = x[:, None], weight[:, :, None], [(0, 0), *border]
+    a, b = (np.array(matrix, weight.dtype) for matrix in transform_matrices(tile, KERNEL)[:2])
+    padded = np.pad(x, ((0, 0), *border, (0, 0)))
+    height, width = (extent - KERNEL + 1 for extent in padded.shape[2:4])
     below, beside = -height % tile, -width % tile
-    padded = np.pad(x, ((0, 0), (top, bottom + below), (left, right + beside), (0, 0)))
+    padded = np.pad(padded, ((0, 0), (0, 0), (0, below), (0, beside), (0, 0)))
     # Tiles overlap by r - 1 = 2 inputs: every window of m + 2 starts m after the one before.
-    windows = sliding_window_view(padded, (tile + 2, tile + 2), axis=(1, 2))[:, ::tile, ::tile]
-    turned = np.einsum("ie,bhwcij,jf->efbhwc", b, windows, b, optimize=True)
-    products = np.einsum("efbhwc,efco->efbhwo", turned, weight, optimize=True)
-    tiles = np.einsum("em,efbhwo,fn->bhmwno", a, products, a, optimize=True)
-    whole = tiles.reshape(x.shape[0], height + below, width + beside, weight.shape[3])
-    return np.ascontiguousarray(whole[:, :height, :width])
+    windows = sliding_window_view(padded, (tile + 2, tile + 2), axis=(2, 3))[:, :, ::tile, ::tile]
+    turned = np.einsum("ie,bzhwcij,jf->efbzhwc", b, windows, b, optimize=True)
+    turned = sliding_window_view(turned, weight.shape[2], axis=3)
+    products = np.einsum("efbzhwcd,efdco->efbzhwo", turned, weight, optimize=True)
+    tiles = np.einsum("em,efbzhwo,fn->bzhmwno", a, products, a, optimize=True)
+    whole = tiles.reshape(*products.shape[2:4], height + below, width + beside, weight.shape[-1])
+    found = np.ascontiguousarray(whole[:, :, :height, :width])
+    return found[:, 0] if rank == 2 else found
 
 
-def winograd_conv2d(
+def winograd_conv(
     data: Tensor,
     packed: Tensor,
-    pads: tuple[tuple[int, int], tuple[int, int]],
+    pads: Sequence[tuple[int, int]],
     kernel: int = KERNEL,
-    name: str = "winograd_conv2d",
+    name: str = "winograd_conv",
     attrs: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """A stride-1 convolution of (N, H, W, CI) with weights of `transformed_weight`, (alpha, alpha, CI, CO).
+    """A stride-1 convolution of (N, H, W, CI), or (N, D, H, W, CI), with weights of `transformed_weight`.
 
-    `pads` are rows of zeros (above, below) and columns (left, right) around the input. Returns (N, H', W', CO). `attrs`
-    are those of the stage that reads the weights.
+    `pads` are the zeros before and after each spatial dimension. Returns (N, H', W', CO), or (N, D', H', W', CO).
+    `attrs` are those of the stage that reads the weights.
     """
-    alpha, _, channels_in, channels_out = packed.shape
+    alpha, taps, (channels_in, channels_out) = packed.shape[0], packed.shape[2:-2], packed.shape[-2:]
     tile = alpha - kernel + 1
     a, b, _ = transform_matrices(tile, kernel)
-    batch, height, width, _ = data.shape
-    out_h, out_w = height + sum(pads[0]) - kernel + 1, width + sum(pads[1]) - kernel + 1
+    batch = data.shape[0]
+    extents = [have + sum(pad) for have, pad in zip(data.shape[1:-1], pads, strict=True)]
+    depth, (out_h, out_w) = tuple(extents[:-2]), (extent - kernel + 1 for extent in extents[-2:])
+    out_depth = tuple(have - count + 1 for have, count in zip(depth, taps, strict=True))
+    outer = ("z",) * len(taps)
     # The last tiles may compute results beyond the edge, which are never read.
     tiles_h, tiles_w = -(-out_h // tile), -(-out_w // tile)
-    padded = _padded(data, pads, (tiles_h * tile + kernel - 1, tiles_w * tile + kernel - 1))
+    padded = _padded(data, pads, (*depth, tiles_h * tile + kernel - 1, tiles_w * tile + kernel - 1))
     rows_of = _products(list(zip(*b, strict=True)))
-    rows = te.compute(
-        (alpha, batch, tiles_h, tiles_w * tile + kernel - 1, channels_in),
-        lambda eps, n, th, x, ci: rows_of(eps, [padded[n, th * tile + i, x, ci] for i in range(alpha)]),
-        "data_rows",
-    )
-    transformed = te.compute(
-        (alpha, alpha, batch, tiles_h, tiles_w, channels_in),
-        lambda eps, nu, n, th, tw, ci: rows_of(nu, [rows[eps, n, th, tw * tile + j, ci] for j in range(alpha)]),
-        "data_pack",
-    )
+
+    def row(eps: Expr, n: Expr, *at: Expr) -> Expr:
+        *z, th, x, ci = at
+        return rows_of(eps, [padded[(n, *z, th * tile + i, x, ci)] for i in range(alpha)])
+
+    shape = (alpha, batch, *depth, tiles_h, tiles_w * tile + kernel - 1, channels_in)
+    rows = te.compute(shape, row, "data_rows", varargs_names=(*outer, "th", "x", "ci"))
+
+    def pack(eps: Expr, nu: Expr, n: Expr, *at: Expr) -> Expr:
+        *z, th, tw, ci = at
+        return rows_of(nu, [rows[(eps, n, *z, th, tw * tile + j, ci)] for j in range(alpha)])
+
+    shape = (alpha, alpha, batch, *depth, tiles_h, tiles_w, channels_in)
+    transformed = te.compute(shape, pack, "data_pack", varargs_names=(*outer, "th", "tw", "ci"))
+    window = [te.reduce_axis(extent, "rz") if extent > 1 else te.const(0) for extent in taps]
     rc = te.reduce_axis(channels_in, "ci")
-    product = te.compute(
-        (alpha, alpha, batch, tiles_h, tiles_w, channels_out),
-        lambda eps, nu, n, th, tw, co: te.sum(transformed[eps, nu, n, th, tw, rc] * packed[eps, nu, rc, co], rc),
-        "bgemm",
-        dict(attrs or {}),
-    )
+
+    def multiply(eps: Expr, nu: Expr, n: Expr, *at: Expr) -> Expr:
+        *z, th, tw, co = at
+        read = [place + offset for place, offset in zip(z, window, strict=True)]
+        term = transformed[(eps, nu, n, *read, th, tw, rc)] * packed[(eps, nu, *window, rc, co)]
+        return te.sum(term, [axis for axis in (*window, rc) if isinstance(axis, Axis)])
+
+    shape = (alpha, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out)
+    names = (*outer, "th", "tw", "co")
+    product = te.compute(shape, multiply, "bgemm", dict(attrs or {}), varargs_names=names)
     columns_of = _products(list(zip(*a, strict=True)))
     inverse = te.compute(
-        (tile, alpha, batch, tiles_h, tiles_w, channels_out),
-        lambda vh, nu, n, th, tw, co: columns_of(vh, [product[i, nu, n, th, tw, co] for i in range(alpha)]),
+        (tile, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out),
+        lambda vh, nu, n, *at: columns_of(vh, [product[(i, nu, n, *at)] for i in range(alpha)]),
         "inverse_rows",
+        varargs_names=names,
     )
-    return te.compute(
-        (batch, out_h, out_w, channels_out),
-        lambda n, h, w, co: columns_of(
-            w % tile, [inverse[h % tile, j, n, h // tile, w // tile, co] for j in range(alpha)]
-        ),
-        name,
-        {TRANSFORMED: tile},
-    )
+
+    def result(n: Expr, *at: Expr) -> Expr:
+        *z, h, w, co = at
+        values = [inverse[(h % tile, j, n, *z, h // tile, w // tile, co)] for j in range(alpha)]
+        return columns_of(w % tile, values)
+
+    shape = (batch, *out_depth, out_h, out_w, channels_out)
+    return te.compute(shape, result, name, {TRANSFORMED: tile}, varargs_names=(*outer, "h", "w", "co"))
 
 
 def _products(rows: Sequence[Sequence[float]]) -> Callable[[Expr, Sequence[Expr]], Expr]:
@@ -251,9 +286,9 @@ def _sum(terms: Sequence[tuple[float, Expr]]) -> Expr:
     return total
 
 
-def _padded(data: Tensor, pads: tuple[tuple[int, int], tuple[int, int]], sizes: tuple[int, int]) -> Tensor:
+def _padded(data: Tensor, pads: Sequence[tuple[int, int]], sizes: tuple[int, ...]) -> Tensor:
     """The input with zeros around it, as far as the tiles reach; the last ones may reach further than the padding."""
-    inside = data.shape[1:3]
+    inside = data.shape[1:-1]
     before = tuple(low for low, _ in pads)
     after = tuple(max(0, size - low - have) for size, low, have in zip(sizes, before, inside, strict=True))
     if not any(before) and not any(after):
@@ -261,14 +296,20 @@ def _padded(data: Tensor, pads: tuple[tuple[int, int], tuple[int, int]], sizes: 
     return zero_padded(data, 1, before, after, "data_pad", sizes)
 
 
-OPERATORS = (
-    Op(
-        "winograd_conv2d",
+def _op(rank: int, layout: str, weight: str) -> Op:
+    def lower(call: OpCall) -> Lowered:
+        return _winograd(call, rank)
+
+    meaning = f"conv{rank}d {layout}, stride 1, of weights transformed for tiles of `tile` results a side, {weight}"
+    return Op(
+        f"winograd_conv{rank}d",
         2,
         FusionKind.COMPLEX,
-        "conv2d NHWC, stride 1, of weights transformed for tiles of `tile` results a side, (A, A, I, O)",
-        _winograd,
+        meaning,
+        lower,
         _winograd_array,
         {"pads": tuple, "tile": int},
-    ),
-)
+    )
+
+
+OPERATORS = (_op(2, "NHWC", "(A, A, I, O)"), _op(3, "NDHWC", "(A, A, KD, I, O)"))

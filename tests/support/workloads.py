@@ -216,18 +216,27 @@ def winograd_nhwc(n: int, size: int, channels_in: int, channels_out: int, paddin
 
 
 def transformed_convolution(
-    size: int, channels: tuple[int, int], tile: int, pads: tuple[tuple[int, int], tuple[int, int]], batch: int = 1
+    size: int,
+    channels: tuple[int, int],
+    tile: int,
+    pads: tuple[tuple[int, int], ...],
+    batch: int = 1,
+    depth: tuple[int, ...] = (),
+    taps: tuple[int, ...] = (),
 ) -> ComputeDAG:
-    """A 3x3 convolution, channels last, in the transformed space, with bias, residual and relu behind it."""
-    data = te.placeholder((batch, size, size, channels[0]), name="data")
-    weight = te.placeholder((tile + 2, tile + 2, *channels), name="weight")
+    """A 3x3 convolution, channels last, in the transformed space, with bias, residual and relu behind it; of `depth`
+    images with weights of `taps` images where these are given.
+    """
+    data = te.placeholder((batch, *depth, size, size, channels[0]), name="data")
+    weight = te.placeholder((tile + 2, tile + 2, *taps, *channels), name="weight")
     free: dict[str, object] = {"layout_free_placeholders": (weight,)}
-    result = winograd.winograd_conv2d(data, weight, pads, attrs=free)
+    result = winograd.winograd_conv(data, weight, pads, attrs=free)
     bias, other = te.placeholder((channels[1],), name="bias"), te.placeholder(result.shape, name="residual")
-    added = te.compute(result.shape, lambda n, y, x, c: result[n, y, x, c] + bias[c], "bias_add")
-    joined = te.compute(result.shape, lambda n, y, x, c: added[n, y, x, c] + other[n, y, x, c], "add")
+    names = ("n", *"z"[: len(depth)], "y", "x", "c")
+    added = te.compute(result.shape, lambda *at: result[at] + bias[at[-1]], "bias_add", varargs_names=names)
+    joined = te.compute(result.shape, lambda *at: added[at] + other[at], "add", varargs_names=names)
     zero = te.const(0.0, "float32")
-    rectified = te.compute(result.shape, lambda n, y, x, c: te.maximum(joined[n, y, x, c], zero), "relu")
+    rectified = te.compute(result.shape, lambda *at: te.maximum(joined[at], zero), "relu", varargs_names=names)
     return ComputeDAG([data, weight, bias, other, rectified])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from retune.compiler.ops.winograd import TRANSFORMED
-from retune.compiler.schedule.state import Annotation, State
+from retune.compiler.schedule.state import Annotation, IterKind, State
 from retune.compiler.schedule.steps import (
     Annotate,
     ComputeAt,
@@ -57,7 +57,7 @@ class TransformedConvolution:
         """
         # Only float32 convolutions are transformed.
         lanes = max(1, context.hardware.vector_unit_bytes // 4)
-        for order in ("co.0 h.0.0 w.0.0", "h.0.0 w.0.0 co.0"):
+        for order in ("co.0 {z}h.0.0 w.0.0", "{z}h.0.0 w.0.0 co.0"):
             blocked = _Sketch(_inlined(state), stage).blocks(order, lanes)
             yield blocked.input_transform(lanes).state, -1
             if order.endswith("co.0"):
@@ -87,13 +87,20 @@ def _inlined(state: State) -> State:
 
 @dataclass(slots=True)
 class _Sketch:
-    """A state that grows; loops of the last stage `last` go by the names n, h, w and co, with their parts."""
+    """A state that grows; loops of the last stage `last` go by the names n, h, w and co, with their parts, and z where
+    the result has three spatial dimensions.
+    """
 
     state: State
     last: int
 
     def copy(self) -> "_Sketch":
         return _Sketch(self.state, self.last)
+
+    @property
+    def depth(self) -> tuple[str, ...]:
+        """The loop over the first of three spatial dimensions, if there are three."""
+        return ("z",) * (len(self.state.stages[self.last].op.shape) - 4)
 
     def put(self, step: Step) -> None:
         self.state = self.state.apply(step)
@@ -112,7 +119,7 @@ class _Sketch:
         names = [iterator.name for iterator in described.iters]
         if stage != self.last or not isinstance(described.op, ComputeOp):
             return names
-        known = dict(zip((axis.name for axis in described.op.axes), ("n", "h", "w", "co"), strict=True))
+        known = dict(zip((axis.name for axis in described.op.axes), ("n", *self.depth, "h", "w", "co"), strict=True))
         return [".".join([known[name.split(".")[0]], *name.split(".")[1:]]) for name in names]
 
     def split(self, stage: int, name: str, lengths: tuple[int | None, ...]) -> int:
@@ -130,6 +137,10 @@ class _Sketch:
         for name in names:
             self.put(Annotate(stage, self.loop(stage, name), int(Annotation.UNROLL)))
 
+    def with_depth(self, order: str, loops: str) -> str:
+        """`order` with `loops` in place of `{z}` where the result has three spatial dimensions."""
+        return order.format(z=f"{loops} " if self.depth else "")
+
     def blocks(self, order: str, lanes: int) -> "_Sketch":
         """The loops over blocks of the result in this order, and the products and the way back inside them."""
         last, products, back = self.last, self.number("bgemm"), self.number("inverse_rows")
@@ -138,15 +149,20 @@ class _Sketch:
         for name in _TILES:
             self.split(last, name, (tile,))
             sources[f"t{name}"] = self.split(last, f"{name}.0", (None,) * (_LEVELS - 1))
-        sources["co"] = self.split(last, "co", (None,) * (_LEVELS - 1))
-        self.reorder(last, f"n {order} h.0.1 h.0.2 w.0.1 w.0.2 co.1 h.1 w.1 co.2")
+        for name in (*self.depth, "co"):
+            sources[name] = self.split(last, name, (None,) * (_LEVELS - 1))
+        order = self.with_depth(order, "z.0")
+        self.reorder(last, self.with_depth(f"n {order} {{z}}h.0.1 h.0.2 w.0.1 w.0.2 co.1 h.1 w.1 co.2", "z.1 z.2"))
         self.unroll(last, "h.1", "w.1")
         for name, source in sources.items():
             self.put(FollowSplit(products, self.loop(products, name), source, _LEVELS - 1))
-        self.reorder(products, "eps nu n co.0 th.0 tw.0 co.1 th.1 tw.1 ci th.2 tw.2 co.2")
+        terms = " ".join(one.name for one in self.state.stages[products].iters if one.kind is IterKind.REDUCTION)
+        loops = [self.with_depth(f"{{z}}th.{level} tw.{level}", f"z.{level}") for level in range(_LEVELS)]
+        outer, middle, inner = loops
+        self.reorder(products, f"eps nu n co.0 {outer} co.1 {middle} {terms} {inner} co.2")
         self.put(ComputeAt(products, last, self.loop(last, order.split()[-1])))
         self.split(back, "co", (lanes,))
-        self.reorder(back, "n th tw nu co.0 vh co.1")
+        self.reorder(back, self.with_depth("n {z}th tw nu co.0 vh co.1", "z"))
         self.unroll(back, "vh")
         self.put(ComputeAt(back, last, self.loop(last, "co.1")))
         return self
@@ -156,10 +172,10 @@ class _Sketch:
         other = self.copy()
         packed, rows = other.number("data_pack"), other.number("data_rows")
         other.split(packed, "ci", (None,))
-        other.reorder(packed, "n th tw ci.0 eps nu ci.1")
+        other.reorder(packed, self.with_depth("n {z}th tw ci.0 eps nu ci.1", "z"))
         other.unroll(packed, "eps", "nu")
         other.split(rows, "ci", (lanes,))
-        other.reorder(rows, "n th x ci.0 eps ci.1")
+        other.reorder(rows, self.with_depth("n {z}th x ci.0 eps ci.1", "z"))
         other.unroll(rows, "eps")
         other.put(ComputeAt(rows, packed, other.loop(packed, "ci.0")))
         return other

@@ -69,6 +69,7 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("conv_transpose2d", [(2, 3, 5, 4), (4, 3, 4, 6)], {**TRANSPOSED, "layout": "NHWC", "pads": (2, 0, -1, 0)}),
     ("conv_phases2d", [(2, 3, 5, 4), (4, 6, 4, 6)], PHASES),
     ("winograd_conv2d", [(2, 6, 7, 3), (6, 6, 3, 5)], {"tile": 4, "pads": (1, 1, 1, 1)}),
+    ("winograd_conv3d", [(2, 4, 6, 7, 3), (6, 6, 2, 3, 5)], {"tile": 4, "pads": (0, 1, 1, 1, 1, 1)}),
 ]
 
 

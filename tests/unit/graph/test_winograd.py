@@ -1,5 +1,7 @@
 """Winograd as an alternative: where it is offered, what it makes of a graph, and how accurate it is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -122,3 +124,41 @@ def test_the_chosen_kernels_compute_the_graph(rewrite: Winograd, size: int, batc
         (values[call.outputs[0]],) = evaluate_tensors(call.task.dag.outputs, feeds)
     (wanted,) = evaluate(graph, inputs)
     np.testing.assert_allclose(values["y"], wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+def images(depth: int, taps: tuple[int, ...], pads: tuple[int, ...], strides: tuple[int, ...] = (1, 1, 1)) -> Graph:
+    """A convolution of images that follow each other."""
+    rng = np.random.default_rng(5)
+    builder = GraphBuilder("video", [Value("x", (1, depth, 14, 14, 16))])
+    kernel = builder.constant(rng.standard_normal((*taps, 16, 16), dtype=np.float32) / 16, "w")
+    attrs = {**CONV, "layout": "NDHWC", "strides": strides, "dilations": (1, 1, 1), "pads": pads}
+    return builder.finish({"y": builder.emit("relu", (builder.emit("conv3d", ("x", kernel), attrs),))})
+
+
+@pytest.mark.parametrize(
+    ("graph", "tiles"),
+    [
+        (images(4, (3, 3, 3), (1,) * 6), ["winograd4"]),
+        (images(2, (1, 3, 3), (0, 1, 1, 0, 1, 1)), ["winograd4", "winograd2"]),
+        (images(4, (3, 1, 1), (1, 0, 0, 1, 0, 0)), []),
+        (images(4, (3, 3, 3), (1,) * 6, (2, 1, 1)), []),
+    ],
+)
+def test_it_is_offered_for_images_that_follow_each_other(graph: Graph, tiles: list[str]) -> None:
+    assert [name.partition("_")[0] for name in offered(graph)] == tiles
+
+
+@pytest.mark.parametrize("rewrite", WINOGRAD, ids=lambda one: one.name)
+@pytest.mark.parametrize(("taps", "pads"), [(3, (1,) * 6), (2, (0, 1, 0, 1, 1, 2)), (1, (0, 0, 1, 0, 1, 1))])
+def test_images_that_follow_each_other_give_the_direct_result(
+    rewrite: Winograd, taps: int, pads: tuple[int, ...]
+) -> None:
+    graph = images(3, (taps, 3, 3), pads)
+    (group,) = fuse(graph).groups
+    variant = rewrite.variant(graph, group)
+    assert variant is not None
+    inputs = {"x": np.random.default_rng(1).standard_normal(graph.inputs[0].shape).astype(np.float32)}
+    changed = replace(variant.computed(graph), nodes=variant.nodes)
+    (found,), (wanted,) = evaluate(changed, inputs), evaluate(graph, inputs)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(np.abs(wanted).max()))

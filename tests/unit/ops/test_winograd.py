@@ -7,7 +7,7 @@ from retune.compiler import te
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.visit import walk
-from retune.compiler.ops.winograd import transform_matrices, transformed_weight, winograd_conv2d
+from retune.compiler.ops.winograd import transform_matrices, transformed_weight, winograd_conv
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp, Tensor
@@ -43,7 +43,7 @@ def test_the_convolution_is_the_direct_one(
     rng = np.random.default_rng(0)
     image, kernel = rng.standard_normal((2, *shape, 3), np.float32), rng.standard_normal((3, 3, 3, 4), np.float32)
     data, packed = te.placeholder(image.shape, name="data"), te.placeholder((tile + 2, tile + 2, 3, 4), name="packed")
-    result = winograd_conv2d(data, packed, pads)
+    result = winograd_conv(data, packed, pads)
     (found,) = evaluate([result], {data: image, packed: transformed_weight(kernel, tile)})
     wide = np.pad(image, ((0, 0), *pads, (0, 0)))
     rows, columns = wide.shape[1] - 2, wide.shape[2] - 2
@@ -62,7 +62,7 @@ def test_nothing_is_multiplied_by_zero_or_one(tile: int, products: int) -> None:
     data, packed = te.placeholder((1, 8, 8, 3), name="data"), te.placeholder((tile + 2, tile + 2, 3, 4), name="packed")
     stages: dict[str, Tensor] = {
         node.op.name: node.tensor
-        for node in ComputeDAG([data, packed, winograd_conv2d(data, packed, ((1, 1), (1, 1)))]).nodes
+        for node in ComputeDAG([data, packed, winograd_conv(data, packed, ((1, 1), (1, 1)))]).nodes
     }
     bodies = [stages[name].op for name in ("data_rows", "inverse_rows")]
     factors = [_factors(op.body) for op in bodies if isinstance(op, ComputeOp)]

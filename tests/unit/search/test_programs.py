@@ -99,7 +99,8 @@ def expect_winograd(data: Array, weight: Array) -> Array:
 
 def expect_transformed(data: Array, weight: Array, bias: Array, residual: Array) -> Array:
     tile = weight.shape[0] - 2
-    node = Node("winograd_conv2d", ("data", "weight"), ("y",), {"tile": tile, "pads": (1, 1, 1, 1)})
+    rank = data.ndim - 2
+    node = Node(f"winograd_conv{rank}d", ("data", "weight"), ("y",), {"tile": tile, "pads": (1,) * (2 * rank)})
     return np.asarray(np.maximum(evaluate_node(node, [data, weight]) + bias + residual, 0.0))
 
 
@@ -118,6 +119,11 @@ CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "scalar sum": (zero_rank_reduce(128), lambda a: np.asarray(a.sum()), 12),
     "winograd": (winograd_nhwc(1, 9, 8, 16, 1), expect_winograd, 12),
     "transformed": (transformed_convolution(10, (16, 32), 4, ((1, 1), (1, 1))), expect_transformed, 16),
+    "transformed images": (
+        transformed_convolution(6, (16, 24), 4, ((1, 1),) * 3, depth=(4,), taps=(3,)),
+        expect_transformed,
+        16,
+    ),
     "batch": (transformed_convolution(7, (24, 20), 2, ((1, 1), (1, 1)), batch=2), expect_transformed, 12),
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.errors import OptionError
-from retune.compiler.ops.winograd import winograd_conv2d
+from retune.compiler.ops.winograd import winograd_conv
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.primitives import split
 from retune.compiler.schedule.state import Attached, Inlined, Root, State
@@ -180,7 +180,7 @@ def test_a_transformed_convolution_is_computed_by_blocks_of_its_result() -> None
     for state in found:
         stage = {described.op.name: number for number, described in enumerate(state.stages)}
         products, back, last = state.stages[stage["bgemm"]], state.stages[stage["inverse_rows"]], stage["relu"]
-        for name in ("winograd_conv2d", "bias_add", "add"):
+        for name in ("winograd_conv", "bias_add", "add"):
             assert isinstance(state.stages[stage[name]].location, Inlined)
         names = [iterator.name for iterator in state.stages[last].iters]
         assert names[4:] == ["y.0.1", "y.0.2", "x.0.1", "x.0.2", "c.1", "y.1", "x.1", "c.2"]
@@ -196,9 +196,22 @@ def test_a_transformed_convolution_is_computed_by_blocks_of_its_result() -> None
     assert places == [Root(), Root(), Attached(len(found[0].stages) - 1, 2)]
 
 
+def test_the_images_of_a_transformed_convolution_are_split_as_its_rows_are() -> None:
+    found = sketches(transformed_convolution(28, (64, 128), 4, ((1, 1),) * 3, depth=(8,), taps=(3,)))
+    assert len(found) == 3
+    outer = [[iterator.name for iterator in state.stages[-1].iters[:5]] for state in found]
+    assert outer == [["n", "c.0", "z.0", "y.0.0", "x.0.0"], *[["n", "z.0", "y.0.0", "x.0.0", "c.0"]] * 2]
+    for state in found:
+        (products,) = (stage for stage in state.stages if stage.op.name == "bgemm")
+        assert [iterator.name for iterator in products.iters] == [
+            "eps", "nu", "n", "co.0", "z.0", "th.0", "tw.0", "co.1", "z.1", "th.1", "tw.1",
+            "rz", "ci", "z.2", "th.2", "tw.2", "co.2",
+        ]  # fmt: skip
+
+
 def test_a_transformed_convolution_whose_result_is_reduced_takes_the_usual_rules() -> None:
     data, weight = te.placeholder((1, 8, 8, 16)), te.placeholder((4, 4, 16, 16))
-    image = winograd_conv2d(data, weight, ((1, 1), (1, 1)))
+    image = winograd_conv(data, weight, ((1, 1), (1, 1)))
     c = te.reduce_axis(16, "c")
     total = te.compute((1, 8, 8), lambda n, y, x: te.sum(image[n, y, x, c], c), "total")
     assert len(sketches(ComputeDAG([data, weight, total]))) > 3
