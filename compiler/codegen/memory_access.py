@@ -12,9 +12,12 @@ from retune.compiler.codegen.values import LoopCounter, Place, Ramp, Scalar, Sto
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.affine import IndexForm, flat_index
-from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Buffer, Const, Expr, Load, Var
 from retune.compiler.ir.stmt import Stmt
 from retune.compiler.ir.visit import parts, walk
+
+_TOTAL = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.MIN, BinaryOp.MAX)
+"""Operations on integers that no operands make fail, as a divisor of 0 does."""
 
 
 class MemoryEmitter(ABC):
@@ -118,7 +121,15 @@ class MemoryEmitter(ABC):
         if any(isinstance(node, Load) for node in parts(expr)):
             # Not remembered: what it reads may be written between two uses.
             return self.as_index(self.evaluate(expr)), -1
-        key = ("atom", expr, tuple((node, self.env.get(node)) for node in walk(expr) if isinstance(node, Var)))
+        bindings = {node: self.env.get(node) for node in walk(expr) if isinstance(node, Var)}
+        key = ("atom", expr, tuple(bindings.items()))
+        if _is_speculatable(expr) and all(isinstance(bound, (int, Scalar)) for bound in bindings.values()):
+            # Of loop counters alone: it is computed where the innermost of these loops starts.
+            depth = max((bound.depth for bound in bindings.values() if isinstance(bound, Scalar)), default=0)
+            with self.writer.at_scope(depth) as scope:
+                if key not in scope.known:
+                    scope.known[key] = self.as_index(self.evaluate(expr)).text
+            return Value(scope.known[key], 1, INDEX), depth
         if key in self.writer.in_block:
             return Value(self.writer.in_block[key], 1, INDEX), -1
         value = self.as_index(self.evaluate(expr))
@@ -225,3 +236,12 @@ class MemoryEmitter(ABC):
         if dtype != "bool":
             return value
         return self.result(f"zext {value.typed} to {memory_type('bool', value.lanes)}", value.lanes, "int8")
+
+
+def _is_speculatable(expr: Expr) -> bool:
+    """Whether an index is plain arithmetic that has a result for all operands, so that it may be computed early."""
+    return all(
+        isinstance(node, (Const, Var))
+        or (isinstance(node, Binary) and (node.op in _TOTAL or isinstance(node.rhs, Const)))
+        for node in walk(expr)
+    )

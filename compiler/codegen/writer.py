@@ -4,6 +4,8 @@ A *scope* is the body of a loop (or the function itself). Its hoisted lines run 
 An address whose loop variables are all known there is computed there and cached, so the inner loops only add constants.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 Lines = list["str | Lines"]
@@ -77,6 +79,16 @@ class FunctionWriter:
             scope.lines.append(f"  {name} = {instruction}")
             scope.known[key] = name
         return scope.known[key]
+
+    @contextmanager
+    def at_scope(self, depth: int) -> Iterator[Scope]:
+        """What is written meanwhile, all in one block, stands at the start of scope `depth`."""
+        out, in_block, scope = self.out, self.in_block, self.scopes[depth]
+        self.out, self.in_block = scope.lines, {}
+        try:
+            yield scope
+        finally:
+            self.out, self.in_block = out, in_block
 
     def once(self, key: object, instruction: str) -> str:
         """The result of `instruction`, written once in the current basic block."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf, prod
 
 from retune.compiler.dtype import accumulated, is_float, item_bytes
-from retune.compiler.ir.expr import Binary, BinaryOp, Expr
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
@@ -152,7 +152,7 @@ def split_for_tile(
     # Rows of a depthwise convolution share parts of their windows, of which smaller tiles have less.
     is_depthwise = len(_read_along(state, stage_id)) > 1
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
-    height, strip = register_tile(rows, axes[last].extent, hardware, op.dtype, depth)
+    height, strip = register_tile(rows, _columns_alike(state, stage_id, hardware), hardware, op.dtype, depth)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:
@@ -164,6 +164,25 @@ def split_for_tile(
             state = state.apply(Split(around, _place(state, around, name), extent, (size,)))
             inner.insert(0, f"{name}.1")
     return (*_outer_order(state, stage_id, around, inner), inner)
+
+
+def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int:
+    """How many neighbors along the last axis of a product read the same of the factor that is broadcast: all, or the
+    results of a group of a grouped convolution, unless these are less than a vector.
+    """
+    op = state.stages[stage_id].op
+    assert isinstance(op, ComputeOp), "only what is computed has axes"
+    last, lanes = op.axes[-1], hardware.vector_unit_bytes // item_bytes(accumulated(op.dtype))
+    nodes = (node for _, indices in state.dag.reads[stage_id] for index in indices for node in walk(index))
+    groups = [
+        int(node.rhs.value)
+        for node in nodes
+        if isinstance(node, Binary)
+        and node.op is BinaryOp.FLOORDIV
+        and node.lhs == last
+        and isinstance(node.rhs, Const)
+    ]
+    return min((size for size in groups if size >= lanes and last.extent % size == 0), default=last.extent)
 
 
 def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:

@@ -1,10 +1,13 @@
-"""Conditions that are the same for all lanes cost next to nothing: no branch, nothing computed inside."""
+"""Conditions and indices that are the same for all lanes cost next to nothing: no branch, nothing computed inside."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from retune.compiler import te
 from retune.compiler.driver.build import build_kernel, kernel_source
+from retune.compiler.ir.expr import Expr
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, ComputeInline, Reorder, Split, Step
@@ -48,6 +51,24 @@ def test_a_test_of_outer_loops_is_made_outside_the_inner_ones() -> None:
     inner = max(number for number, line in enumerate(lines) if line.startswith("head"))
     assert any("icmp sge" in line for line in lines[:inner])
     assert not any("icmp sge" in line for line in lines[inner:])
+
+
+@pytest.mark.parametrize(
+    "row", [lambda i: i // 3, lambda i: i * 5 % 7, lambda i: te.minimum(i * i, 7)], ids=["quotient", "rest", "least"]
+)
+def test_an_index_of_outer_loops_is_computed_outside_the_inner_ones(row: Callable[[Expr], Expr]) -> None:
+    x, k = te.placeholder((8, 4096), name="x"), te.reduce_axis(4096, "k")
+    dag = ComputeDAG([x, te.compute((9,), lambda i: te.sum(x[row(i), k], k), "y")])
+    lines = kernel_source(task(dag), (), "llvm").splitlines()
+    inner = max(number for number, line in enumerate(lines) if line.startswith("head"))
+    computed = [
+        number for number, line in enumerate(lines) if any(word in line for word in ("sdiv", "srem", "mul i64"))
+    ]
+    assert computed
+    assert max(computed) < inner
+    values = np.random.default_rng(0).standard_normal((8, 4096), dtype=np.float32)
+    found = fenced(build_kernel(task(dag), (), "kernel"), [values])
+    np.testing.assert_allclose(found, evaluate(dag.outputs, {x: values})[0], rtol=1e-4, atol=1e-3)
 
 
 def test_what_literals_decide_is_not_tested() -> None:

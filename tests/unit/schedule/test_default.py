@@ -116,6 +116,14 @@ def test_rows_of_a_register_tile_share_what_is_read_along_the_strip() -> None:
     assert lines(ComputeDAG([whole, b, few])) == ["for q (0,9)", "unroll i (0,7)", "vectorize j (0,37)", "few = ..."]
 
 
+@pytest.mark.parametrize("size", [16, 48, 80])
+def test_a_strip_stays_inside_a_group_of_a_grouped_product(size: int) -> None:
+    a, b, q = te.placeholder((20, 54), name="a"), te.placeholder((9, 6 * size), name="b"), te.reduce_axis(9, "q")
+    product = te.compute((20, 6 * size), lambda i, j: te.sum(a[i, j // size * 9 + q] * b[q, j], q), "product")
+    (strip,) = (line for line in lines(ComputeDAG([a, b, product])) if line.startswith("vectorize"))
+    assert size % int(strip.rpartition(",")[2].rstrip(")")) == 0
+
+
 def depthwise(step: int) -> ComputeDAG:
     """A 3 x 3 window over an image with a border of zeros."""
     x, w = te.placeholder((20 * step, 20 * step, 64), name="x"), te.placeholder((3, 3, 64), name="w")
