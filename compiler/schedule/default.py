@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from retune.compiler.ir.expr import Const, Select
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
     consumers,
@@ -197,8 +197,15 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or reading.reduce_axes:
         return False
     once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
-    # A branch would stand inside the reader's vectors.
-    return once and not any(isinstance(node, Select) for node in walk(op.body))
+    # Lowering splits vectors at the seams of a concatenation; any other branch would stand inside the reader's.
+    return once and all(_is_seam(node.condition) for node in walk(op.body) if isinstance(node, Select))
+
+
+def _is_seam(condition: Expr) -> bool:
+    """Whether an index is compared with a literal."""
+    if not isinstance(condition, Binary) or condition.op is not BinaryOp.LT:
+        return False
+    return isinstance(condition.lhs, Axis) and isinstance(condition.rhs, Const)
 
 
 def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:

@@ -5,8 +5,8 @@ Each guard that stays is as far out as it can be; the code does not grow beyond 
     before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
     after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
             for i.1 in 2: body(3, i.1)
-A parallel loop stays whole: its iterations choose the part that they run. A vector loop is also split where the value
-that it stores is chosen, as at the seam of a concatenation: lanes that choose cost more than two vectors.
+A parallel loop stays whole: its iterations choose the part that they run. A vector loop is also split where a value
+that it stores is chosen, as at the seams of a concatenation: lanes that choose cost more than two vectors.
 
     before: vector j in 96: y[j] = a[j] if j < 32 else b[j - 32]
     after:  vector j in 32: y[j] = a[j];  vector j in 64: y[j + 32] = b[j]
@@ -127,7 +127,8 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
             part = _at(loop.body, loop.var, low)
         else:
             part = replace(loop, extent=high - low + 1, body=_with(loop.body, loop.var, loop.var + low))
-        done.append(_visit(part, ranges, budget // len(parts)))
+        # Every choice of a vector has one seam, so the copies of its statement are no more than the choices.
+        done.append(_visit(part, ranges, budget if chosen else budget // len(parts)))
     return block(*done)
 
 
@@ -196,21 +197,25 @@ def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
 
 
 def _is_vector_of_choices(stmt: Stmt) -> bool:
-    """Whether it is a vector loop whose value is a choice."""
+    """Whether it is a vector loop that stores a value with choices."""
     match stmt:
-        case For(kind=LoopKind.VECTOR, body=Store(value=Select())):
-            return True
+        case For(kind=LoopKind.VECTOR, body=Store(value=value)):
+            return has(Select, value)
     return False
 
 
 def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
-    """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least
-    0 where they hold.
+    """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least 0 where they
+    hold; of choices inside other values those of one variable, whose seams are at the same lanes in every iteration.
     """
     match stmt:
         case Store(value=Select(condition, otherwise=otherwise)):
             yield from ((form, ranges) for form in _undecided(condition, ranges))
             yield from _choices(replace(stmt, value=otherwise), ranges)
+        case Store(value=value):
+            for choice in find(Select, value):
+                forms = _undecided(choice.condition, ranges)
+                yield from ((form, ranges) for form in forms if len(form.terms) == 1)
 
 
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:

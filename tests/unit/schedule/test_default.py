@@ -28,6 +28,16 @@ def test_an_elementwise_chain_is_one_parallel_vector_loop() -> None:
     assert lines(dag) == ["parallel i (0,64)", "for j (0,9)", "vectorize k (0,40)", "z = ..."]
 
 
+def test_what_is_end_to_end_is_read_where_it_lies() -> None:
+    x, y = te.placeholder((64, 40), name="x"), te.placeholder((64, 24), name="y")
+    both = te.compute((64, 64), lambda i, j: te.if_then_else(j < 40, x[i, j], y[i, j - 40]), "both")
+    dag = ComputeDAG([x, y, te.compute((64, 64), lambda i, j: te.maximum(both[i, j], 0.0), "z")])
+    assert lines(dag) == ["parallel i (0,64)", "vectorize j (0,64)", "z = ..."]
+    odd = te.compute((64, 64), lambda i, j: te.if_then_else(j % 2 < 1, x[i, j // 2], y[i, j // 3]), "odd")
+    dag = ComputeDAG([x, y, te.compute((64, 64), lambda i, j: te.maximum(odd[i, j], 0.0), "z")])
+    assert "odd = ..." in lines(dag)
+
+
 def test_a_turning_copy_is_blocked() -> None:
     x = te.placeholder((1, 7, 7, 64), name="x")
     dag = ComputeDAG([x, te.compute((1, 64, 7, 7), lambda n, c, h, w: x[n, h, w, c], "turned")])

@@ -14,7 +14,7 @@ from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
-from retune.compiler.schedule.steps import Annotate, Split, Step
+from retune.compiler.schedule.steps import Annotate, ComputeInline, Split, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from tests.support.small_computations import golden, loops, matmul
@@ -65,6 +65,29 @@ def test_a_vector_is_split_where_what_it_stores_changes() -> None:
               y[i.s3, ((j.s3 + 1) + 5)] = c[i.s3, (((j.s3 + 1) + 5) - 6)]
         """
     )
+
+
+def test_a_vector_of_many_pieces_is_split_at_every_seam() -> None:
+    sources = [te.placeholder((3, 8), name=f"p{each}") for each in range(2 * MAX_COPIES)]
+
+    def row(i: Expr, j: Expr) -> Expr:
+        value: Expr = sources[-1][i, j - 8 * (len(sources) - 1)]
+        for place in range(len(sources) - 2, -1, -1):
+            value = te.if_then_else(j < 8 * (place + 1), sources[place][i, j - 8 * place], value)
+        return value
+
+    end_to_end = te.compute((3, 8 * len(sources)), row, "joined")
+    larger = te.compute(end_to_end.shape, lambda i, j: te.maximum(end_to_end[i, j] * 2.0, 0.0), "y")
+    dag = ComputeDAG([*sources, larger])
+    steps = [ComputeInline(len(sources)), Annotate(len(sources) + 1, 1, Annotation.VECTORIZE)]
+    assert str(PartitionLoops().apply(loops(dag, *steps))).count("vector j") == len(sources)
+
+
+def test_a_vector_is_not_split_at_a_place_that_moves() -> None:
+    x = te.placeholder((9, 9), name="x")
+    masked = te.compute((9, 9), lambda i, j: te.if_then_else(j <= i, x[i, j], 0.0) + 1.0, "y")
+    function = PartitionLoops().apply(loops(ComputeDAG([x, masked]), Annotate(1, 1, Annotation.VECTORIZE)))
+    assert str(function).count("vector j") == 1
 
 
 @pytest.mark.parametrize("widths", [(5, 1, 8), (32, 64), (1, 1), (17, 33, 3)])
