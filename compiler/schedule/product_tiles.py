@@ -40,7 +40,7 @@ _ENDING_ROWS = 8
 """Most rows of a tile that leaves a smaller one: more, at a distance of a power of two, evict each other from the
 first-level cache.
 """
-_AGAIN_BYTES = 1 << 17
+_AGAIN_BYTES = 5 << 15
 """So much of one factor may a smaller tile at an end read again: it is in the second-level cache beside the other."""
 _A_ROW_BYTES, _FAR = 1 << 10, 2.0
 """A factor is not packed where its last strip is narrower than the others. Where rows are longer than this, those of a
