@@ -83,10 +83,13 @@ def _is_shared(axis: Axis, along: Sequence[tuple[Expr, ...]]) -> bool:
     return any(axis not in nodes for nodes in used) and not any(axis in walk(node) for node in factors)
 
 
-def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str, depth: int = 0) -> tuple[int, int]:
+def register_tile(
+    rows: int, columns: int, hardware: HardwareParams, dtype: str, depth: int = 0, *, divides: bool = False
+) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
-    the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near.
+    the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near;
+    with `divides` only of rows.
     All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
@@ -96,7 +99,7 @@ def register_tile(rows: int, columns: int, hardware: HardwareParams, dtype: str,
         # Fewer vectors are a candidate of their own; a strip of half a vector or less leaves lanes idle.
         for strip in range(widest, narrowest - 1, -1):
             near = 0 < depth * strip * item_bytes(dtype) <= _AGAIN_BYTES
-            if columns % strip and not (near and strip == vectors * lanes):
+            if columns % strip and (divides or not (near and strip == vectors * lanes)):
                 continue
             held, _ = _vectors_of(strip, lanes, hardware)
             for height in _ROWS:
@@ -152,7 +155,8 @@ def split_for_tile(
     # Rows of a depthwise convolution share parts of their windows, of which smaller tiles have less.
     is_depthwise = len(_read_along(state, stage_id)) > 1
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
-    height, strip = register_tile(rows, _columns_alike(state, stage_id, hardware), hardware, op.dtype, depth)
+    columns, every = _columns_alike(state, stage_id, hardware), axes[last].extent
+    height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:
@@ -168,7 +172,7 @@ def split_for_tile(
 
 def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int:
     """How many neighbors along the last axis of a product read the same of the factor that is broadcast: all, or the
-    results of a group of a grouped convolution, unless these are less than a vector.
+    results of a group of a grouped convolution, unless these are less than a vector. Strips must divide the latter.
     """
     op = state.stages[stage_id].op
     assert isinstance(op, ComputeOp), "only what is computed has axes"
