@@ -1,6 +1,7 @@
 """Emits the addresses of buffer accesses, and the loads and stores.
 
-The part of an address that an outer loop adds is computed where that loop starts; unrolled loops only add constants.
+The part of an address that an outer loop adds is computed where that loop starts, index arithmetic of outer loops, such
+as divisions, included; unrolled loops only add constants.
 """
 
 from abc import ABC, abstractmethod

@@ -40,8 +40,7 @@ of weights that arrive in a cycle, since they exceed the near caches. All four a
 channels on a Zen 3 core, so that predicted speedups are below those measured.
 """
 _PROBE, _PROBED_CHANNELS = 8, 32
-"""The extent of every dimension of the image on which the error is measured, and for how many channels of the result.
-"""
+"""Height and width of the image on which the error is measured, and for how many channels of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,8 @@ class Winograd:
         # Every result channel is computed independently, so evenly spaced ones are a sample of the error.
         weight = weight[..., :: max(1, weight.shape[-1] // _PROBED_CHANNELS)]
         # A fixed seed: whether a layer has the alternative must be the same in every process of a run.
-        image = np.random.default_rng(0).standard_normal((1, *[_PROBE] * (weight.ndim - 2), weight.shape[-2]))
+        depth = [_PROBE + taps - 1 for taps in weight.shape[:-4]]
+        image = np.random.default_rng(0).standard_normal((1, *depth, _PROBE, _PROBE, weight.shape[-2]))
         # The transforms of larger tiles have larger constants and lose accuracy by cancellation, depending on the
         # weights. The error is measured with the layer's own weights instead of being bounded for all.
         exact = evaluate_node(node, [image, weight.astype(np.float64)])
@@ -107,6 +107,9 @@ class Winograd:
         weight, result = graph.values[node.inputs[1]], graph.values[node.output]
         plain = {1} == {*node.ints("strides"), *node.ints("dilations"), node.integer("groups")}
         if not plain or not node.text("layout").endswith("C") or weight.shape[-4:-2] != (KERNEL, KERNEL):
+            return False
+        # Negative pads cut the image off, which the transforms do not.
+        if min(node.ints("pads")) < 0:
             return False
         if weight.dtype != "float32" or min(weight.shape[-2:]) < LEAST_CHANNELS:
             return False

@@ -9,6 +9,7 @@ naive loops, which tuning improves.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Select
@@ -52,6 +53,8 @@ two still fit the ways of a first-level cache.
 """
 _FEW_READS = 2.5
 """Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two."""
+_LEAST_PIECE = 16
+"""Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
 """An axis of at most so many elements that none of these divides is taken whole."""
@@ -197,15 +200,23 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or reading.reduce_axes:
         return False
     once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
-    # Lowering splits vectors at the seams of a concatenation; any other branch would stand inside the reader's.
-    return once and all(_is_seam(node.condition) for node in walk(op.body) if isinstance(node, Select))
+    # Lowering splits vectors at the seams of a concatenation along the last axis; those along others stay outside of
+    # vectors. Any other branch would stand inside the reader's.
+    choices = [node.condition for node in walk(op.body) if isinstance(node, Select)]
+    seams = [0, *(_seam(op, condition) for condition in choices), op.axes[-1].extent]
+    widths = [after - before for before, after in pairwise(sorted(seams)) if after > before]
+    return once and min(seams) >= 0 and (len(widths) < 2 or min(widths) >= _LEAST_PIECE)
 
 
-def _is_seam(condition: Expr) -> bool:
-    """Whether an index is compared with a literal."""
+def _seam(op: ComputeOp, condition: Expr) -> int:
+    """The place along the last axis that a condition compares it with, 0 for one along another axis, -1 for any other
+    condition.
+    """
     if not isinstance(condition, Binary) or condition.op is not BinaryOp.LT:
-        return False
-    return isinstance(condition.lhs, Axis) and isinstance(condition.rhs, Const)
+        return -1
+    if not isinstance(condition.lhs, Axis) or not isinstance(condition.rhs, Const):
+        return -1
+    return int(condition.rhs.value) if condition.lhs == op.axes[-1] else 0
 
 
 def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:

@@ -89,7 +89,7 @@ def register_tile(
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
     the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near;
-    with `divides` only of rows.
+    with `divides` strips must divide the columns, so only rows have smaller tiles.
     All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))

@@ -1,6 +1,6 @@
 """Partition loops with guards, such as those of a split that does not divide: a hot part without guards, and its ends.
 
-Each guard that stays is as far out as it can be; the code does not grow beyond `MAX_COPIES` times.
+Each guard that stays is as far out as it can be; guards do not make the code grow beyond `MAX_COPIES` times.
 
     before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
     after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
@@ -41,10 +41,10 @@ from retune.compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from retune.compiler.ir.visit import find, has, replace_nodes, substitute, uses
+from retune.compiler.ir.visit import children, find, has, replace_nodes, substitute, uses
 
 MAX_COPIES = 16
-"""How often the innermost statement of a nest may be written."""
+"""How often the innermost statement of a nest may be written because of guards."""
 MAX_STATEMENTS = 256
 """A nest is not copied beyond this many statements."""
 _NOTHING = Block(())
@@ -109,6 +109,13 @@ def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
 def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     """A loop as several loops, or without the iterations that do nothing, or whole."""
     chosen = _is_vector_of_choices(loop)
+    seams = _seams(loop, ranges) if chosen else []
+    if seams:
+        # The pieces of a concatenation need no budget: each is a copy of the statement with one of its choices.
+        low, high = range_of(loop)
+        starts = [low, *seams]
+        pieces = zip(starts, [start - 1 for start in (*seams, high + 1)], strict=True)
+        return block(*(_visit(_part_of(loop, first, last), ranges, budget) for first, last in pieces))
     parts = _parts(loop.body, loop.var, range_of(loop), ranges, _choices if chosen else _guards)
     if parts == [range_of(loop)]:
         match _visit(loop.body, ranges_inside(loop, ranges), budget):
@@ -120,16 +127,15 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     # Too many copies: the guards stay, and a budget of 0 keeps the inner loops whole as well.
     if len(parts) > max(1, budget):
         return _around(loop, _visit(loop.body, ranges_inside(loop, ranges), 0))
-    done = []
-    for low, high in parts:
-        # A part of one iteration becomes a literal, which decides the guards inside.
-        if high == low:
-            part = _at(loop.body, loop.var, low)
-        else:
-            part = replace(loop, extent=high - low + 1, body=_with(loop.body, loop.var, loop.var + low))
-        # Every choice of a vector has one seam, so the copies of its statement are no more than the choices.
-        done.append(_visit(part, ranges, budget if chosen else budget // len(parts)))
-    return block(*done)
+    return block(*(_visit(_part_of(loop, low, high), ranges, budget // len(parts)) for low, high in parts))
+
+
+def _part_of(loop: For, low: int, high: int) -> Stmt:
+    """The iterations from `low` to `high` of a loop."""
+    # A part of one iteration becomes a literal, which decides the guards inside.
+    if high == low:
+        return _at(loop.body, loop.var, low)
+    return replace(loop, extent=high - low + 1, body=_with(loop.body, loop.var, loop.var + low))
 
 
 def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget: int) -> Stmt:
@@ -197,25 +203,49 @@ def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
 
 
 def _is_vector_of_choices(stmt: Stmt) -> bool:
-    """Whether it is a vector loop that stores a value with choices."""
+    """Whether it is a vector loop that stores a value with a choice in it."""
     match stmt:
         case For(kind=LoopKind.VECTOR, body=Store(value=value)):
-            return has(Select, value)
+            return _only_choice(value) is not None
     return False
 
 
+def _only_choice(value: Expr) -> Select | None:
+    """The choice that a value is or has in it, unless it has others beside it."""
+    outermost = [value]
+    while any(not isinstance(node, Select) for node in outermost):
+        outermost = [
+            inner
+            for node in outermost
+            for inner in ([node] if isinstance(node, Select) else children(node))
+            if has(Select, inner)
+        ]
+    return outermost[0] if len(outermost) == 1 and isinstance(outermost[0], Select) else None
+
+
+def _seams(loop: For, ranges: Ranges) -> list[int]:
+    """The iterations of a vector loop at which its value changes to another choice, whatever loops around it do."""
+    assert isinstance(loop.body, Store)
+    limit, inside = range_of(loop), ranges_inside(loop, ranges)
+    seams: set[int] = set()
+    choice: Expr | None = _only_choice(loop.body.value)
+    while isinstance(choice, Select):
+        for form in _undecided(choice.condition, inside):
+            if set(form.terms) == {loop.var}:
+                first, last = _solved(form.terms[loop.var], form.const, limit)
+                seams |= {first, last + 1}
+        choice = choice.otherwise
+    return sorted(seam for seam in seams if limit[0] < seam <= limit[1])
+
+
 def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
-    """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least 0 where they
-    hold; of choices inside other values those of one variable, whose seams are at the same lanes in every iteration.
+    """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least
+    0 where they hold.
     """
     match stmt:
         case Store(value=Select(condition, otherwise=otherwise)):
             yield from ((form, ranges) for form in _undecided(condition, ranges))
             yield from _choices(replace(stmt, value=otherwise), ranges)
-        case Store(value=value):
-            for choice in find(Select, value):
-                forms = _undecided(choice.condition, ranges)
-                yield from ((form, ranges) for form in forms if len(form.terms) == 1)
 
 
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:

@@ -142,6 +142,9 @@ def images(depth: int, taps: tuple[int, ...], pads: tuple[int, ...], strides: tu
         (images(2, (1, 3, 3), (0, 1, 1, 0, 1, 1)), ["winograd4", "winograd2"]),
         (images(4, (3, 1, 1), (1, 0, 0, 1, 0, 0)), []),
         (images(4, (3, 3, 3), (1,) * 6, (2, 1, 1)), []),
+        (images(12, (9, 3, 3), (0, 1, 1, 0, 1, 1)), ["winograd4"]),
+        (images(6, (3, 3, 3), (-1, 1, 1, 0, 1, 1)), []),
+        (network(28, pads=(-1, 1, 3, 1)), []),
     ],
 )
 def test_it_is_offered_for_images_that_follow_each_other(graph: Graph, tiles: list[str]) -> None:

@@ -33,6 +33,12 @@ def test_what_is_end_to_end_is_read_where_it_lies() -> None:
     both = te.compute((64, 64), lambda i, j: te.if_then_else(j < 40, x[i, j], y[i, j - 40]), "both")
     dag = ComputeDAG([x, y, te.compute((64, 64), lambda i, j: te.maximum(both[i, j], 0.0), "z")])
     assert lines(dag) == ["parallel i (0,64)", "vectorize j (0,64)", "z = ..."]
+    above = te.compute((128, 24), lambda i, j: te.if_then_else(i < 64, y[i, j], y[i - 64, j]), "above")
+    dag = ComputeDAG([y, te.compute((128, 24), lambda i, j: te.maximum(above[i, j], 0.0), "z")])
+    assert "above = ..." not in lines(dag)
+    thin = te.compute((64, 48), lambda i, j: te.if_then_else(j < 40, x[i, j], y[i, j - 40]), "thin")
+    dag = ComputeDAG([x, y, te.compute((64, 48), lambda i, j: te.maximum(thin[i, j], 0.0), "z")])
+    assert "thin = ..." in lines(dag)
     odd = te.compute((64, 64), lambda i, j: te.if_then_else(j % 2 < 1, x[i, j // 2], y[i, j // 3]), "odd")
     dag = ComputeDAG([x, y, te.compute((64, 64), lambda i, j: te.maximum(odd[i, j], 0.0), "z")])
     assert "odd = ..." in lines(dag)

@@ -62,7 +62,7 @@ def test_a_vector_is_split_where_what_it_stores_changes() -> None:
               y[i.s3, j.s3] = a[i.s3, j.s3]
             y[i.s3, 5] = b[i.s3, 0]
             vector j.s3 in 8:
-              y[i.s3, ((j.s3 + 1) + 5)] = c[i.s3, (((j.s3 + 1) + 5) - 6)]
+              y[i.s3, (j.s3 + 6)] = c[i.s3, ((j.s3 + 6) - 6)]
         """
     )
 
@@ -81,6 +81,19 @@ def test_a_vector_of_many_pieces_is_split_at_every_seam() -> None:
     dag = ComputeDAG([*sources, larger])
     steps = [ComputeInline(len(sources)), Annotate(len(sources) + 1, 1, Annotation.VECTORIZE)]
     assert str(PartitionLoops().apply(loops(dag, *steps))).count("vector j") == len(sources)
+
+
+def test_a_vector_with_several_choices_beside_each_other_is_not_split() -> None:
+    x = te.placeholder((40,), name="x")
+
+    def windows(i: Expr) -> Expr:
+        total: Expr = te.const(0.0, "float32")
+        for start in range(0, 30, 3):
+            total = total + te.if_then_else(te.logical_and(i >= start, i < start + 6), x[i - start], 0.0)
+        return total
+
+    dag = ComputeDAG([x, te.compute((40,), windows, "y")])
+    assert str(PartitionLoops().apply(loops(dag, Annotate(1, 0, Annotation.VECTORIZE)))).count("vector i") == 1
 
 
 def test_a_vector_is_not_split_at_a_place_that_moves() -> None:
