@@ -237,22 +237,32 @@ def _outer_order(state: State, stage_id: int, around: int, inner: Sequence[str])
     rows = [name for name in outer if name not in strips and axis_name(name) not in shared]
     if bytes_of(state, right) <= copies * _NEAR_BYTES or not strips or not rows:
         return state, outer
-    share = max((bytes_of(state, source) for source, _ in reads if source != right), default=0) / copies
-    blocks: list[str] = []
-    while share > _NEAR_BYTES and rows:
-        name = rows.pop(0)
-        place = _place(state, around, name)
-        extent = state.stages[around].iters[place].extent
-        assert isinstance(extent, int), "the loops of a default schedule have extents"
+    first = [name for name in outer if axis_name(name) in shared]
+    left = max((bytes_of(state, source) for source, _ in reads if source != right), default=0) / copies
+    blocked, blocks, inside, count, share = state, list[str](), list(rows), 1, left
+    while share > _NEAR_BYTES and inside:
+        name = inside.pop(0)
+        extent = _extent(blocked, around, name)
         fitting = [size for size in range(2, extent) if extent % size == 0 and share * size <= extent * _NEAR_BYTES]
         if fitting:
-            state = state.apply(Split(around, place, extent, (fitting[-1],)))
+            blocked = blocked.apply(Split(around, _place(blocked, around, name), extent, (fitting[-1],)))
             blocks.append(f"{name}.0")
-            rows.insert(0, f"{name}.1")
+            inside.insert(0, f"{name}.1")
+            count *= extent // fitting[-1]
             break
         blocks.append(name)
+        count *= extent
         share /= extent
-    return state, [*(name for name in outer if axis_name(name) in shared), *blocks, *strips, *rows]
+    # Every block reads the whole factor. Without blocks every strip reads all rows, which may be less.
+    if count * bytes_of(state, right) / copies > prod(_extent(state, around, name) for name in strips) * left:
+        return state, [*first, *strips, *rows]
+    return blocked, [*first, *blocks, *strips, *inside]
+
+
+def _extent(state: State, stage_id: int, name: str) -> int:
+    extent = state.stages[stage_id].iters[_place(state, stage_id, name)].extent
+    assert isinstance(extent, int), "the loops of a default schedule have extents"
+    return extent
 
 
 def bytes_of(state: State, place: int) -> int:

@@ -316,6 +316,12 @@ def test_a_batched_product_builds_where_no_strip_divides_its_rows(width: int) ->
     np.testing.assert_allclose(result, left @ right, rtol=1e-5)
 
 
+def test_strips_meet_all_rows_where_blocks_would_read_more() -> None:
+    a, b, q = te.placeholder((7, 7, 2048), name="a"), te.placeholder((2048, 2048), name="b"), te.reduce_axis(2048, "q")
+    product = te.compute((7, 7, 2048), lambda y, x, j: te.sum(a[y, x, q] * b[q, j], q), "product")
+    assert lines(ComputeDAG([a, b, product]))[:2] == ["parallel j.0 (0,64)", "for y (0,7)"]
+
+
 def test_a_block_of_rows_meets_the_strips_of_a_factor_that_no_near_cache_holds() -> None:
     assert lines(GpuCase("matmul", (1024, 512, 1024)).graph("fp32")) == [
         "parallel i.0.0@j.0@ (0,256)",
