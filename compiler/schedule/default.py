@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Select
+from retune.compiler.ir.expr import Binary, BinaryOp, Const, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
     consumers,
@@ -202,21 +202,24 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
     # Lowering splits vectors at the seams of a concatenation along the last axis; those along others stay outside of
     # vectors. Any other branch would stand inside the reader's.
-    choices = [node.condition for node in walk(op.body) if isinstance(node, Select)]
-    seams = [0, *(_seam(op, condition) for condition in choices), op.axes[-1].extent]
-    widths = [after - before for before, after in pairwise(sorted(seams)) if after > before]
-    return once and min(seams) >= 0 and (len(widths) < 2 or min(widths) >= _LEAST_PIECE)
+    widths = _piece_widths(op)
+    return once and widths is not None and (len(widths) < 2 or min(widths) >= _LEAST_PIECE)
 
 
-def _seam(op: ComputeOp, condition: Expr) -> int:
-    """The place along the last axis that a condition compares it with, 0 for one along another axis, -1 for any other
-    condition.
+def _piece_widths(op: ComputeOp) -> list[int] | None:
+    """How many elements of the last axis come from each operand of a concatenation, all of them where nothing is chosen
+    along that axis; None where a choice is not by one index.
     """
-    if not isinstance(condition, Binary) or condition.op is not BinaryOp.LT:
-        return -1
-    if not isinstance(condition.lhs, Axis) or not isinstance(condition.rhs, Const):
-        return -1
-    return int(condition.rhs.value) if condition.lhs == op.axes[-1] else 0
+    last = op.axes[-1]
+    seams = {0, last.extent}
+    for node in walk(op.body):
+        if isinstance(node, Select):
+            match node.condition:
+                case Binary(op=BinaryOp.LT, lhs=Axis() as axis, rhs=Const(value=place)):
+                    seams |= {int(place)} if axis == last else set()
+                case _:
+                    return None
+    return [after - before for before, after in pairwise(sorted(seams))]
 
 
 def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:

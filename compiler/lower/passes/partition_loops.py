@@ -13,7 +13,7 @@ that it stores is chosen, as at the seams of a concatenation: lanes that choose 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.affine import Affine, IndexForm
@@ -48,7 +48,6 @@ MAX_COPIES = 16
 MAX_STATEMENTS = 256
 """A nest is not copied beyond this many statements."""
 _NOTHING = Block(())
-_Forms = Callable[[Stmt, Ranges], Iterator[tuple[IndexForm, Ranges]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class PartitionLoops:
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with guards only where they are needed."""
-        if not has_stmt(If, function.body) and not any(map(_is_vector_of_choices, walk_stmt(function.body))):
+        if not has_stmt(If, function.body) and not any(map(_stores_choice, walk_stmt(function.body))):
             return function
         tops = statements_of(function.body)
         # Copies multiply code size and compile time: the budget shrinks with the statements of the nest.
@@ -108,15 +107,14 @@ def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
 
 def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     """A loop as several loops, or without the iterations that do nothing, or whole."""
-    chosen = _is_vector_of_choices(loop)
-    seams = _seams(loop, ranges) if chosen else []
+    seams = _seams(loop, ranges)
     if seams:
         # The pieces of a concatenation need no budget: each is a copy of the statement with one of its choices.
         low, high = range_of(loop)
         starts = [low, *seams]
         pieces = zip(starts, [start - 1 for start in (*seams, high + 1)], strict=True)
         return block(*(_visit(_part_of(loop, first, last), ranges, budget) for first, last in pieces))
-    parts = _parts(loop.body, loop.var, range_of(loop), ranges, _choices if chosen else _guards)
+    parts = _parts(loop.body, loop.var, range_of(loop), ranges)
     if parts == [range_of(loop)]:
         match _visit(loop.body, ranges_inside(loop, ranges), budget):
             # Loop unswitching: a guard that does not depend on the loop moves out of it.
@@ -153,14 +151,12 @@ def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget
     return block(*done)
 
 
-def _parts(
-    body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, forms: _Forms | None = None
-) -> list[tuple[int, int]]:
+def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list[tuple[int, int]]:
     """The values of `var` in at most three parts, one of them with as few guards as can be; those for which the body
     does nothing are left out.
     """
     low, high = limit
-    for form, inside in (forms or _guards)(body, {**ranges, var: limit}):
+    for form, inside in _guards(body, {**ranges, var: limit}):
         slope = form.terms.get(var, 0)
         rest = form.plus(Affine(0, {var: 1}), -slope)
         if not slope or any(uses(atom, var) for atom in rest.terms):
@@ -202,30 +198,22 @@ def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
             yield form
 
 
-def _is_vector_of_choices(stmt: Stmt) -> bool:
-    """Whether it is a vector loop that stores a value with a choice in it."""
-    match stmt:
-        case For(kind=LoopKind.VECTOR, body=Store(value=value)):
-            return _only_choice(value) is not None
-    return False
+def _stores_choice(stmt: Stmt) -> bool:
+    return isinstance(stmt, Store) and has(Select, stmt.value)
 
 
 def _only_choice(value: Expr) -> Select | None:
     """The choice that a value is or has in it, unless it has others beside it."""
-    outermost = [value]
-    while any(not isinstance(node, Select) for node in outermost):
-        outermost = [
-            inner
-            for node in outermost
-            for inner in ([node] if isinstance(node, Select) else children(node))
-            if has(Select, inner)
-        ]
-    return outermost[0] if len(outermost) == 1 and isinstance(outermost[0], Select) else None
+    if isinstance(value, Select):
+        return value
+    inner = [child for child in children(value) if has(Select, child)]
+    return _only_choice(inner[0]) if len(inner) == 1 else None
 
 
 def _seams(loop: For, ranges: Ranges) -> list[int]:
     """The iterations of a vector loop at which its value changes to another choice, whatever loops around it do."""
-    assert isinstance(loop.body, Store)
+    if loop.kind is not LoopKind.VECTOR or not isinstance(loop.body, Store):
+        return []
     limit, inside = range_of(loop), ranges_inside(loop, ranges)
     seams: set[int] = set()
     choice: Expr | None = _only_choice(loop.body.value)
@@ -236,16 +224,6 @@ def _seams(loop: For, ranges: Ranges) -> list[int]:
                 seams |= {first, last + 1}
         choice = choice.otherwise
     return sorted(seam for seam in seams if limit[0] < seam <= limit[1])
-
-
-def _choices(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
-    """The undecided conditions of a stored choice and of the choices inside it, as forms that are at least
-    0 where they hold.
-    """
-    match stmt:
-        case Store(value=Select(condition, otherwise=otherwise)):
-            yield from ((form, ranges) for form in _undecided(condition, ranges))
-            yield from _choices(replace(stmt, value=otherwise), ranges)
 
 
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
