@@ -25,7 +25,6 @@ from retune.compiler.ir.stmt import (
     exprs_of,
     walk_stmt,
 )
-from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
 from retune.compiler.ir.visit import parts, walk
 
 # Independent vectors overlap the latency of their instructions, and share one increment and one branch.
@@ -74,8 +73,6 @@ class BodyEmitter(ExpressionEmitter):
                 raise LoweringError(f"the function {stmt.function} is called inside a loop")
             case Together():
                 raise LoweringError("the threads of a block wait for each other, but a CPU has no blocks of threads")
-            case AsyncCopy() | CommitGroup() | WaitGroup() | LoadMatrix() | Mma():
-                raise LoweringError(f"`{stmt}` is done by the tensor cores of a GPU, which a CPU lacks")
 
     def loop(self, loop: For) -> None:
         """A loop of any kind but an outermost parallel one."""

@@ -24,6 +24,7 @@ from retune.compiler.ir.tensor_core import (
     Mma,
     ProxyFence,
     TensorStmt,
+    TransposeQuad,
     WaitGroup,
     WarpgroupMma,
     WarpgroupWait,
@@ -37,6 +38,10 @@ HELPERS = {
     " r; }",
     "descriptor": "__device__ unsigned long long descriptor(const void* p, unsigned long long bits) { return bits | "
     f"(__cvta_generic_to_shared(p) & {ADDRESS_MASK}) >> {ADDRESS_SHIFT}; }}",
+    "transpose_quad": "__device__ void transpose_quad(void* to, const void* from) { unsigned* w = (unsigned*)to; "
+    "for (int n = 0; n < 4; ++n) w[n] = ((const unsigned*)from)[n]; for (int bit = 1; bit < 4; bit *= 2) "
+    "for (int n = 0; n < 4; ++n) if (!(n & bit)) { unsigned& out = threadIdx.x & bit ? w[n] : w[n | bit]; "
+    "out = __shfl_xor_sync(~0u, out, bit); } }",
 }
 """Functions that the text may call, by name."""
 
@@ -57,6 +62,9 @@ def tensor_text(stmt: TensorStmt, place: PlaceText, text: Callable[[Expr], str])
             return _load_matrix(stmt, place)
         case Mma():
             return _multiply(stmt, place)
+        case TransposeQuad():
+            target, source = place(stmt.target, stmt.indices), place(stmt.source, stmt.source_indices)
+            return f"transpose_quad(&{target}, &{source});"
         case ProxyFence():
             return f'asm volatile("{PROXY_FENCE}" ::: "memory");'
         case WarpgroupMma():
@@ -74,7 +82,7 @@ def _copy(stmt: AsyncCopy, place: PlaceText, text: Callable[[Expr], str]) -> str
     read = str(size) if always else f"{text(stmt.condition)} ? {size} : 0"
     target, source = place(stmt.target, stmt.indices), place(stmt.source, stmt.source_indices)
     # PTX lets only copies of 16 bytes bypass the first-level cache.
-    cache = "cg" if size == 16 and not stmt.cached else "ca"
+    cache = "cg" if size == 16 else "ca"
     return (
         f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;" :: "r"(in_shared(&{target})), '
         f'"l"(in_global(&{source})), "r"({read}) : "memory");'

@@ -14,7 +14,7 @@ from retune.compiler.codegen.cuda_tensor import HELPERS, tensor_text
 from retune.compiler.dtype import BFLOAT16, HALVES, is_unsigned, item_bytes
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.affine import flat_index
-from retune.compiler.ir.alignment import VECTOR_BYTES
+from retune.compiler.ir.alignment import SHARED_BYTES, start_alignment
 from retune.compiler.ir.expr import (
     INDEX,
     Binary,
@@ -84,7 +84,7 @@ def cuda_text(function: DeviceFunction) -> str:
     """
     kernels = "\n".join(line for kernel in function.kernels for line in _kernel(function, kernel))
     helpers = [text for name, text in _HELPERS.items() if any(f"{each}(" in kernels for each in (name, *_USERS[name]))]
-    helpers += [text for name, text in HELPERS.items() if f"({name}(" in kernels]
+    helpers += [text for name, text in HELPERS.items() if re.search(rf"\b{name}\(", kernels)]
     headers = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in kernels]
     return "\n".join([*headers, *helpers, kernels])
 
@@ -103,23 +103,23 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
     yield f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}({params}) {{'
     places = kernel.shared_places if launched else {}
     if launched:
-        yield f"  extern __shared__ __align__({VECTOR_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
+        yield f"  extern __shared__ __align__({SHARED_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
     # Definitions are replaced in the finished text, so that `_Writer` need not know where buffers lie.
     changed = {_definition_of(buffer): _pointer(buffer, start) for buffer, start in places.items()}
-    changed = {text: f"__align__(16) {text}" for text in _aligned(kernel)} | changed
+    changed = _aligned(kernel) | changed
     for line in _body(kernel):
         definition = line.lstrip()
         yield line[: len(line) - len(definition)] + changed.get(definition, definition)
     yield "}"
 
 
-def _aligned(kernel: Kernel) -> frozenset[str]:
-    """The definitions of the buffers that tensor cores and copies of up to 16 bytes access."""
+def _aligned(kernel: Kernel) -> dict[str, str]:
+    """The definitions of the buffers that tensor cores and copies of up to 16 bytes access, and the aligned ones."""
     statements = list(walk_stmt(kernel.body.body))
     named = {buffer for stmt in statements if isinstance(stmt, TENSOR_STMTS) for buffer, *_ in accesses(stmt)}
-    return frozenset(
-        _definition_of(stmt.buffer) for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named
-    )
+    buffers = [stmt.buffer for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named]
+    definitions = {_definition_of(buffer): start_alignment(buffer) for buffer in buffers}
+    return {text: f"__align__({alignment}) {text}" for text, alignment in definitions.items()}
 
 
 def _name(name: str) -> str:

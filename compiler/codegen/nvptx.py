@@ -22,6 +22,7 @@ from retune.compiler.errors import LoweringError, TargetError
 from retune.compiler.gpu_facts import GROUP_ARCH, capability_of, facts_of
 from retune.compiler.ir.affine import IndexForm, affine
 from retune.compiler.ir.alignment import (
+    SHARED_BYTES,
     VECTOR_BYTES,
     element_alignment,
     first_alignment,
@@ -137,7 +138,7 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
     reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
     tensors = tensor_declarations(_tensor_statements(function))
     given = (
-        [f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {VECTOR_BYTES}"]
+        [f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {SHARED_BYTES}"]
         if any(kernel.dynamic_shared for kernel in function.kernels)
         else []
     )

@@ -16,8 +16,12 @@ from retune.compiler.codegen.warpgroup import (
     wait_text,
 )
 from retune.compiler.dtype import BFLOAT16, item_bytes
-from retune.compiler.ir.expr import Buffer, Const, Expr
+from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, binary, const
+from retune.compiler.ir.kernel import INDICES
+from retune.compiler.ir.stmt import LoopKind
 from retune.compiler.ir.tensor_core import (
+    PAIR,
+    QUAD,
     SUM_ELEMENTS,
     AsyncCopy,
     CommitGroup,
@@ -27,6 +31,7 @@ from retune.compiler.ir.tensor_core import (
     Mma,
     ProxyFence,
     TensorStmt,
+    TransposeQuad,
     WaitGroup,
     WarpgroupMma,
     WarpgroupWait,
@@ -38,6 +43,9 @@ OLDEST = 80
 # `f2tf32.rn`, one instruction from sm_90 on instead of a comparison and an addition, made products of 2048 to 8192
 # slower by 2 to 9% on an H200.
 _ROUNDING = "llvm.nvvm.f2tf32.rna"
+
+_EXCHANGE = "llvm.nvvm.shfl.sync.bfly.i32"
+_LAST_LANE = 31
 
 _FLOATS = "{float, float, float, float}"
 _REGISTER_BYTES = 4
@@ -66,6 +74,8 @@ def _declarations(stmt: TensorStmt) -> list[str]:
             args = [word] * ((kind.left_elements + kind.right_elements) // kind.packed) + ["float"] * SUM_ELEMENTS
             found = [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
             return [*found, f"declare i32 @{_ROUNDING}(float)"] if kind.packed == 1 else found
+        case TransposeQuad():
+            return [f"declare i32 @{_EXCHANGE}(i32, i32, i32, i32)"]
         case ProxyFence() | WarpgroupMma() | WarpgroupWait():
             return []
 
@@ -75,7 +85,7 @@ def _copies(stmt: AsyncCopy) -> tuple[str, str]:
     bypass the first cache, where they would not be read again.
     """
     size = stmt.count * item_bytes(stmt.target.dtype)
-    name = f"llvm.nvvm.cp.async.{'cg' if size == 16 and not stmt.cached else 'ca'}.shared.global.{size}"
+    name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
     return name, f"{name}.s"
 
 
@@ -110,6 +120,8 @@ def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
             _load_matrix(emitter, stmt)
         case Mma():
             _multiply(emitter, stmt)
+        case TransposeQuad():
+            _transpose_quad(emitter, stmt)
         case ProxyFence():
             emitter.writer.put(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"() convergent')
         case WarpgroupMma():
@@ -182,6 +194,24 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
     for number, place in enumerate(sums):
         value = writer.value(f"extractvalue {_FLOATS} {made}, {number}")
         writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")
+
+
+def _transpose_quad(emitter: MemoryEmitter, stmt: TransposeQuad) -> None:
+    writer, lane = emitter.writer, INDICES[LoopKind.THREAD_X]
+    places = _registers(emitter, stmt.source, stmt.source_indices, QUAD, PAIR)
+    words = [writer.value(f"load i32, ptr {place}, align {_REGISTER_BYTES}") for place in places]
+    # As a matrix is transposed by blocks: words whose numbers differ in a bit change places with those of the lane
+    # whose number differs in the same bit.
+    for bit in (1, 2):
+        high = emitter.evaluate(binary(BinaryOp.EQ, lane // bit % 2, const(1))).text
+        for low in (number for number in range(QUAD) if not number & bit):
+            one, other = words[low], words[low | bit]
+            given = writer.value(f"select i1 {high}, i32 {one}, i32 {other}")
+            got = writer.value(f"call i32 @{_EXCHANGE}(i32 -1, i32 {given}, i32 {bit}, i32 {_LAST_LANE})")
+            words[low] = writer.value(f"select i1 {high}, i32 {got}, i32 {one}")
+            words[low | bit] = writer.value(f"select i1 {high}, i32 {other}, i32 {got}")
+    for word, place in zip(words, _registers(emitter, stmt.target, stmt.indices, QUAD, PAIR), strict=True):
+        writer.put(f"store i32 {word}, ptr {place}, align {_REGISTER_BYTES}")
 
 
 def _start_group(emitter: MemoryEmitter, stmt: WarpgroupMma) -> None:

@@ -7,13 +7,15 @@ its instructions: registers that are touched between them would make the assembl
 from collections.abc import Callable, Iterator
 
 from retune.compiler.dtype import BFLOAT16, item_bytes
-from retune.compiler.ir.tensor_core import COLUMNS, CORE, SUM_ELEMENTS, GroupLayout, WarpgroupMma
+from retune.compiler.ir.tensor_core import COLUMNS, CORE, GROUP_ROWS, SUM_ELEMENTS, SWIZZLED, GroupLayout, WarpgroupMma
 
 PROXY_FENCE = "fence.proxy.async.shared::cta;"
 
 ADDRESS_MASK, ADDRESS_SHIFT = (1 << 18) - 1, 4
 """PTX ISA, matrix descriptors: of byte addresses and distances, 18 bits count, in units of 16 bytes."""
-_LEADING_BIT, _STRIDE_BIT = 16, 32
+_LEADING_BIT, _STRIDE_BIT, _SWIZZLE_BIT = 16, 32, 62
+_SWIZZLES = dict(zip((CORE, *SWIZZLED), (0, 3, 2, 1), strict=True))
+"""The number of a swizzling mode by the halves in a line."""
 _TYPES = {"float16": "f16", BFLOAT16: "bf16"}
 
 
@@ -23,10 +25,21 @@ def wait_text(pending: int) -> str:
 
 
 def descriptor_bits(layout: GroupLayout, dtype: str) -> int:
-    """The descriptor of a factor but for its address; swizzle mode 0 is none."""
+    """The descriptor of a factor but for its address."""
     size = item_bytes(dtype)
-    leading, stride = (_encoded(distance * size) for distance in (layout.leading, layout.stride))
-    return leading << _LEADING_BIT | stride << _STRIDE_BIT
+    # PTX ISA, canonical layouts: from slab to slab, and from eight lines to the next eight. Without swizzle and with
+    # neighbors along the rows the two change places.
+    leading, stride = layout.lines * layout.width * size, CORE * layout.width * size
+    if layout.transposed and layout.width == CORE:
+        leading, stride = stride, leading
+    distances = _encoded(leading) << _LEADING_BIT | _encoded(stride) << _STRIDE_BIT
+    return distances | _SWIZZLES[layout.width] << _SWIZZLE_BIT
+
+
+def _distance(layout: GroupLayout, row: int, depth: int) -> int:
+    """Elements from the first one to another without swizzle, which the tensor cores apply to the address."""
+    line, neighbor = (depth, row) if layout.transposed else (row, depth)
+    return neighbor // layout.width * layout.lines * layout.width + line * layout.width + neighbor % layout.width
 
 
 def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator[str]:
@@ -44,10 +57,10 @@ def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator
     yield "wgmma.fence.sync.aligned;"
     each = shape.columns * SUM_ELEMENTS
     for step in range(shape.steps):
-        # A step is two core matrices further along the depth, 64 rows are eight further along the rows.
-        right = _encoded(2 * step * stmt.right_layout.leading * size)
+        depth = step * stmt.instruction.depth
+        right = _encoded(_distance(stmt.right_layout, 0, depth) * size)
         for row in range(shape.rows):
-            left = _encoded((2 * step * stmt.left_layout.leading + CORE * row * stmt.left_layout.stride) * size)
+            left = _encoded(_distance(stmt.left_layout, row * GROUP_ROWS, depth) * size)
             sums = ", ".join(operand(row * each + number) for number in range(each))
             yield f"add.s64 left, {operand(shape.sums)}, {left};"
             yield f"add.s64 right, {operand(shape.sums + 1)}, {right};"

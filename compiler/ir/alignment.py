@@ -15,12 +15,14 @@ from retune.compiler.ir.visit import uses
 # 128 bits, as PTX's `v4.f32`.
 VECTOR_BYTES = 16
 """The longest vector that a GPU moves at once."""
+SHARED_BYTES = 1024
+"""Multiples at which swizzled factors of warpgroups begin at most: eight lines of 128 bytes."""
 
 
 def start_alignment(buffer: Buffer) -> int:
     """Bytes that divide the address of a buffer's first element."""
-    # Other shared buffers stand without gaps at multiples of their elements, see `Kernel.shared_places`.
-    return item_bytes(buffer.dtype) if buffer.scope == "shared" and buffer.nbytes % VECTOR_BYTES else VECTOR_BYTES
+    # Shared buffers stand without gaps, those that are multiples of most bytes first, see `Kernel.shared_places`.
+    return gcd(buffer.nbytes, SHARED_BYTES) if buffer.scope == "shared" else VECTOR_BYTES
 
 
 def whole_alignment(buffer: Buffer) -> int:
@@ -56,4 +58,4 @@ def element_alignment(buffer: Buffer, form: IndexForm, known: Callable[[Expr], i
             apart = gcd(apart, coefficient * divisor(atom))
         else:
             place += coefficient * value
-    return gcd(gcd(place, apart) * item_bytes(buffer.dtype), whole_alignment(buffer))
+    return gcd(gcd(place, apart) * item_bytes(buffer.dtype), whole_alignment(buffer), VECTOR_BYTES)

@@ -28,7 +28,7 @@ from retune.compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from retune.compiler.ir.tensor_core import AsyncCopy, Exprs, LoadMatrix, Mma, WarpgroupMma, WarpgroupWait
+from retune.compiler.ir.tensor_core import AsyncCopy, Exprs, LoadMatrix, Mma, TransposeQuad, WarpgroupMma, WarpgroupWait
 from retune.compiler.ir.visit import find, of_type, replace_nodes
 
 Node = TypeVar("Node", bound=Stmt)
@@ -40,6 +40,7 @@ _PLACES: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
     Shuffle: (("buffer", "indices", True),),
     AsyncCopy: (("target", "indices", True), ("source", "source_indices", False)),
     LoadMatrix: (("target", "indices", True), ("source", "source_indices", False)),
+    TransposeQuad: (("target", "indices", True), ("source", "source_indices", False)),
     Mma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
     WarpgroupMma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
     WarpgroupWait: (("sums", "at", True),),

@@ -1,10 +1,11 @@
 """Statements for tensor cores and asynchronous copies, and the mapping of fragment elements to lanes.
 
 They are immutable and only for GPU kernels, from `sm_80` on; the last three only for `sm_90a`. A warp is 32 consecutive
-threads of a block; all of them execute a `LoadMatrix` or an `Mma` together, each as its own lane. A warpgroup is four
-consecutive warps, the first one a multiple of four; all of them execute a `WarpgroupMma` or a `WarpgroupWait` together.
+threads of a block; all of them execute a `LoadMatrix`, an `Mma` or a `TransposeQuad` together, each as its own lane. A
+warpgroup is four consecutive warps, the first one a multiple of four; all of them execute a `WarpgroupMma` or a
+`WarpgroupWait` together.
 
-    AsyncCopy(target, indices, source, source_indices, count, condition, cached)
+    AsyncCopy(target, indices, source, source_indices, count, condition)
                         starts to copy `count` neighbors into shared memory, or zeros where the condition fails
     CommitGroup()       the copies that the thread has started since the last one become a group
     WaitGroup(pending)  the thread waits until at most `pending` of its youngest groups are in flight
@@ -12,6 +13,8 @@ consecutive warps, the first one a multiple of four; all of them execute a `Warp
                         8 × 8 halves of shared memory, `count` times, as fragments of a warp
     Mma(kind, sums, at, left, left_at, right, right_at)
                         16 × 8 sums += 16 × depth by depth × 8
+    TransposeQuad(target, indices, source, source_indices)
+                        the lanes of a quad hand each other pairs of halves
     ProxyFence()        what the thread has stored in shared memory is there for a later `WarpgroupMma`
     WarpgroupMma(kind, sums, at, left, left_at, right, right_at, shape, left_layout, right_layout)
                         starts to add products of matrices in shared memory to the sums of four warps
@@ -38,6 +41,10 @@ COPY_BYTES = (4, 8, 16)
 """What one asynchronous copy may copy; its addresses are multiples of it."""
 SUM_ELEMENTS = 4
 """Sums that a lane holds of one instruction."""
+QUAD = 4
+"""Consecutive lanes, the first a multiple of so many, that hold a row of the sums of an instruction: a pair each."""
+PAIR = 2
+"""Neighbors in it."""
 
 GROUP_WARPS = 4
 """Warps of a warpgroup."""
@@ -49,6 +56,8 @@ GROUP_COLUMNS = 256
 """The most of them."""
 CORE = 8
 """Lines of a core matrix, and elements of a line, which are neighbors: 16 bytes of halves."""
+SWIZZLED = (16, 32, 64)
+"""Halves in a line of a factor of a warpgroup whose pieces can be swizzled."""
 
 ALWAYS = Const(True, BOOL)
 """The condition of a copy of what surely lies inside its tensor."""
@@ -124,7 +133,7 @@ class Together:
 class AsyncCopy(Together):
     """Start to copy `count` neighboring elements of global memory; where `condition` fails nothing is read and zeros
     are copied. What is copied is there for the thread when it has waited, for others after a barrier after that. Copies
-    of 16 bytes bypass the first-level cache, unless they are `cached`.
+    of 16 bytes bypass the first-level cache.
     """
 
     target: Buffer
@@ -133,7 +142,6 @@ class AsyncCopy(Together):
     source_indices: Exprs
     count: int
     condition: Expr = ALWAYS
-    cached: bool = False
 
     def exprs(self) -> Iterator[Expr]:
         """Every whole expression."""
@@ -146,8 +154,7 @@ class AsyncCopy(Together):
 
     def __str__(self) -> str:
         source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
-        how = f"{self.count}{' cached' if self.cached else ''}"
-        start = f"copy {self.target}[{', '.join(map(str, self.indices))}] = {source} by {how}"
+        start = f"copy {self.target}[{', '.join(map(str, self.indices))}] = {source} by {self.count}"
         return start if self.condition == ALWAYS else f"{start} where {self.condition}"
 
 
@@ -260,6 +267,31 @@ class Mma(Multiplication):
 
 
 @dataclass(frozen=True, slots=True)
+class TransposeQuad(Together):
+    """The lanes of every quad, which each hold four pairs of elements of 16 bits from a place in their own memory on,
+    get as pair n what lane n of the quad has as the pair of their own number.
+    """
+
+    target: Buffer
+    indices: Exprs
+    source: Buffer
+    source_indices: Exprs
+
+    def exprs(self) -> Iterator[Expr]:
+        """Every whole expression."""
+        yield from (*self.indices, *self.source_indices)
+
+    def mapped(self, rule: Callable[[Expr], Expr]) -> "TransposeQuad":
+        """The statement with `rule` applied to every whole expression."""
+        places, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
+        return replace(self, indices=places, source_indices=sources)
+
+    def __str__(self) -> str:
+        source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
+        return f"{self.target}[{', '.join(map(str, self.indices))}] = pairs of a quad of {source}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyFence(Together):
     """What the thread has stored in shared memory is there for a `WarpgroupMma` after a later barrier; what it has
     copied asynchronously, and waited for, is there without a fence.
@@ -279,28 +311,25 @@ class ProxyFence(Together):
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """How a factor of a `WarpgroupMma` lies in shared memory, without swizzle: core matrices of 8 lines of 8 neighbors,
-    one line after the other. Neighbors lie along the depth, or along the rows (columns of the right factor) if
-    `transposed`. `leading` elements lie between core matrices that are adjacent along the depth, `stride` elements
-    between those adjacent along the rows.
+    """How a factor of a `WarpgroupMma` lies in shared memory: slabs of `lines` lines of `width` neighbors, one line
+    after the other. Neighbors lie along the depth, or along the rows (columns of the right factor) if `transposed`.
+    `width` is 8 or one of `SWIZZLED`, of which a line's pieces of 16 bytes are swizzled.
     """
 
-    leading: int
-    stride: int
+    lines: int
+    width: int
     transposed: bool
 
     def place(self, row: Place, depth: Place) -> Place:
-        """The distance of an element from the first one."""
-        # PTX ISA, canonical layouts of wgmma without swizzle, in elements.
-        if self.transposed:
-            return row // CORE * self.stride + row % CORE + _lines(depth, self.leading)
-        return depth // CORE * self.leading + depth % CORE + _lines(row, self.stride)
-
-
-def _lines(line: Place, apart: int) -> Place:
-    """The distance of a line from the first one, where core matrices are `apart`."""
-    # One after the other without a gap, which is plain to see in an index.
-    return line * CORE if apart == CORE * CORE else line // CORE * apart + line % CORE * CORE
+        """The distance of an element from the first one, in elements."""
+        line, neighbor = (depth, row) if self.transposed else (row, depth)
+        # PTX ISA, swizzling modes: within 1024, 512 or 256 bytes, the number of a piece in its line and that of the
+        # line's 128 bytes are combined by exclusive or. So eight threads that access eight neighboring pieces, or one
+        # piece in each of eight lines, meet in no bank.
+        piece, pieces = neighbor // CORE % (self.width // CORE), self.width // CORE
+        turned = line // (SWIZZLED[-1] // self.width) % pieces
+        slab = neighbor // self.width * (self.lines * self.width)
+        return slab + line * self.width + (piece ^ turned) * CORE + neighbor % CORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +362,7 @@ class WarpgroupMma(Multiplication):
     def __str__(self) -> str:
         sums, left, right = self.places()
         one, other = (
-            f"{'transposed ' if each.transposed else ''}{each.leading}, {each.stride}"
+            f"{'transposed ' if each.transposed else ''}{each.lines} x {each.width}"
             for each in (self.left_layout, self.right_layout)
         )
         count = f"{self.shape.rows} x {self.shape.steps} times m64n{self.shape.columns * COLUMNS}k16.{self.kind}"
@@ -363,8 +392,20 @@ class WarpgroupWait(Together):
         return f"group wait for {self.sums} but {self.pending}"
 
 
-TensorStmt = AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma | ProxyFence | WarpgroupMma | WarpgroupWait
-TENSOR_STMTS = (AsyncCopy, CommitGroup, WaitGroup, LoadMatrix, Mma, ProxyFence, WarpgroupMma, WarpgroupWait)
+TensorStmt = (
+    AsyncCopy | CommitGroup | WaitGroup | LoadMatrix | Mma | TransposeQuad | ProxyFence | WarpgroupMma | WarpgroupWait
+)
+TENSOR_STMTS = (
+    AsyncCopy,
+    CommitGroup,
+    WaitGroup,
+    LoadMatrix,
+    Mma,
+    TransposeQuad,
+    ProxyFence,
+    WarpgroupMma,
+    WarpgroupWait,
+)
 """Statements that tensor cores need besides the others; none has statements inside."""
 
 
@@ -381,6 +422,9 @@ def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:
             yield stmt.left, stmt.left_at, stmt.instruction.left_elements, False
             yield stmt.right, stmt.right_at, stmt.instruction.right_elements, False
             yield stmt.sums, stmt.at, SUM_ELEMENTS, True
+        case TransposeQuad():
+            yield stmt.target, stmt.indices, QUAD * PAIR, True
+            yield stmt.source, stmt.source_indices, QUAD * PAIR, False
         case WarpgroupMma():
             yield stmt.left, stmt.left_at, CORE, False
             yield stmt.right, stmt.right_at, CORE, False

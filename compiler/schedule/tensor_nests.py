@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.gpu_facts import GpuFacts
-from retune.compiler.ir.tensor_core import CORE, GROUP_WARPS, INSTRUCTIONS, SUM_ELEMENTS, Instruction
+from retune.compiler.ir.tensor_core import GROUP_WARPS, INSTRUCTIONS, SUM_ELEMENTS, Instruction
 from retune.compiler.schedule.contraction import KIND
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.statements import StageNest
@@ -80,13 +80,6 @@ def in_groups(product: StageNest, facts: GpuFacts, count: int) -> npt.NDArray[np
     if not facts.group_tensor or instruction_of(product).packed == 1 or len(warps) != 2:
         return np.zeros(count, dtype=np.bool_)
     return np.asarray(np.asarray(warps[0]) % GROUP_WARPS == 0) & np.ones(count, dtype=np.bool_)
-
-
-def core_elements(lines: Counts | int, neighbors: Counts | int) -> Counts:
-    """Elements of a factor of `lines` × `neighbors` that lies as padded core matrices for groups of warps."""
-    # Eight threads store eight times 16 bytes at once, to as many core matrices side by side as there are. So many
-    # lines between those send all of them to different banks.
-    return np.asarray((lines + np.maximum(1, CORE * CORE // neighbors)) * neighbors)
 
 
 def fragment_sets(product: StageNest, facts: GpuFacts, count: int) -> Counts:

@@ -20,7 +20,7 @@ from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.contraction import LEFT, RIGHT
 from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
-from retune.compiler.schedule.tensor_nests import copies_of, core_elements, in_groups, product_of, thread_bytes
+from retune.compiler.schedule.tensor_nests import copies_of, in_groups, product_of, thread_bytes
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.register_tile import Counts, point_bytes
 from retune.compiler.search.sketch_rules.facts import SHARED
@@ -115,8 +115,9 @@ class DeviceKernel:
             size = size * extent
         if product is None or not nest.op.name.endswith((LEFT, RIGHT)):
             return np.asarray(size)
+        # Groups of warps read rows without padding.
         lines, neighbors = (np.asarray(extent) for extent in write.shape[1:])
-        return np.where(in_groups(product, self.facts, self.count), core_elements(lines, neighbors), size)
+        return np.where(in_groups(product, self.facts, self.count), lines * neighbors, size)
 
     def asked(self) -> dict[Limit, Counts]:
         """How much the kernel asks for of everything that is limited."""

@@ -13,6 +13,8 @@ from retune.compiler.ir.expr import Buffer, Expr
 from retune.compiler.ir.tensor_core import (
     COLUMNS,
     MATRIX,
+    PAIR,
+    QUAD,
     ROW_BYTES,
     ROWS,
     SUM_ELEMENTS,
@@ -24,6 +26,7 @@ from retune.compiler.ir.tensor_core import (
     Mma,
     ProxyFence,
     TensorStmt,
+    TransposeQuad,
     WaitGroup,
     WarpgroupMma,
     WarpgroupWait,
@@ -88,6 +91,11 @@ class TensorUnit:
                 self.load(stmt, numbers, values, side)
             case Mma():
                 self.multiply(stmt, numbers, values, side)
+            case TransposeQuad():
+                self.place.check_whole(numbers, WARP, "warp", "lane")
+                held = self.fragment(side(stmt.source), values(stmt.source_indices), QUAD * PAIR)
+                quads = held.reshape(-1, QUAD, QUAD, PAIR).swapaxes(1, 2)
+                self.keep(side(stmt.target), values(stmt.indices), quads.reshape(len(numbers), -1))
             case ProxyFence():
                 pass  # of all shared memory, see `_Blocks.tensor`
             case WarpgroupMma():

@@ -2,7 +2,7 @@
 
 Only contiguous elements that start at a multiple of their length are copied at once; others are copied in shorter
 pieces, and what is no copy of whole words stays as it is. After the copies of an iteration the thread waits for them.
-Factors of warpgroups are copied through the first-level cache, and need no fence if all of them are copied.
+Factors of warpgroups need no fence if all of them are copied.
 
     before: for k: (vector v in 8: s[t * 8 + v] = select(k < 9, x[k, t * 8 + v], 0); …)
     after:  for k: (copy s[t * 8] = x[k, t * 8] by 8 where k < 9; commit copies; wait for copies but 0; …)
@@ -14,10 +14,10 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
 from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decided
-from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite, rewrite_down, statements_of
+from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite_down, statements_of
 from retune.compiler.ir.simplify import divisor
-from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside, walk_stmt
-from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, ProxyFence, WaitGroup, WarpgroupMma
+from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside
+from retune.compiler.ir.tensor_core import COPY_BYTES, AsyncCopy, CommitGroup, ProxyFence, WaitGroup
 from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.lanes import first_of, stride, uniform
 
@@ -31,19 +31,12 @@ class AsyncCopies:
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with asynchronous copies."""
         loops = frozenset(name for name, _ in function.pipelines)
-        products = [stmt for stmt in walk_stmt(function.body) if isinstance(stmt, WarpgroupMma)]
-        cores = {factor for product in products for factor in (product.left, product.right)}
-
-        def cached(copy: AsyncCopy) -> Stmt | None:
-            # What bypasses the cache is written line by line, and core matrices take 16 bytes of a line each. On an
-            # H200 such copies halved the speed of products, beside narrower ones, which go through the cache.
-            return replace(copy, cached=True) if copy.target in cores else None
 
         def on_loop(loop: For, ranges: Ranges) -> Stmt | None:
             if loop.var.name not in loops:
                 return None
             copied = rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))
-            return replace(loop, body=_wait_for_copies(rewrite(copied, {AsyncCopy: cached}) if cores else copied))
+            return replace(loop, body=_wait_for_copies(copied))
 
         return replace(function, body=rewrite_down(function.body, {For: on_loop})) if loops else function
 

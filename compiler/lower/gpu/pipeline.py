@@ -4,7 +4,7 @@ The passes are one tuple, in order. The result keeps the limits of the GPU.
 """
 
 from retune.compiler import config
-from retune.compiler.errors import DeviceLimitError, LoweringError
+from retune.compiler.errors import LoweringError
 from retune.compiler.ir import trace
 from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction, check_function_name
@@ -16,6 +16,7 @@ from retune.compiler.lower.gpu.build_kernels import build_kernels
 from retune.compiler.lower.gpu.double_buffer_registers import DoubleBufferRegisters
 from retune.compiler.lower.gpu.fetch_loops import fetch_loops
 from retune.compiler.lower.gpu.limits import check_limits, check_virtual_threads
+from retune.compiler.lower.gpu.quad_stores import QuadStores
 from retune.compiler.lower.gpu.register_buffers import RegisterBuffers
 from retune.compiler.lower.gpu.software_pipelining import SoftwarePipelining
 from retune.compiler.lower.gpu.sum_loops import SumLoops
@@ -36,6 +37,7 @@ PASSES: tuple[LoopPass, ...] = (
     AsyncCopies(),
     SoftwarePipelining(),
     DoubleBufferRegisters(),
+    QuadStores(),
     LegalizeLoops(),
     RegisterBuffers(),
     # Takes the loops that RegisterBuffers has unrolled for the points of a sum.
@@ -54,22 +56,13 @@ def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: b
     if hardware.max_threads_per_block < 1:
         raise LoweringError(f"{name}: the hardware parameters are those of a CPU; name a GPU, such as cuda")
     checks = config.checks_ir() if check is None else check
-    kernels = _kernels(state, name, hardware, checks)
+    # Products of warpgroups where the GPU has these.
+    builder = GroupBuilder if hardware.gpu.group_tensor else TensorBuilder
+    kernels = tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, builder))
     some = kernels[0].body
     function = DeviceFunction(name, some.params, some.workspace, some.outputs, kernels)
     trace.show(trace.LOOPS, name, "loop IR", lambda: str(function))
     return function
-
-
-def _kernels(state: State, name: str, hardware: HardwareParams, checks: bool) -> tuple[Kernel, ...]:
-    """The kernels with products of warpgroups where the GPU has these, and where there is room for what they need."""
-    if hardware.gpu.group_tensor:
-        try:
-            return tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, GroupBuilder))
-        except DeviceLimitError:
-            # Their tiles may take a little more shared memory than those of single warps.
-            pass
-    return tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, TensorBuilder))
 
 
 def _lowered(function: LoopFunction, hardware: HardwareParams, checks: bool) -> Kernel:

@@ -1,9 +1,9 @@
 """Lowers a matrix product to the instructions of warpgroups, where four warps of a block lie along its rows.
 
 A product that does not fit is lowered for single warps, see `TensorBuilder`. The sums lie in the same registers; the
-factors are read from shared memory, as core matrices of 8 × 8 halves. The rows of a left tile are stored in the order
-in which an instruction takes them from the four warps: 16 of each. Warps are numbered along the rows first, so that
-four consecutive ones make a group.
+factors are read from shared memory, where lines of up to 64 halves are swizzled, see `GroupLayout`. The rows of a left
+tile are stored in the order in which an instruction takes them from the four warps: 16 of each. Warps are numbered
+along the rows first, so that four consecutive ones make a group.
 
     before: for k: (shared a, b: a = …; b = …; for k i j: tensorize i j k: c[i, j] += a[i, k] * b[k, j])
     after:  c = 0; for k: (shared a, b: a = …; b = …; proxy fence; group c += a * b; group wait)
@@ -11,6 +11,7 @@ four consecutive ones make a group.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from retune.compiler.ir.affine import affine
 from retune.compiler.ir.expr import Buffer, Expr, const
@@ -19,12 +20,12 @@ from retune.compiler.ir.simplify import simplify
 from retune.compiler.ir.stmt import LoopKind, Stmt, block
 from retune.compiler.ir.tensor_core import (
     COLUMNS,
-    CORE,
     GROUP_COLUMNS,
     GROUP_ROWS,
     GROUP_WARPS,
     INSTRUCTIONS,
     ROWS,
+    SWIZZLED,
     WARP,
     GroupLayout,
     GroupShape,
@@ -36,7 +37,6 @@ from retune.compiler.lower.gpu.tensor_cores import FRAGMENT_LOOPS, Fragments, Te
 from retune.compiler.lower.nests import NestLoop, fixed, fixed_all, loop_var
 from retune.compiler.schedule.contraction import LEFT, RIGHT
 from retune.compiler.schedule.state import Annotation, Attached, FuseRelation
-from retune.compiler.schedule.tensor_nests import core_elements
 from retune.compiler.te.tensor import ComputeOp
 
 
@@ -81,7 +81,7 @@ class GroupBuilder(TensorBuilder):
     """The loops of a state for a GPU whose warpgroups multiply."""
 
     def make_buffers(self) -> list[tuple[Buffer, ...]]:
-        """As for single warps, but factors of warpgroups are core matrices."""
+        """As for single warps, but without padding of the factors of warpgroups."""
         self.groups: dict[int, _Group] = {}
         self.factors: dict[int, _Factor] = {}
         buffers = super().make_buffers()
@@ -174,13 +174,12 @@ class GroupBuilder(TensorBuilder):
             apart = affine(absolute[axis.name]).plus(affine(self.start(low)), -1)
             if extent != wanted or apart != affine(place):
                 return None
-        size = int(core_elements(extents[1], extents[2]))
+        lines, neighbors = extents[1:]
         transposed = source.axes[-1].name != "k"
-        apart_lines, adjacent = size // extents[2] * CORE, CORE * CORE
-        layout = (
-            GroupLayout(adjacent, apart_lines, transposed) if transposed else GroupLayout(apart_lines, adjacent, False)
-        )
-        return _Factor(found[0], size, layout, fragments if end == LEFT else 1)
+        # What a warpgroup reads begins at the start of a line: 64 rows of the left factor, or the columns of a warp.
+        own = self.products[stage_id].columns * COLUMNS if transposed and end == RIGHT else neighbors
+        layout = GroupLayout(lines, gcd(own, SWIZZLED[-1]), transposed)
+        return _Factor(found[0], lines * neighbors, layout, fragments if end == LEFT else 1)
 
     def loops_of(self, stage_id: int) -> list[NestLoop]:
         """As for single warps, but the warps of a group are next to each other along the rows."""
@@ -191,7 +190,7 @@ class GroupBuilder(TensorBuilder):
         return loops
 
     def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """As for single warps; of a factor of warpgroups where its core matrices have an element."""
+        """As for single warps; of a factor of warpgroups where its layout has an element."""
         if stage_id not in self.factors:
             return super().place(stage_id, indices)
         factor = self.factors[stage_id]

@@ -23,7 +23,7 @@ def shuffled(mode: str, values: Bits, step: int, clamp: int, members: int, text:
     lane = np.arange(len(values))
     segment, last = clamp >> 8 & 31, clamp & 31
     end = (lane & segment) | (last & ~segment)
-    there = lane + step if mode == "down" else (lane & segment) | (step & ~segment)
+    there = {"down": lane + step, "idx": (lane & segment) | (step & ~segment), "bfly": lane ^ step}[mode]
     source = np.where(there <= end, there, lane)
     given = np.append(values, np.full(32, _NOWHERE))
     return np.asarray(given[source])
@@ -63,14 +63,24 @@ def multiplied(shape: str, kind: str, left: list[Bits], right: list[Bits], sums:
 
 
 def factor_places(descriptor: int, rows: int, *, transposed: bool) -> NDArray[np.uint64]:
-    """`wgmma`: the addresses in shared memory of a factor of halves without swizzle, (rows, 16)."""
+    """`wgmma`: the addresses in shared memory of a factor of halves, (rows, 16)."""
     start, leading, stride = (((descriptor >> bit) & 0x3FFF) << 4 for bit in (0, 16, 32))
-    if descriptor >> 46:
-        raise PtxError(f"the descriptor {descriptor:#x} is swizzled, or has bits that mean nothing")
+    if descriptor >> 46 & 0xFFFF:
+        raise PtxError(f"the descriptor {descriptor:#x} has a base offset, or bits that mean nothing")
+    # Bytes of a line by the swizzling mode.
+    line_bytes = (16, 128, 64, 32)[descriptor >> 62]
     row, depth = np.meshgrid(np.arange(rows), np.arange(16), indexing="ij")
-    # Along the depth core matrices are `leading` bytes apart, along the rows `stride`, of either order of elements.
-    line, neighbor = (depth % 8, row % 8) if transposed else (row % 8, depth % 8)
-    return np.asarray(start + row // 8 * stride + depth // 8 * leading + 16 * line + 2 * neighbor, np.uint64)
+    line, neighbor = (depth, row) if transposed else (row, depth)
+    lines, slabs = stride, leading
+    if transposed and line_bytes == 16:
+        lines, slabs = leading, stride
+    if not transposed and line_bytes > 16:
+        slabs = 0  # 16 halves of depth lie in one line, whatever the leading distance
+    along = line_bytes // 2
+    apart = line // 8 * lines + line % 8 * line_bytes + neighbor // along * slabs + neighbor % along * 2
+    address = np.asarray(start + apart, np.uint64)
+    # Of every address the bits 4 to 6 are turned by the bits 7 to 9, as many as the mode has.
+    return np.asarray(address ^ (address >> np.uint64(3) & np.uint64(line_bytes - 16)), np.uint64)
 
 
 def multiplied_by_group(kind: str, left: NDArray[np.uint16], right: NDArray[np.uint16], sums: list[Bits]) -> list[Bits]:

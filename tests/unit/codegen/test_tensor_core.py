@@ -67,15 +67,15 @@ def test_tiles_beyond_48_kib_are_in_memory_that_the_launch_gives(arch: str, tmp_
     (kernel,) = function.kernels
     assert kernel.dynamic_shared == kernel.bytes_of("shared") == 4 * 2 * (128 * (32 + 8) + 32 * (128 + 8))
     text = ptx(function, target)
-    assert re.findall(r"\.shared .*;", text) == [".shared .align 16 .b8 launched_shared[];"]
+    assert re.findall(r"\.shared .*;", text) == [".shared .align 1024 .b8 launched_shared[];"]
     said = assembled(text, tmp_path, arch)
     assert "bytes smem" not in said  # nothing of it is in the code
     people = cuda_text(function)
     assert f"{kernel.dynamic_shared}>>>" in people
-    assert "extern __shared__ __align__(16) unsigned char launched_shared[];" in people
+    assert "extern __shared__ __align__(1024) unsigned char launched_shared[];" in people
     places = sorted(kernel.shared_places.values())
     assert [f"(__half*)(launched_shared + {place});" in people for place in places] == [True, True]
-    assert "__align__(16) __shared__" not in people
+    assert "__align__(1024) __shared__" not in people
 
 
 @pytest.mark.parametrize("name", long_except(["f16", "tf32 by columns", "conv2d with stride"], PRODUCTS))
@@ -105,7 +105,7 @@ def test_the_text_for_people_is_valid(name: str, tmp_path: Path) -> None:
     dag = PRODUCTS[name]()
     text = cuda_text(lowered(dag, with_lengths(tensor_space(dag), left=2)))
     assert INSTRUCTIONS[name] in text
-    assert "__align__(16) __shared__" in text
+    assert "__align__(1024) __shared__" in text
     if COMPILER is not None:
         source = tmp_path / "kernel.cu"
         source.write_text(text)

@@ -48,14 +48,27 @@ def test_code_has_the_instructions(dtype: str, kind: str, turned: str, transpose
     places = [text.index(each) for each in wanted]
     assert places == sorted(places)
     assert "fence.proxy.async" not in text  # all is copied asynchronously
-    assert "cp.async.ca.shared.global" in text
-    assert "cp.async.cg" not in text
+    assert "cp.async.cg.shared.global" in text
+    assert "cp.async.ca" not in text
     assert "mma.sync" not in text
     assert ".local" not in text
 
 
-def test_a_descriptor_holds_distances_in_units_of_sixteen_bytes() -> None:
-    assert descriptor_bits(GroupLayout(1032, 64, False), "float16") == (2064 // 16) << 16 | (128 // 16) << 32
+@pytest.mark.parametrize(
+    ("layout", "leading", "stride", "mode"),
+    [
+        (GroupLayout(128, 64, transposed=False), 128 * 128, 8 * 128, 1),
+        (GroupLayout(64, 64, transposed=True), 64 * 128, 8 * 128, 1),
+        (GroupLayout(128, 32, transposed=False), 128 * 64, 8 * 64, 2),
+        (GroupLayout(32, 16, transposed=True), 32 * 32, 8 * 32, 3),
+        (GroupLayout(32, 8, transposed=False), 32 * 16, 8 * 16, 0),
+        (GroupLayout(32, 8, transposed=True), 8 * 16, 32 * 16, 0),
+    ],
+)
+def test_a_descriptor_holds_distances_in_units_of_sixteen_bytes(
+    layout: GroupLayout, leading: int, stride: int, mode: int
+) -> None:
+    assert descriptor_bits(layout, "float16") == (leading // 16) << 16 | (stride // 16) << 32 | mode << 62
 
 
 @needs_assembler

@@ -193,7 +193,7 @@ def test_memory_that_the_launch_does_not_give_is_not_accessed() -> None:
     np.testing.assert_array_equal(execute(function, [x], {"k": nbytes})[0], np.full(64, 3.0))
     message = "k: large[12287] lies outside of the shared memory that the launch gives a block: accessed by thread 0 of"
     with pytest.raises(KernelFaultError, match=re.escape(message)):
-        execute(function, [x], {"k": nbytes - 1})
+        execute(function, [x], {"k": STATIC_SHARED - 1})
 
 
 def test_what_a_thread_does_not_choose_it_does_not_read() -> None:

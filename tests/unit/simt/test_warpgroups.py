@@ -157,7 +157,7 @@ def test_a_wrong_layout_makes_a_wrong_result(side: str) -> None:
         if not isinstance(stmt, WarpgroupMma):
             return None
         layout = stmt.left_layout if side == "left" else stmt.right_layout
-        other = replace(layout, leading=layout.stride, stride=layout.leading)
+        other = replace(layout, width=layout.width // 2)
         return replace(stmt, left_layout=other) if side == "left" else replace(stmt, right_layout=other)
 
     # It may also end outside of the tile.

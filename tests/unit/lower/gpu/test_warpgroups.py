@@ -1,7 +1,5 @@
 """Products that groups of four warps multiply: how they are made, and where single warps multiply instead."""
 
-from dataclasses import replace
-
 import pytest
 
 from retune.compiler.ir.stmt import Barrier, Let, Stmt, Store, walk_stmt
@@ -53,7 +51,6 @@ def test_a_multiplication_stays_under_way_where_there_are_four_tiles(
     around = [Barrier] if depth == 1 else []
     assert order == [*around, WaitGroup, Barrier, WarpgroupMma]
     assert not any(isinstance(stmt, (LoadMatrix, Mma)) for stmt in found)
-    assert all(stmt.cached for stmt in found if isinstance(stmt, AsyncCopy))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
@@ -92,16 +89,20 @@ def test_single_warps_multiply_where_the_gpu_has_no_groups() -> None:
     )
 
 
-def test_single_warps_multiply_where_core_matrices_have_no_room() -> None:
-    """Padding makes 16 x 256 elements take a little more in core matrices than in rows."""
-    dag = product(256, 256, 256, turned="A")
-    lengths = {"rows": 32, "row_warps": 8, "columns": 128, "column_warps": 2, "steps": 1, "depth": 2}
-    steps = with_lengths(tensor_space(dag, WARPGROUPS, WARPGROUP_GPU), **lengths)
-    cores, rows = (2 * 2 * 2 * each for each in (256 * (16 + 1), 16 * (256 + 8)))
-    for room, kind, used in ((cores, WarpgroupMma, cores), (cores - 1, Mma, rows)):
-        (kernel,) = lowered(dag, steps, replace(WARPGROUP_GPU, max_shared_memory_per_block=room)).kernels
-        assert any(isinstance(stmt, kind) for stmt in walk_stmt(kernel.body.body))
-        assert kernel.bytes_of("shared") == used
+@pytest.mark.parametrize("turned", ["", "A", "B", "AB"])
+@pytest.mark.parametrize(("columns", "width"), [(8, 8), (16, 16), (32, 32), (128, 64)])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_lines_are_as_long_as_what_a_warpgroup_reads(turned: str, columns: int, width: int, steps: int) -> None:
+    """Two warps are along the columns, so that lines of columns are those of one of them; nothing is padded."""
+    dag = product(256, 256, 256, turned=turned)
+    lengths = {"rows": 32, "row_warps": 4, "columns": columns, "column_warps": 2, "steps": steps, "depth": 2}
+    (kernel,) = lowered(
+        dag, with_lengths(tensor_space(dag, WARPGROUPS, WARPGROUP_GPU), **lengths), WARPGROUP_GPU
+    ).kernels
+    (multiply,) = (stmt for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, WarpgroupMma))
+    assert multiply.left_layout.width == (64 if "A" in turned else 16 * steps)
+    assert multiply.right_layout.width == (16 * steps if "B" in turned else width)
+    assert kernel.bytes_of("shared") == 2 * 2 * (128 + 2 * columns) * 16 * steps
 
 
 def test_four_consecutive_warps_are_along_the_rows() -> None:
