@@ -16,6 +16,7 @@ from retune.compiler.codegen.warpgroup import (
 from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import Buffer, Const, Expr
 from retune.compiler.ir.tensor_core import (
+    HALF_STEP,
     SUM_ELEMENTS,
     AsyncCopy,
     CommitGroup,
@@ -34,8 +35,8 @@ HELPERS = {
     "in_shared": "__device__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }",
     "in_global": "__device__ unsigned long long in_global(const void* p) { return __cvta_generic_to_global(p); }",
     "word": "__device__ unsigned& word(void* p, int n) { return ((unsigned*)p)[n]; }",
-    "tf32": '__device__ unsigned tf32(float x) { unsigned r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return'
-    " r; }",
+    "tf32": "__device__ unsigned tf32(float x, float other) { return __float_as_uint(x) + (isnan(x) || isnan(other) ? 0"
+    f" : {HALF_STEP}); }}",
     "descriptor": "__device__ unsigned long long descriptor(const void* p, unsigned long long bits) { return bits | "
     f"(__cvta_generic_to_shared(p) & {ADDRESS_MASK}) >> {ADDRESS_SHIFT}; }}",
     "transpose_quad": "__device__ void transpose_quad(void* to, const void* from) { unsigned* w = (unsigned*)to; "
@@ -110,7 +111,11 @@ def _multiply(stmt: Mma, place: PlaceText) -> str:
         first = place(buffer, at)
         counts.append(elements // kind.packed)
         for number in range(counts[-1]):
-            words.append(f'"r"(word(&{first}, {number}))' if kind.packed > 1 else f'"r"(tf32((&{first})[{number}]))')
+            if kind.packed > 1:
+                words.append(f'"r"(word(&{first}, {number}))')
+            else:
+                other = (number + elements // 2) % elements
+                words.append(f'"r"(tf32((&{first})[{number}], (&{first})[{other}]))')
     left = SUM_ELEMENTS
     operands = ", ".join(
         (_braced(0, left), _braced(left, counts[0]), _braced(left + counts[0], counts[1]), _braced(0, left))

@@ -20,8 +20,10 @@ from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, binary, const
 from retune.compiler.ir.kernel import INDICES
 from retune.compiler.ir.stmt import LoopKind
 from retune.compiler.ir.tensor_core import (
+    HALF_STEP,
     PAIR,
     QUAD,
+    REGISTER_BYTES,
     SUM_ELEMENTS,
     AsyncCopy,
     CommitGroup,
@@ -40,15 +42,10 @@ from retune.compiler.ir.tensor_core import (
 OLDEST = 80
 """The first GPUs with these instructions are sm_80."""
 
-# `f2tf32.rn`, one instruction from sm_90 on instead of a comparison and an addition, made products of 2048 to 8192
-# slower by 2 to 9% on an H200.
-_ROUNDING = "llvm.nvvm.f2tf32.rna"
-
 _EXCHANGE = "llvm.nvvm.shfl.sync.bfly.i32"
 _LAST_LANE = 31
 
 _FLOATS = "{float, float, float, float}"
-_REGISTER_BYTES = 4
 
 
 def tensor_declarations(statements: Sequence[TensorStmt]) -> list[str]:
@@ -72,8 +69,7 @@ def _declarations(stmt: TensorStmt) -> list[str]:
             kind = stmt.instruction
             word = _factor_type(kind)
             args = [word] * ((kind.left_elements + kind.right_elements) // kind.packed) + ["float"] * SUM_ELEMENTS
-            found = [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
-            return [*found, f"declare i32 @{_ROUNDING}(float)"] if kind.packed == 1 else found
+            return [f"declare {_FLOATS} @{_multiplication(kind)}({', '.join(args)})"]
         case TransposeQuad():
             return [f"declare i32 @{_EXCHANGE}(i32, i32, i32, i32)"]
         case ProxyFence() | WarpgroupMma() | WarpgroupWait():
@@ -168,8 +164,8 @@ def _load_matrix(emitter: MemoryEmitter, stmt: LoadMatrix) -> None:
     source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 3)
     words = _words(stmt.count)
     loaded = emitter.writer.value(f"call {words} @{_matrix_load(stmt)}(ptr addrspace(3) {source})")
-    # Of each matrix a lane gets one word: two halves.
-    for number, place in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, 2)):
+    # Of each matrix a lane gets one word: two halves or a float32.
+    for number, place in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, stmt.lane_elements)):
         word = loaded if stmt.count == 1 else emitter.writer.value(f"extractvalue {words} {loaded}, {number}")
         emitter.writer.put(f"store i32 {word}, ptr {place}, align 4")
 
@@ -179,27 +175,48 @@ def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
     args: list[str] = []
     factors = (stmt.left, stmt.left_at, kind.left_elements), (stmt.right, stmt.right_at, kind.right_elements)
     for buffer, at, elements in factors:
-        for place in _registers(emitter, buffer, at, elements // kind.packed, kind.packed):
+        places = _registers(emitter, buffer, at, elements // kind.packed, kind.packed)
+        if kind.packed == 1:
+            args.extend(f"i32 {word}" for word in _rounded(emitter, places))
+        else:
             word = _factor_type(kind)
-            if kind.packed == 1:
-                single = writer.value(f"load float, ptr {place}, align {_REGISTER_BYTES}")
-                # mma takes the upper 19 bits of a float32 as tf32; without the conversion (to nearest) it would
-                # truncate.
-                args.append(f"i32 {writer.value(f'call i32 @{_ROUNDING}(float {single})')}")
-            else:
-                args.append(f"{word} {writer.value(f'load {word}, ptr {place}, align {_REGISTER_BYTES}')}")
+            args.extend(
+                f"{word} {writer.value(f'load {word}, ptr {place}, align {REGISTER_BYTES}')}" for place in places
+            )
     sums = _registers(emitter, stmt.sums, stmt.at, SUM_ELEMENTS, 1)
-    args.extend(f"float {writer.value(f'load float, ptr {place}, align {_REGISTER_BYTES}')}" for place in sums)
+    args.extend(f"float {writer.value(f'load float, ptr {place}, align {REGISTER_BYTES}')}" for place in sums)
     made = writer.value(f"call {_FLOATS} @{_multiplication(kind)}({', '.join(args)})")
     for number, place in enumerate(sums):
         value = writer.value(f"extractvalue {_FLOATS} {made}, {number}")
-        writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")
+        writer.put(f"store float {value}, ptr {place}, align {REGISTER_BYTES}")
+
+
+def _rounded(emitter: MemoryEmitter, places: Sequence[str]) -> list[str]:
+    """The float32 at `places`, a lane's part of a factor, rounded to tf32: to the nearest, halves away from zero."""
+    writer = emitter.writer
+    words = [writer.value(f"load i32, ptr {place}, align {REGISTER_BYTES}") for place in places]
+    floats = [writer.value(f"bitcast i32 {word} to float") for word in words]
+    half = len(words) // 2
+    # `cvt.rna.tf32` is a comparison and an addition for every register. `cvt.rn.tf32`, one slow instruction of sm_90,
+    # made products of 2048 to 8192 slower by 2 to 9% on an H200.
+    # Two registers half of them apart belong to one row of the left factor, or to one column of the right one: if one
+    # is a NaN, so are all sums to which the other adds, and neither need be rounded. That saves half the comparisons.
+    torn = [
+        writer.value(f"fcmp uno float {one}, {other}") for one, other in zip(floats[:half], floats[half:], strict=True)
+    ]
+    found = []
+    for number, word in enumerate(words):
+        # Tensor cores ignore the lowest 13 bits. A carry out of the fraction into the exponent is right up to infinity,
+        # which stays itself; only in a NaN it would run into the sign.
+        near = writer.value(f"add i32 {word}, {HALF_STEP}")
+        found.append(writer.value(f"select i1 {torn[number % half]}, i32 {word}, i32 {near}"))
+    return found
 
 
 def _transpose_quad(emitter: MemoryEmitter, stmt: TransposeQuad) -> None:
     writer, lane = emitter.writer, INDICES[LoopKind.THREAD_X]
     places = _registers(emitter, stmt.source, stmt.source_indices, QUAD, PAIR)
-    words = [writer.value(f"load i32, ptr {place}, align {_REGISTER_BYTES}") for place in places]
+    words = [writer.value(f"load i32, ptr {place}, align {REGISTER_BYTES}") for place in places]
     # As a matrix is transposed by blocks: words whose numbers differ in a bit change places with those of the lane
     # whose number differs in the same bit.
     for bit in (1, 2):
@@ -211,7 +228,7 @@ def _transpose_quad(emitter: MemoryEmitter, stmt: TransposeQuad) -> None:
             words[low] = writer.value(f"select i1 {high}, i32 {got}, i32 {one}")
             words[low | bit] = writer.value(f"select i1 {high}, i32 {other}, i32 {got}")
     for word, place in zip(words, _registers(emitter, stmt.target, stmt.indices, QUAD, PAIR), strict=True):
-        writer.put(f"store i32 {word}, ptr {place}, align {_REGISTER_BYTES}")
+        writer.put(f"store i32 {word}, ptr {place}, align {REGISTER_BYTES}")
 
 
 def _start_group(emitter: MemoryEmitter, stmt: WarpgroupMma) -> None:
@@ -242,7 +259,7 @@ def _update(emitter: MemoryEmitter, places: Sequence[str], text: str, given: Seq
     warpgroups come to it together, so it is never moved into a branch.
     """
     writer = emitter.writer
-    olds = [f"float {writer.value(f'load float, ptr {place}, align {_REGISTER_BYTES}')}" for place in places]
+    olds = [f"float {writer.value(f'load float, ptr {place}, align {REGISTER_BYTES}')}" for place in places]
     args = ", ".join([*(f"i64 {value}" for value in given), *olds])
     rules = ["=f"] * len(places) + ["l"] * len(given) + [str(number) for number in range(len(places))]
     made = {0: "void", 1: "float"}.get(len(places), f"{{{', '.join(['float'] * len(places))}}}")
@@ -253,4 +270,4 @@ def _update(emitter: MemoryEmitter, places: Sequence[str], text: str, given: Seq
     news = writer.value(call)
     for number, place in enumerate(places):
         value = writer.value(f"extractvalue {made} {news}, {number}")
-        writer.put(f"store float {value}, ptr {place}, align {_REGISTER_BYTES}")
+        writer.put(f"store float {value}, ptr {place}, align {REGISTER_BYTES}")

@@ -14,6 +14,7 @@ from retune.compiler.features.main_loop import MEETING_CYCLES, PARTS, MainLoop, 
 from retune.compiler.features.nest import Floats, product_where
 from retune.compiler.gpu_facts import GpuFacts
 from retune.compiler.ir.tensor_core import COLUMNS, GROUP_WARPS, ROWS
+from retune.compiler.schedule.contraction import LEFT, RIGHT, depth_is_inner
 from retune.compiler.schedule.tensor_nests import (
     TILES_WITHOUT_BREAK,
     fragment_sets,
@@ -23,6 +24,7 @@ from retune.compiler.schedule.tensor_nests import (
     product_of,
     steps_of,
 )
+from retune.compiler.te.tensor import ComputeOp
 
 _SHARED_BYTES = 128.0
 """What shared memory moves in a cycle: 32 banks of 4 bytes."""
@@ -32,8 +34,8 @@ _MULTIPLY_CYCLES = 34.0
 """From one addition to a sum to the next."""
 _GROUP_CYCLES = 60.0
 """From the first instruction of a warpgroup to its first multiplication, where none was under way."""
-_ROUNDING = 2.0
-"""Instructions that round a factor to tf32."""
+_ROUNDING = 1.5
+"""Instructions that round an element of a factor to tf32: an addition, and for two of them a comparison."""
 _ITERATION = 24.0
 """Other instructions of an iteration."""
 
@@ -97,16 +99,21 @@ class _TensorLoop(MainLoop):
     def instructions(self) -> Floats:
         """Instructions of a warp."""
         columns = self.columns_of_warp
-        loads: Floats
-        if self.kind.packed > 1:
-            # One ldmatrix loads a left fragment, or two right ones.
-            loads = np.asarray(self.rows + np.where(columns % 2 == 0, columns / 2, columns))
-            loads = np.where(self.groups, 0.0, loads)
-        else:
-            elements = self.rows * self.kind.left_elements + columns * self.kind.right_elements
-            loads = np.asarray(elements * (1.0 + _ROUNDING))
+        left, right = self.rows * self.kind.left_elements, columns * self.kind.right_elements
+        # One ldmatrix loads a left fragment, or two right ones.
+        loads = np.where(self.has_matrices(LEFT), self.rows, left)
+        loads = loads + np.where(self.has_matrices(RIGHT), np.where(columns % 2 == 0, columns / 2, columns), right)
+        if self.kind.packed == 1:
+            loads = loads + (left + right) * _ROUNDING
         products = self.rows * np.where(self.groups, 1, columns)
+        loads = np.where(self.groups, 0.0, loads)
         return np.asarray(self.steps * (products + loads) + self.all_copies() + _ITERATION)
+
+    def has_matrices(self, side: str) -> bool:
+        """Whether ldmatrix loads a factor: of halves always, of float32 where its rows lie along the depth."""
+        gathered = (each.nest.source.op for each in self.factors)
+        inner = [depth_is_inner(op) for op in gathered if isinstance(op, ComputeOp) and op.name.endswith(side)]
+        return self.kind.packed > 1 or any(inner)
 
     def shared(self) -> Floats:
         """Cycles of shared memory: each fragment is loaded once a step, by each warp for itself; a group of warps reads

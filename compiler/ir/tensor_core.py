@@ -10,7 +10,7 @@ warpgroup is four consecutive warps, the first one a multiple of four; all of th
     CommitGroup()       the copies that the thread has started since the last one become a group
     WaitGroup(pending)  the thread waits until at most `pending` of its youngest groups are in flight
     LoadMatrix(target, indices, source, source_indices, count, transposed)
-                        8 × 8 halves of shared memory, `count` times, as fragments of a warp
+                        8 rows of 16 bytes of shared memory, `count` times, as fragments of a warp
     Mma(kind, sums, at, left, left_at, right, right_at)
                         16 × 8 sums += 16 × depth by depth × 8
     TransposeQuad(target, indices, source, source_indices)
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
-from retune.compiler.dtype import BFLOAT16
+from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.expr import BOOL, Buffer, Const, Expr
 
 WARP = 32
@@ -34,9 +34,11 @@ WARP = 32
 ROWS, COLUMNS = 16, 8
 """Of the sums that one instruction adds to."""
 MATRIX = 8
-"""Rows of a matrix that `LoadMatrix` loads, and elements of a row; lane n says where row n % 8 of matrix n // 8 is."""
+"""Rows of a matrix that `LoadMatrix` loads; lane n says where row n % 8 of matrix n // 8 is."""
 ROW_BYTES = 16
 """Of such a row, and what its address is a multiple of."""
+REGISTER_BYTES = 4
+"""Of such a row that one lane gets."""
 COPY_BYTES = (4, 8, 16)
 """What one asynchronous copy may copy; its addresses are multiples of it."""
 SUM_ELEMENTS = 4
@@ -90,7 +92,12 @@ class Instruction:
     def packed(self) -> int:
         """Neighbors along the depth that share a register."""
         # Two halves share a register of 32 bits, a float32 fills one.
-        return 2 if self.depth == ROWS else 1
+        return REGISTER_BYTES // item_bytes(self.dtype)
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of a row of a matrix that `LoadMatrix` loads; a factor is two of them deep."""
+        return ROW_BYTES // item_bytes(self.dtype)
 
     def left_place(self, lane: Place, element: int) -> tuple[Place, Place]:
         """Row and depth of an element that a lane holds of the left factor."""
@@ -112,6 +119,8 @@ INSTRUCTIONS = {
     "tf32": Instruction("m16n8k8", "float32", 8),
 }
 """By kind. The factors of tf32 are float32 rounded to 10 bits of fraction, to the nearest, halves away from zero."""
+HALF_STEP = 1 << 12
+"""Half of the last bit that tf32 keeps of a float32, as an integer: added to it, it rounds what is then truncated."""
 
 
 def sum_place(lane: Place, element: int) -> tuple[Place, Place]:
@@ -194,9 +203,10 @@ class WaitGroup(Together):
 
 @dataclass(frozen=True, slots=True)
 class LoadMatrix(Together):
-    """Load `count` (1, 2 or 4) matrices of 8 × 8 halves. Lane n gives the first element of row n % 8 of matrix n // 8.
-    It gets, as elements 2q and 2q + 1 from `indices` on, of matrix q the row n // 4 and the columns n % 4 * 2 and the
-    next one; of a transposed one the column n // 4 and those rows.
+    """Load `count` (1, 2 or 4) matrices of 8 rows of 16 bytes: 8 × 8 halves or 8 × 4 float32. Lane n gives the first
+    element of row n % 8 of matrix n // 8. It gets of matrix q, of halves as elements 2q and 2q + 1 from `indices` on,
+    the row n // 4 and the columns n % 4 * 2 and the next one; of a transposed one the column n // 4 and those rows. Of
+    float32 it gets, as element q, the row n // 4 and the column n % 4; only matrices of halves can be transposed.
     """
 
     target: Buffer
@@ -205,6 +215,16 @@ class LoadMatrix(Together):
     source_indices: Exprs
     count: int
     transposed: bool
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of a row of a matrix."""
+        return ROW_BYTES // item_bytes(self.source.dtype)
+
+    @property
+    def lane_elements(self) -> int:
+        """Elements of a matrix that a lane gets."""
+        return REGISTER_BYTES // item_bytes(self.source.dtype)
 
     def exprs(self) -> Iterator[Expr]:
         """Every whole expression."""
@@ -416,8 +436,8 @@ def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:
             yield stmt.target, stmt.indices, stmt.count, True
             yield stmt.source, stmt.source_indices, stmt.count, False
         case LoadMatrix():
-            yield stmt.target, stmt.indices, 2 * stmt.count, True
-            yield stmt.source, stmt.source_indices, MATRIX, False
+            yield stmt.target, stmt.indices, stmt.count * stmt.lane_elements, True
+            yield stmt.source, stmt.source_indices, stmt.row_elements, False
         case Mma():
             yield stmt.left, stmt.left_at, stmt.instruction.left_elements, False
             yield stmt.right, stmt.right_at, stmt.instruction.right_elements, False

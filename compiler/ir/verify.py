@@ -5,7 +5,8 @@ Verification is cheap. What it accepts has a meaning, so a faulty pass is named 
 The rules: a variable is bound once on its path and before it is used; an access has as many indices as its buffer has
 dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used inside its
 allocation alone; extents are positive; conditions are bools; functions are called outside of all loops; only a
-kernel's body may be empty; registers are accessed within their buffer whatever the variables.
+kernel's body may be empty; registers are accessed within their buffer whatever the variables; only matrices of halves
+are transposed.
 """
 
 from retune.compiler.errors import LoweringError
@@ -26,7 +27,7 @@ from retune.compiler.ir.stmt import (
     Store,
     exprs_of,
 )
-from retune.compiler.ir.tensor_core import TENSOR_STMTS, accesses
+from retune.compiler.ir.tensor_core import TENSOR_STMTS, LoadMatrix, accesses
 from retune.compiler.ir.visit import parts
 
 _ALLOCATED = ("local", "register", "shared")
@@ -102,6 +103,9 @@ class _Checker:
                 _demand(known, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
             case _ if isinstance(stmt, TENSOR_STMTS):
+                if isinstance(stmt, LoadMatrix):
+                    halves = stmt.lane_elements > 1
+                    _demand(halves or not stmt.transposed, f"matrices of {stmt.source.dtype} are transposed")
                 for buffer, indices, _, written in accesses(stmt):
                     _demand(not (written and buffer in self.constant), f"the input {buffer} is written")
                     self.access(buffer, indices, bound, buffers)

@@ -12,6 +12,7 @@ import numpy as np
 from retune.compiler.ir.expr import Buffer, Expr
 from retune.compiler.ir.tensor_core import (
     COLUMNS,
+    HALF_STEP,
     MATRIX,
     PAIR,
     QUAD,
@@ -38,8 +39,6 @@ from retune.compiler.simt.tags import Numbers
 from retune.compiler.simt.warpgroups import Warpgroups
 
 _LANES = np.arange(WARP)
-_TF32_REST = 1 << 12
-"""Half of the last bit that tf32 keeps of a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +163,20 @@ class TensorUnit:
         pointing = np.arange(len(numbers)).reshape(-1, WARP)[:, : stmt.count * MATRIX].reshape(-1)
         at = [np.broadcast_to(index, numbers.shape)[pointing] for index in values(stmt.source_indices)]
         who = source.who[pointing]
-        rows = source.memory.neighbors(source.copies[pointing], at, who, MATRIX)
+        rows = source.memory.neighbors(source.copies[pointing], at, who, stmt.row_elements)
         source.memory.check_aligned(rows, who, ROW_BYTES)
-        line, place = np.meshgrid(np.arange(MATRIX), np.arange(MATRIX), indexing="ij")
-        # The fragment layout of ldmatrix (PTX ISA): of each row four lanes hold two neighbors each.
-        lane = place * 4 + line // 2 if stmt.transposed else line * 4 + place // 2
-        half = line % 2 if stmt.transposed else place % 2
-        shape = (len(numbers) // WARP, stmt.count, MATRIX, MATRIX)
+        held = stmt.lane_elements
+        line, place = np.meshgrid(np.arange(MATRIX), np.arange(stmt.row_elements), indexing="ij")
+        # The fragment layout of ldmatrix (PTX ISA): of each row four lanes hold a register each.
+        lane = place * 4 + line // held if stmt.transposed else line * 4 + place // held
+        half = line % held if stmt.transposed else place % held
+        shape = (len(numbers) // WARP, stmt.count, MATRIX, stmt.row_elements)
         getting, when = (
             np.broadcast_to(each.reshape(-1, WARP)[:, lane][:, None], shape).reshape(-1)
             for each in (source.who, source.epochs)
         )
         found = source.memory.read_at(rows.reshape(-1), getting, when).reshape(shape)
-        loaded = np.empty((shape[0], WARP, stmt.count, 2), found.dtype)
+        loaded = np.empty((shape[0], WARP, stmt.count, held), found.dtype)
         loaded[:, lane, :, half] = np.moveaxis(found, 1, -1).transpose(1, 2, 0, 3)
         self.keep(target, values(stmt.indices), loaded.reshape(len(numbers), -1))
 
@@ -245,6 +245,6 @@ def _rounded(values: Array, kind: str) -> Array:
         return exact
     bits = exact.view(np.uint32)
     # To the nearest, halves away from zero (cvt.rna): half of the last bit that is kept is added, the rest is cut.
-    near = ((bits + np.uint32(_TF32_REST)) & np.uint32(0xFFFFFFFF - 2 * _TF32_REST + 1)).view(np.float32)
+    near = ((bits + np.uint32(HALF_STEP)) & np.uint32(0xFFFFFFFF - 2 * HALF_STEP + 1)).view(np.float32)
     # NaNs stay: a carry out of their mantissa would run through the ones of the exponent into the sign.
     return np.where(np.isfinite(exact), near, exact)

@@ -91,6 +91,7 @@ PRODUCTS: dict[str, Callable[[], ComputeDAG]] = {
     "bias and relu": lambda: product(48, 40, 32, "bfloat16", relu=True),
     "tf32": lambda: product(64, 48, 64, "float32"),
     "tf32 by columns": lambda: product(48, 40, 40, "float32", turned="AB", relu=True),
+    "tf32 along the depth": lambda: product(48, 40, 40, "float32", turned="B"),
     "batched": lambda: called("batch_matmul", ((3, 32, 24), (3, 24, 16)), "float16", "float32"),
     "attention": lambda: called(
         "contract",

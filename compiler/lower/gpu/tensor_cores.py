@@ -267,17 +267,10 @@ class Fragments:
             for side, shape in zip(("left", "right"), shapes, strict=True)
         )
         row, column = self.fragment
-        # ldmatrix moves elements of 16 bits; fragments of float32 are loaded one by one.
-        if instruction.packed > 1:
-            loads = block(
-                self.each(self.loops[0], self.left_matrices(one, left, lane, transposed=not inner_depth[0])),
-                self.right_matrices(other, right, lane, transposed=not inner_depth[1]),
-            )
-        else:
-            loads = block(
-                self.each(self.loops[0], self.elements(one, row, left, lane, instruction.left_place, (2, 4))),
-                self.each(self.loops[1], self.elements(other, column, right, lane, instruction.right_place, (4, 3))),
-            )
+        loads = block(
+            self.each(self.loops[0], self.left_loads(one, left, lane, inner_depth=inner_depth[0])),
+            self.right_loads(other, right, lane, inner_depth=inner_depth[1]),
+        )
         zero = const(0)
         step = Mma(self.product.kind, self.sums, (row, column, zero), one, (row, zero), other, (column, zero))
         body = block(loads, self.each(self.loops[0], self.each(self.loops[1], step)))
@@ -301,44 +294,61 @@ class Fragments:
             stores.append(Store(fragment, (number, const(element)), self.moved(source, at)))
         return block(*stores)
 
-    def left_matrices(self, fragment: Buffer, source: Load, lane: Expr, *, transposed: bool) -> Stmt:
-        """A fragment of 16 x 16 halves: four matrices, two of them below each other, then the two beside them."""
+    def left_loads(self, fragment: Buffer, source: Load, lane: Expr, *, inner_depth: bool) -> Stmt:
+        """A fragment: four matrices, two of them below each other, then the two beside them."""
+        instruction, (row, _) = self.product.instruction, self.fragment
         matrix, line = lane // MATRIX, lane % MATRIX
-        row, depth = matrix % 2 * MATRIX, matrix // 2 * MATRIX
-        row, depth = (row, depth + line) if transposed else (row + line, depth)
-        at: dict[Expr, Expr] = {self.loops[2].var: row, self.loops[4].var: depth}
-        return self.matrices(fragment, self.fragment[0], source, at, 4, transposed)
+        first, depth = matrix % 2 * MATRIX, matrix // 2 * instruction.row_elements
+        first, depth = (first + line, depth) if inner_depth else (first, depth + line)
+        at: dict[Expr, Expr] = {self.loops[2].var: first, self.loops[4].var: depth}
+        if self.has_matrices(source, at, inner_depth=inner_depth):
+            return self.matrices(fragment, row, source, at, 4, transposed=not inner_depth)
+        return self.elements(fragment, row, source, lane, instruction.left_place, (2, 4))
 
-    def right_matrices(self, fragment: Buffer, source: Load, lane: Expr, *, transposed: bool) -> Stmt:
-        """Fragments of 16 x 8 halves, two matrices below each other; two fragments at once where they are even in
-        number.
-        """
+    def right_loads(self, fragment: Buffer, source: Load, lane: Expr, *, inner_depth: bool) -> Stmt:
+        """All fragments, of two matrices below each other; two fragments at once where they are even in number."""
+        instruction, (_, number) = self.product.instruction, self.fragment
         matrix, line, loop = lane // MATRIX, lane % MATRIX, self.loops[1]
-        depth = matrix % 2 * MATRIX
-        column, depth = (const(0), depth + line) if transposed else (line, depth)
+        depth = matrix % 2 * instruction.row_elements
+        column, depth = (line, depth) if inner_depth else (const(0), depth + line)
         at: dict[Expr, Expr] = {self.loops[3].var: column, self.loops[4].var: depth}
-        # `ldmatrix.x4` fills two fragments of 16 x 8 at once; an odd number takes `.x2`, one by one.
+        if not self.has_matrices(source, at, inner_depth=inner_depth):
+            return self.each(loop, self.elements(fragment, number, source, lane, instruction.right_place, (4, 3)))
+        # `ldmatrix.x4` fills two fragments at once; an odd number takes `.x2`, one by one.
         if self.product.columns % 2:
-            return self.each(loop, self.matrices(fragment, self.fragment[1], source, at, 2, transposed))
+            return self.each(loop, self.matrices(fragment, number, source, at, 2, transposed=not inner_depth))
         pairs, pair = self.product.columns // 2, Var(f"{loop.var.name}.pair")
         first: Expr = pair * 2 if pairs > 1 else const(0)
         at[loop.var] = first + matrix // 2
-        load = self.matrices(fragment, first, source, at, 4, transposed)
+        load = self.matrices(fragment, first, source, at, 4, transposed=not inner_depth)
         return For(pair, pairs, LoopKind.UNROLL, load) if pairs > 1 else load
 
+    def has_matrices(self, source: Load, at: Mapping[Expr, Expr], *, inner_depth: bool) -> bool:
+        """Whether matrices are loaded of a factor: always of halves, of float32 where the rows that lanes point to lie
+        along the depth and start at multiples of 16 bytes.
+        """
+        # `ldmatrix` transposes elements of 16 bits only.
+        if self.product.instruction.packed > 1:
+            return True
+        return inner_depth and source.buffer.scope == "shared" and self.is_aligned(self.moved(source, at))
+
+    def is_aligned(self, place: Load) -> bool:
+        """Whether an element lies at a multiple of 16 bytes."""
+        position: Expr = const(0)
+        for index, extent in zip(place.indices, place.buffer.shape, strict=True):
+            position = position * extent + index
+        return divisor(position) % self.product.instruction.row_elements == 0
+
     def matrices(
-        self, fragment: Buffer, number: Expr, source: Load, at: Mapping[Expr, Expr], count: int, transposed: bool
+        self, fragment: Buffer, number: Expr, source: Load, at: Mapping[Expr, Expr], count: int, *, transposed: bool
     ) -> Stmt:
         """Matrices loaded from the rows that lanes point to.
 
         Raises: LoweringError when rows do not start at multiples of 16 bytes.
         """
         place = self.moved(source, at)
-        position: Expr = const(0)
-        for index, extent in zip(place.indices, source.buffer.shape, strict=True):
-            position = position * extent + index
-        # `ldmatrix` faults on rows that are not aligned to 16 bytes, eight halves.
-        if divisor(position) % MATRIX:
+        # `ldmatrix` faults on rows that are not aligned to 16 bytes.
+        if not self.is_aligned(place):
             raise LoweringError(
                 f"{self.sums.name}: rows of {source.buffer} do not start at multiples of 16 bytes; align its storage"
             )

@@ -63,6 +63,40 @@ def assert_same(function: DeviceFunction, values: list[np.ndarray], target: Targ
         np.testing.assert_allclose(one.astype(np.float64), exact, rtol=1e-2, atol=1e-2 * np.abs(exact).max())
 
 
+def test_factors_are_rounded_to_tf32_to_the_nearest() -> None:
+    """Halves away from zero, up to infinity."""
+    dag = product(512, 8, 8, "float32")
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)
+    step, half = 1 << 13, 1 << 12
+    near = [(1 << 23) + step * number + offset for number in (0, 1, 1023) for offset in (half - 1, half, half + 1)]
+    bits[:18] = np.array([*near, *(each + (1 << 31) for each in near)], np.uint32)
+    a = np.where(np.isfinite(bits.view(np.float32)), bits.view(np.float32), np.float32(1)).reshape(512, 8)
+    power = np.maximum(np.frexp(a.astype(np.float64))[1], -125)  # subnormal numbers have fewer bits of fraction
+    unit = 2.0 ** (power - 11)
+    wanted = np.copysign(np.floor(np.abs(a.astype(np.float64)) / unit + 0.5) * unit, a)
+    function = lowered(dag, next(sampled(tensor_space(dag), 1)))
+    (found,) = run_ptx(ptx(function, TF32), function, [a, np.eye(8, dtype=np.float32)])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("turned", ["", "AB"])
+def test_what_is_not_finite_stays_so_in_tf32(turned: str) -> None:
+    """A carry in the fraction of a NaN would make it a zero; beside a NaN nothing else matters."""
+    dag = product(64, 64, 32, "float32", turned=turned)
+    rng = np.random.default_rng(0)
+    odd = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFFFFF000, 0x7F800000, 0xFF800000, 0x7F7FFFFF], np.uint32)
+    function = lowered(dag, next(sampled(tensor_space(dag), 1)))
+    values = [rng.normal(size=tensor.shape).astype(np.float32) for tensor in dag.inputs]
+    for array in values:
+        places = rng.permutation(array.size)[: odd.size]
+        array.reshape(-1)[places] = odd.view(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        (found,), (wanted,) = run_ptx(ptx(function, TF32), function, values), execute(function, values)
+    assert 0 < np.isnan(wanted).sum() < wanted.size
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_shared_memory_that_a_launch_gives() -> None:
     target = Target("cuda -arch=sm_80")
     hardware = hardware_of(target, 1)

@@ -34,8 +34,11 @@ def test_code_has_the_instructions(name: str) -> None:
     assert "cp.async.cg.shared.global" in text
     assert "cp.async.commit_group" in text
     assert re.search(r"cp\.async\.wait_group\s+1;", text)
-    assert ("ldmatrix.sync.aligned.m8n8.x4" in text) == (name != "tf32")
-    assert ("cvt.rna.tf32.f32" in text) == (name == "tf32")
+    assert "ldmatrix.sync.aligned.m8n8.x4" in text
+    assert (".trans" in text) == (name != "tf32")  # the rows of its right factor are loaded element by element
+    rounded = re.findall(r"add\.s32 .*, 4096;", text)
+    assert (len(rounded) > 0) == (name == "tf32")
+    assert 2 * text.count("setp.nan.f32") == len(rounded)
     assert "ld.local" not in text
     assert "st.local" not in text
 

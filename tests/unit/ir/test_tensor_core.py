@@ -56,6 +56,17 @@ def test_the_layouts_are_those_of_the_instruction_set() -> None:
     ]
 
 
+def test_registers_that_are_rounded_together_are_summed_together() -> None:
+    """Two registers of a factor of tf32, half of them apart, are of one row of the left or one column of the right."""
+    single = INSTRUCTIONS["tf32"]
+    for lane in range(WARP):
+        left, right = (
+            [place(lane, e) for e in range(n)] for place, n in ((single.left_place, 4), (single.right_place, 2))
+        )
+        assert [row for row, _ in left[:2]] == [row for row, _ in left[2:]]
+        assert right[0][1] == right[1][1]
+
+
 def test_a_layout_of_an_expression_is_that_of_its_values() -> None:
     lane = Var("lane")
     for kind in INSTRUCTIONS.values():

@@ -5,6 +5,7 @@ import pytest
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Load, Var, const
 from retune.compiler.ir.stmt import Allocate, Block, For, If, Invoke, Let, LoopFunction, LoopKind, Stmt, Store, block
+from retune.compiler.ir.tensor_core import LoadMatrix
 from retune.compiler.ir.verify import verify
 
 X, Y = Buffer("x", (4,), "float32"), Buffer("y", (4,), "float32")
@@ -29,6 +30,7 @@ def loop(body: Stmt, extent: int = 4) -> For:
         block(loop(COPY), loop(COPY)),
         loop(Allocate(ACC, block(Store(ACC, (), Load(X, (I,))), Store(Y, (I,), Load(ACC, ()))))),
         Let(I, const(2), 4, If(I < 3, COPY)),
+        LoadMatrix(Y, (const(0),), X, (const(0),), 4, False),
     ],
 )
 def test_a_sound_kernel_is_accepted(body: Stmt) -> None:
@@ -57,6 +59,7 @@ def test_a_sound_kernel_is_accepted(body: Stmt) -> None:
         (loop(Invoke("f", (X, Y, 1), frozenset({Y}))), "the function f is called inside a loop"),
         (Invoke("f", (X, ACC), frozenset({ACC})), "acc .register. is used where it does not exist"),
         (Invoke("f", (X, Y), frozenset({X})), "the input x is written"),
+        (LoadMatrix(Y, (const(0),), X, (const(0),), 4, True), "matrices of float32 are transposed"),
     ],
 )
 def test_a_broken_rule_is_named_with_the_pass(body: Stmt, rule: str) -> None:

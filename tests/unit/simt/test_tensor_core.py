@@ -214,6 +214,23 @@ def test_matrices_are_loaded_as_the_instruction_says() -> None:
         np.testing.assert_array_equal(found[lane], np.array(wanted, np.float32))
 
 
+def test_matrices_of_float32_have_rows_of_four() -> None:
+    """Lane 4g + t has of matrix q, at rows 8 (q % 2) and columns 4 (q // 2), row g and column t."""
+    source, given = Buffer("s", (16, 8), "float32", "shared"), Buffer("x", (16, 8), "float32")
+    target, out = Buffer("f", (4,), "float32", "local"), Buffer("y", (32, 4), "float32")
+    fill = If(LANE < 16, block(*(Store(source, (LANE, const(e)), Load(given, (LANE, const(e)))) for e in range(8))))
+    matrices = LoadMatrix(target, (const(0),), source, (ROW, LANE // 16 * 4), 4, False)
+    write = [Store(out, (LANE, const(e)), Load(target, (const(e),))) for e in range(4)]
+    body = Allocate(source, Allocate(target, block(fill, Barrier(), matrices, *write)))
+    kernel = Kernel(LoopFunction("k", (given, out), (), body, 1), (1, 1, 1), (32, 1, 1))
+    x = np.arange(128, dtype=np.float32).reshape(16, 8)
+    (found,) = execute(DeviceFunction("k", (given, out), (), 1, (kernel,)), [x])
+    for lane in range(32):
+        group, thread = divmod(lane, 4)
+        wanted = [x[8 * (q % 2) + group, 4 * (q // 2) + thread] for q in range(4)]
+        np.testing.assert_array_equal(found[lane], wanted)
+
+
 def test_a_row_that_is_not_aligned_is_found() -> None:
     with pytest.raises(
         KernelFaultError,

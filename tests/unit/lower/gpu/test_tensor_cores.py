@@ -1,5 +1,7 @@
 """Kernels that multiply on tensor cores: how they are made, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from retune.compiler.errors import LoweringError
@@ -11,7 +13,13 @@ from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split, Step, StorageAlign, steps_of
 from tests.support.cases import check_case
 from tests.support.kernel_texts import sections_of
-from tests.support.tensor_core_products import PRODUCTS, product, tensor_space, with_lengths
+from tests.support.tensor_core_products import (
+    PRODUCTS,
+    check_as_threads_and_as_ptx,
+    product,
+    tensor_space,
+    with_lengths,
+)
 from tests.support.workloads import GPU
 
 
@@ -99,6 +107,29 @@ def test_rows_that_are_not_aligned_are_refused() -> None:
         for step in steps_of(small())
     )
     refuse_steps("C.mma: rows of C.left.shared do not start at multiples of 16 bytes; align its storage", steps)
+
+
+@pytest.mark.parametrize(
+    ("turned", "offset", "counts"),
+    [
+        ("", 4, {4}),  # the left factor
+        ("B", 4, {4}),
+        ("A", 4, set()),  # of both the rows lie across the depth
+        ("B", 1, set()),  # rows that start anywhere
+    ],
+)
+def test_float32_along_the_depth_is_loaded_as_matrices(turned: str, offset: int, counts: set[int]) -> None:
+    dag = product(64, 32, 64, "float32", turned=turned)
+    steps = tuple(
+        replace(step, offset=offset) if isinstance(step, StorageAlign) and step.factor == 8 else step
+        for step in with_lengths(tensor_space(dag), steps=2, left=1, right=1)
+    )
+    function = lower_for_gpu(replay(dag, steps), "k", GPU, check=True)
+    (kernel,) = function.kernels
+    found = [stmt for stmt in walk_stmt(kernel.body.body) if isinstance(stmt, LoadMatrix)]
+    assert {stmt.count for stmt in found} == counts
+    assert {stmt.source.name for stmt in found} <= {"C.left.shared"} | ({"C.right.shared"} if turned == "B" else set())
+    check_as_threads_and_as_ptx(dag, function)
 
 
 def test_nothing_stands_inside_the_fragments() -> None:
