@@ -114,7 +114,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
 
 
 def _aligned(kernel: Kernel) -> dict[str, str]:
-    """The definitions of the buffers that tensor cores and copies of up to 16 bytes access, and the aligned ones."""
+    """The definitions of the buffers that tensor cores and copies of up to 16 bytes access, each with its alignment."""
     statements = list(walk_stmt(kernel.body.body))
     named = {buffer for stmt in statements if isinstance(stmt, TENSOR_STMTS) for buffer, *_ in accesses(stmt)}
     buffers = [stmt.buffer for stmt in statements if isinstance(stmt, Allocate) and stmt.buffer in named]

@@ -201,6 +201,7 @@ class _DeviceEmitter(BodyEmitter):
     def __init__(self, pointers: dict[Buffer, str], prefix: str, kernel: Kernel) -> None:
         super().__init__(pointers, VECTOR_BYTES)
         self.prefix = prefix
+        self.kernel = kernel
         self.threads = kernel.threads
         self.places = kernel.shared_places if kernel.dynamic_shared else {}
         self.shared: dict[Buffer, str] = {}
@@ -211,9 +212,11 @@ class _DeviceEmitter(BodyEmitter):
         """The lines that define the shared buffers."""
         return [
             # Shared memory has no initial value on a GPU; LLVM's syntax wants one.
-            f"@{name} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] poison, "
-            f"align {start_alignment(buffer)}"
-            for buffer, name in self.shared.items()
+            f"@{self.shared[buffer]} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] "
+            f"poison, align {start_alignment(buffer)}"
+            # In this order the assembler leaves no gaps between them.
+            for buffer in self.kernel.shared_places
+            if buffer in self.shared
         ]
 
     def statement(self, stmt: Stmt) -> None:

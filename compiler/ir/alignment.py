@@ -16,12 +16,12 @@ from retune.compiler.ir.visit import uses
 VECTOR_BYTES = 16
 """The longest vector that a GPU moves at once."""
 SHARED_BYTES = 1024
-"""Multiples at which swizzled factors of warpgroups begin at most: eight lines of 128 bytes."""
+"""The largest alignment of a shared buffer: eight lines of 128 bytes, in which factors of warpgroups are swizzled."""
 
 
 def start_alignment(buffer: Buffer) -> int:
     """Bytes that divide the address of a buffer's first element."""
-    # Shared buffers stand without gaps, those that are multiples of most bytes first, see `Kernel.shared_places`.
+    # Shared buffers stand without gaps, those of the largest alignment first, see `Kernel.shared_places`.
     return gcd(buffer.nbytes, SHARED_BYTES) if buffer.scope == "shared" else VECTOR_BYTES
 
 

@@ -347,9 +347,9 @@ class GroupLayout:
         # line's 128 bytes are combined by exclusive or. So eight threads that access eight neighboring pieces, or one
         # piece in each of eight lines, meet in no bank.
         piece, pieces = neighbor // CORE % (self.width // CORE), self.width // CORE
-        turned = line // (SWIZZLED[-1] // self.width) % pieces
+        pattern = line // (SWIZZLED[-1] // self.width) % pieces
         slab = neighbor // self.width * (self.lines * self.width)
-        return slab + line * self.width + (piece ^ turned) * CORE + neighbor % CORE
+        return slab + line * self.width + (piece ^ pattern) * CORE + neighbor % CORE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """Store a row of halves that tensor cores have summed in pieces of 16 bytes.
 
 Of eight neighbors that an instruction sums each lane of a quad has two, so that the quad would write 16 bytes together,
-half of what memory moves at once. Where the lanes first hand each other what they have of four instructions, each of
-them writes 16 bytes, and the quad 64.
+half of what memory moves at once. After lanes have exchanged what they have of four instructions, each of them writes
+16 bytes, and the quad 64.
 
     before: threadIdx.x t in 32: unroll f in 8: unroll e in 2: y[f * 8 + t % 4 * 2 + e] = c[f, e]
-    after:  threadIdx.x t in 32: unroll g in 2: mine[8], theirs[8]: unroll f in 4: unroll e in 2: mine[f * 2 + e] =
-            c[g * 4 + f, e]; theirs = pairs of a quad of mine; vector v in 8: y[(g * 4 + t % 4) * 8 + v] = theirs[v]
+    after:  threadIdx.x t in 32: unroll g in 2: own[8], row[8]: unroll f in 4: unroll e in 2: own[f * 2 + e] =
+            c[g * 4 + f, e]; row = pairs of a quad of own; vector v in 8: y[(g * 4 + t % 4) * 8 + v] = row[v]
 """
 
 from dataclasses import dataclass, replace
@@ -38,55 +38,79 @@ class QuadStores:
             return function
 
         def inside(loop: For) -> Stmt | None:
-            return replace(loop, body=_stored(loop.body, loop.var, None)) if loop.kind is LoopKind.THREAD_X else None
+            if loop.kind is not LoopKind.THREAD_X:
+                return None
+            lanes = _Lanes(loop.var, None, frozenset({loop.var}))
+            return replace(loop, body=_exchange_stores(loop.body, lanes))
 
         return replace(function, body=rewrite(function.body, {For: inside}))
 
 
-def _stored(stmt: Stmt, lane: Var, quad: Var | None) -> Stmt:
-    """A statement that all lanes of a warp do, with its stores exchanged; `quad` is the lane's number in its quad."""
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The lanes of a warp: the loop over them, the variable that is their number in their quad, once there is one, and
+    the variables that may differ among those of a quad.
+    """
+
+    lane: Var
+    quad: Var | None
+    apart: frozenset[Var]
+
+    def inside(self, let: Let) -> "_Lanes":
+        """What is known with one more variable."""
+        match let.value:
+            case Binary(BinaryOp.FLOORMOD, lhs, Const(value=by)) if (lhs, by) == (self.lane, QUAD):
+                return replace(self, quad=let.var, apart=self.apart | {let.var})
+            case Binary(BinaryOp.FLOORDIV, lhs, Const(value=by)) if (lhs, by) == (self.lane, QUAD):
+                return self
+        return replace(self, apart=self.apart | {let.var}) if uses(let.value, *self.apart) else self
+
+
+def _exchange_stores(stmt: Stmt, lanes: _Lanes) -> Stmt:
+    """A statement that all lanes of a warp do, with its stores exchanged."""
     match stmt:
-        case Let(var=var, value=Binary(op=BinaryOp.FLOORMOD, lhs=lhs, rhs=Const(value=by))) if (lhs, by) == (
-            lane,
-            QUAD,
-        ):
-            return replace(stmt, body=_stored(stmt.body, lane, var))
         case For(kind=LoopKind.UNROLL, body=For(half, extent, LoopKind.UNROLL, Store() as store)):
-            exchanged = None if quad is None or extent != PAIR else _exchanged(stmt, half, store, quad)
+            exchanged = None if extent != PAIR else _exchange_rows(stmt, half, store, lanes)
             return stmt if exchanged is None else exchanged
-        case Let() | For() | Block() | Allocate():
-            return map_inner(stmt, lambda inner: _stored(inner, lane, quad))
+        case Let():
+            return replace(stmt, body=_exchange_stores(stmt.body, lanes.inside(stmt)))
+        case For() | Block() | Allocate():
+            return map_inner(stmt, lambda inner: _exchange_stores(inner, lanes))
     # Under a condition some lanes of a warp may be missing.
     return stmt
 
 
-def _exchanged(loop: For, half: Var, store: Store, quad: Var) -> Stmt | None:
-    """The stores of a loop over instructions, of which each lane has the halves number 2 `quad` + `half`; None where
-    these do not lie in rows of eight.
+def _exchange_rows(loop: For, half: Var, store: Store, lanes: _Lanes) -> Stmt | None:
+    """The stores of a loop over instructions, of which each lane has the halves number 2 × its number in its quad +
+    `half`; None where these do not lie in rows of eight.
     """
-    buffer, row = store.buffer, loop.var
-    if buffer.scope != "global" or item_bytes(buffer.dtype) != _HALF_BYTES or loop.extent % QUAD:
+    buffer, fragment, quad = store.buffer, loop.var, lanes.quad
+    if quad is None or buffer.scope != "global" or item_bytes(buffer.dtype) != _HALF_BYTES or loop.extent % QUAD:
         return None
     if any(read.buffer == buffer for read in find(Load, store.value)):
         return None
+    # The eight are neighbors of one dimension, the last one.
+    if any(uses(index, quad, half) for index in store.indices[:-1]):
+        return None
     form = flat_index(buffer.shape, store.indices)
-    moved = {row: COLUMNS, quad: PAIR, half: 1}
+    moved = {fragment: COLUMNS, quad: PAIR, half: 1}
     rest = {atom: coefficient for atom, coefficient in form.terms.items() if atom not in moved}
     if any(form.terms.get(var) != by for var, by in moved.items()):
         return None
-    if any(uses(atom, var) for atom in rest for var in moved):
+    # What else there is must be the same for all lanes of a quad.
+    if any(uses(atom, fragment, half, *lanes.apart) for atom in rest):
         return None
     if gcd(form.const, *(coefficient * divisor(atom) for atom, coefficient in rest.items())) % COLUMNS:
         return None
-    group, number, place = (Var(f"{row.name}.{name}") for name in ("group", "number", "place"))
+    group, number, place = (Var(f"{fragment.name}.{name}") for name in ("group", "number", "place"))
     first: Expr = group * QUAD if loop.extent > QUAD else const(0)
-    mine, theirs = (Buffer(f"{buffer.name}.{name}", (COLUMNS,), buffer.dtype, "local") for name in ("mine", "theirs"))
-    value = substitute(store.value, {row: first + number})
-    # Of the row of its own number in the group a lane has all eight.
-    whole = (substitute(index, {quad: const(0), half: place}) for index in store.indices)
-    indices = tuple(substitute(index, {row: first + quad}) for index in whole)
-    own = For(half, PAIR, LoopKind.UNROLL, Store(mine, (number * PAIR + half,), value))
-    exchange = TransposeQuad(theirs, (const(0),), mine, (const(0),))
-    stored = For(place, COLUMNS, LoopKind.VECTOR, Store(buffer, indices, Load(theirs, (place,))))
-    body = Allocate(mine, Allocate(theirs, block(For(number, QUAD, LoopKind.UNROLL, own), exchange, stored)))
+    own, row = (Buffer(f"{buffer.name}.{name}", (COLUMNS,), buffer.dtype, "local") for name in ("own", "row"))
+    value = substitute(store.value, {fragment: first + number})
+    # Of the fragment of its own number in the group a lane gets all eight.
+    neighbors = (substitute(index, {quad: const(0), half: place}) for index in store.indices)
+    indices = tuple(substitute(index, {fragment: first + quad}) for index in neighbors)
+    keep = For(half, PAIR, LoopKind.UNROLL, Store(own, (number * PAIR + half,), value))
+    exchange = TransposeQuad(row, (const(0),), own, (const(0),))
+    write = For(place, COLUMNS, LoopKind.VECTOR, Store(buffer, indices, Load(row, (place,))))
+    body = Allocate(own, Allocate(row, block(For(number, QUAD, LoopKind.UNROLL, keep), exchange, write)))
     return For(group, loop.extent // QUAD, LoopKind.UNROLL, body) if loop.extent > QUAD else body

@@ -79,7 +79,7 @@ def factor_places(descriptor: int, rows: int, *, transposed: bool) -> NDArray[np
     along = line_bytes // 2
     apart = line // 8 * lines + line % 8 * line_bytes + neighbor // along * slabs + neighbor % along * 2
     address = np.asarray(start + apart, np.uint64)
-    # Of every address the bits 4 to 6 are turned by the bits 7 to 9, as many as the mode has.
+    # Bits 4 to 6 of every address are combined with bits 7 to 9 by exclusive or, as many as the mode has.
     return np.asarray(address ^ (address >> np.uint64(3) & np.uint64(line_bytes - 16)), np.uint64)
 
 

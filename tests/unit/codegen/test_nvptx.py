@@ -9,8 +9,9 @@ import pytest
 from retune.compiler import te
 from retune.compiler.codegen.nvptx import ptx
 from retune.compiler.errors import TargetError
-from retune.compiler.ir.expr import Expr
-from retune.compiler.ir.kernel import DeviceFunction
+from retune.compiler.ir.expr import Buffer, Expr, Load
+from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
+from retune.compiler.ir.stmt import Allocate, Barrier, LoopFunction, LoopKind, Stmt, Store, block
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
@@ -47,6 +48,21 @@ def test_a_kernel_has_blocks_threads_barriers_and_shared_memory(tmp_path: Path) 
     assert "ld.global" in text
     said = assembled(text, tmp_path, "sm_80")
     assert said == "" or "16 bytes smem" in said
+
+
+def test_shared_buffers_of_any_sizes_lie_without_gaps(tmp_path: Path) -> None:
+    """What is aligned less comes first in the code, and would leave gaps if it did in memory."""
+    x = Buffer("x", (1280,), "float32")
+    buffers = [Buffer(f"s{size}", (size,), "float32", "shared") for size in (40, 1280, 32, 960, 256)]
+    thread = INDICES[LoopKind.THREAD_X]
+    stores = [Store(each, (thread,), Load(x, (thread,))) for each in buffers]
+    loads = [Store(x, (thread + 32 * n,), Load(each, (31 - thread,))) for n, each in enumerate(buffers)]
+    body: Stmt = block(*stores, Barrier(), *loads)
+    for each in reversed(buffers):
+        body = Allocate(each, body)
+    kernel = Kernel(LoopFunction("k", (x,), (), body, 1), (1, 1, 1), (32, 1, 1))
+    said = assembled(ptx(DeviceFunction("k", (x,), (), 1, (kernel,)), Target("cuda")), tmp_path, "sm_80")
+    assert said == "" or f"{sum(each.nbytes for each in buffers)} bytes smem" in said
 
 
 def test_numbers_of_blocks_and_threads_that_are_one_are_not_read() -> None:
