@@ -14,13 +14,14 @@ import numpy as np
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime, export_network
 from retune.compiler.errors import NotYetError, OptionError
+from retune.compiler.executor.executors import gpu_count
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import Coverage
 from retune.compiler.executor.plan import READ_ONLY, BufferSpec
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import aligned_array
-from retune.compiler.runtime.device import cpu, on_gpu
+from retune.compiler.runtime.device import cpu, cuda, on_gpu
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.readable import count, milliseconds
 from retune.compiler.vm.executable import Executable
@@ -271,8 +272,9 @@ class _GraphCalls:
             return self._create()
 
     def _create(self) -> GraphExecutor:
+        devices = [cuda(number) for number in range(gpu_count(self._library.network))] or [cpu()]
         with self._creating:  # kernels are loaded once
-            executor: GraphExecutor = self._library["default"](cpu())
+            executor: GraphExecutor = self._library["default"](*devices)
         return executor
 
     def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
@@ -342,7 +344,7 @@ class _MachineCalls:
         try:
             return self._idle.pop()
         except IndexError:
-            return VirtualMachine(self._executable, cpu())
+            return VirtualMachine(self._executable)
 
     def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
         machine = self._take()
@@ -398,7 +400,7 @@ def _as_numpy(value: Any) -> Any:
     import torch
 
     if value.device.type != "cpu":
-        raise OptionError(f"a tensor on {value.device} was given; the network runs on the CPU: pass tensor.cpu()")
+        raise OptionError(f"a tensor on {value.device} was given; a network takes those of the CPU: pass tensor.cpu()")
     if value.layout is not torch.strided:
         raise OptionError(f"a tensor with the layout {value.layout} was given: pass tensor.to_dense()")
     # NumPy refuses tensors that record gradients, and conjugates that PyTorch has not carried out yet.

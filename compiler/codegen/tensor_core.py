@@ -45,9 +45,6 @@ OLDEST = 80
 _EXCHANGE = "llvm.nvvm.shfl.sync.bfly.i32"
 _LAST_LANE = 31
 
-_NAN = 0x7FFFFFFF
-"""The NaN of NVIDIA's GPUs, also without the lowest 13 bits."""
-
 _FLOATS = "{float, float, float, float}"
 
 
@@ -203,7 +200,8 @@ def _rounded(emitter: MemoryEmitter, places: Sequence[str]) -> list[str]:
     # `cvt.rna.tf32` is a comparison and an addition for every register. `cvt.rn.tf32`, one slow instruction of sm_90,
     # made products of 2048 to 8192 slower by 2 to 9% on an H200.
     # Two registers half of them apart belong to one row of the left factor, or to one column of the right one: if one
-    # is a NaN, so are all sums to which the other adds, which may as well be one. That saves half the comparisons.
+    # is a NaN, so are all sums to which the other adds, and neither need be rounded. That saves half the comparisons.
+    # A NaN whose payload lies in the lowest 13 bits alone, as no arithmetic makes one, is read as infinity.
     unordered = [
         writer.value(f"fcmp uno float {one}, {other}") for one, other in zip(floats[:half], floats[half:], strict=True)
     ]
@@ -212,7 +210,7 @@ def _rounded(emitter: MemoryEmitter, places: Sequence[str]) -> list[str]:
         # Tensor cores ignore the lowest 13 bits. A carry out of the fraction into the exponent is right up to infinity,
         # which stays itself; only in a NaN it would run into the sign.
         near = writer.value(f"add i32 {word}, {HALF_STEP}")
-        found.append(writer.value(f"select i1 {unordered[number % half]}, i32 {_NAN}, i32 {near}"))
+        found.append(writer.value(f"select i1 {unordered[number % half]}, i32 {word}, i32 {near}"))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import retune
 from retune.compiler import debug_executor
 from retune.compiler.errors import ArtifactError, DeviceError, OptionError
 from retune.compiler.executor import executors
@@ -308,3 +309,12 @@ def test_a_gpu_has_a_constant_once(driver: FakeDriver, monkeypatch: pytest.Monke
     sent.clear()
     GraphExecutor(network, memories=[CudaMemory(driver)])
     assert sent == [X.nbytes]  # nobody had it any more
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_loaded_network_runs_on_the_gpu_it_was_compiled_for(tmp_path: Path) -> None:
+    path = tmp_path / "net.retune"
+    on_gpu_alone().save(path)
+    network = retune.load(path)
+    np.testing.assert_array_equal(network(X), 4 * X)
+    np.testing.assert_array_equal(network(x=X + 1), 4 * (X + 1))
