@@ -162,7 +162,7 @@ class LoopFunction:
         params = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in self.params)
         lines = [f"def {self.name}({params}):"]
         lines.extend(f"  workspace {b.name}: {b.dtype}{list(b.shape)}" for b in self.workspace)
-        lines.extend(f"  packed {name}: {list(p.dims)} by {list(p.order)}" for name, p in self.packings)
+        lines.extend(f"  packed {name}: {packing}" for name, packing in self.packings)
         return "\n".join([*lines, *lines_of(self.body, 1)])
 
 

@@ -24,7 +24,7 @@ ALIGNMENT = 64
 class ArgSpec:
     """One buffer of a kernel.
 
-    `shape` is the logical shape in elements; when `packing` is set the buffer holds the same elements, packed.
+    `shape` is the logical shape in elements; when `packing` is set the buffer holds these elements packed.
     """
 
     name: str
@@ -34,15 +34,16 @@ class ArgSpec:
     packing: Packing | None = None
 
     def __post_init__(self) -> None:
-        if self.packing is not None and self.packing.size != self.size:
-            raise ArtifactError(
-                f"{self.name}: packing {self.packing.dims} does not hold the {self.size} elements of {self.shape}"
-            )
+        if self.packing is not None:
+            try:
+                self.packing.check(self.shape)
+            except ArtifactError as error:
+                raise ArtifactError(f"{self.name}: {error}") from None
 
     @property
     def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+        """Number of elements of the buffer."""
+        return math.prod(self.shape) if self.packing is None else self.packing.size
 
     @property
     def nbytes(self) -> int:

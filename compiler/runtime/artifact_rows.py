@@ -68,4 +68,6 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
 
 
 def _packing_of(row: Mapping[str, Any]) -> Packing:
-    return Packing(tuple(int(extent) for extent in row["dims"]), tuple(int(place) for place in row["order"]))
+    # `padded` came later: files that were written before lack it.
+    dims, order, padded = (tuple(map(int, row.get(key, ()))) for key in ("dims", "order", "padded"))
+    return Packing(dims, order, padded)

@@ -9,6 +9,7 @@ from math import inf, prod
 from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.visit import walk
+from retune.compiler.packing import may_pad
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
 from retune.compiler.schedule.steps import Annotate, Reorder, Split
@@ -43,8 +44,8 @@ first-level cache.
 _AGAIN_BYTES = 5 << 15
 """So much of one factor may a smaller tile at an end read again: it is in the second-level cache beside the other."""
 _A_ROW_BYTES, _FAR = 1 << 10, 2.0
-"""A factor is not packed where its last strip is narrower than the others. Where rows are longer than this, those of a
-strip lie on a page each, and the product takes so many times as long (1.1 to 2.4 measured).
+"""Where a factor is not packed and its rows are longer than this, those of a strip lie on a page each, and the product
+takes so many times as long (1.1 to 2.4 measured) as one whose strips are packed.
 """
 _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
@@ -84,15 +85,24 @@ def _is_shared(axis: Axis, along: Sequence[tuple[Expr, ...]]) -> bool:
 
 
 def register_tile(
-    rows: int, columns: int, hardware: HardwareParams, dtype: str, depth: int = 0, *, divides: bool = False
+    rows: int,
+    columns: int,
+    hardware: HardwareParams,
+    dtype: str,
+    depth: int = 0,
+    *,
+    divides: bool = False,
+    packs: bool = False,
 ) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
     the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near;
-    with `divides` strips must divide the columns, so only rows have smaller tiles.
+    with `divides` strips must divide the columns, so only rows have smaller tiles; with `packs` the factor that is read
+    along the strips is packed, the last one with zeros.
     All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
+    far = columns * item_bytes(dtype) > _A_ROW_BYTES
     best, least = (1, columns), inf
     for vectors in (*_VECTORS, -(-columns // lanes)):
         widest, narrowest = min(columns, vectors * lanes), max((vectors - 1) * lanes, lanes // 2) + 1
@@ -115,7 +125,8 @@ def register_tile(
                     for part, wide in _parts(columns, strip)
                 )  # fmt: skip
                 cycles *= _RAGGED if rows % height or columns % strip else 1.0
-                cycles *= _FAR if columns % strip and columns * item_bytes(dtype) > _A_ROW_BYTES else 1.0
+                is_packed = not columns % strip or (packs and may_pad(columns, columns + -columns % strip))
+                cycles *= 1.0 if is_packed or not far else _FAR
                 if cycles < least:
                     best, least = (height, strip), cycles
     return best
@@ -156,7 +167,9 @@ def split_for_tile(
     is_depthwise = len(_read_along(state, stage_id)) > 1
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
     columns, every = _columns_alike(state, stage_id, hardware), axes[last].extent
-    height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every)
+    free = {producer for producer, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[last]}
+    packs = free <= state.dag.layout_free
+    height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every, packs=packs)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
         if axis < 0:

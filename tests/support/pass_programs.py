@@ -167,8 +167,9 @@ PASS_PROGRAMS: dict[str, PassProgram] = {
     # pack-constants, pack-inside
     "weight_in_loop_order": _of(PackConstants(), matmul(2, 8, 4), *ROWS_INSIDE),
     "weight_of_a_ragged_split": _of(PackConstants(), matmul(2, 5, 4), Split(2, 1, 5, (2,))),
+    "weight_padded_to_whole_strips": _of(PackConstants(), matmul(2, 15, 4), Split(2, 1, 15, (4,))),
     "weight_packed_before": _packed(*ROWS_INSIDE),
-    "nothing_to_pack": PassProgram((PackConstants(), PackInside()), matmul(2, 5, 4), (Split(2, 1, 5, (2,)),)),
+    "nothing_to_pack": PassProgram((PackConstants(pads=False), PackInside()), matmul(2, 5, 4), (Split(2, 1, 5, (2,)),)),
     "weight_in_its_layout": _packed(Reorder(2, (2, 0, 1))),
     # dot-products
     "dots_of_four": _dots(*UNSIGNED),

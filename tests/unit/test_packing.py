@@ -42,3 +42,23 @@ def test_the_packed_shape_is_that_of_the_digits_in_memory() -> None:
     assert packing.shape == (4, 2, 3)
     array = np.arange(24).reshape(2, 12)
     assert np.array_equal(packing.pack(array).reshape(4, 2, 3), array.reshape(2, 3, 4).transpose(2, 0, 1))
+
+
+PADDED = Packing(dims=(2, 3, 4), order=(1, 0, 2), padded=(2, 12))
+"""Columns in strips of four, of which the last one is filled up with zeros."""
+
+
+def test_a_padded_array_is_followed_by_zeros() -> None:
+    weights = np.arange(1, 21, dtype=np.float32).reshape(2, 10)
+    packed = PADDED.pack(weights)
+    assert packed.size == PADDED.size == 24
+    assert packed[8:].tolist() == [5, 6, 7, 8, 15, 16, 17, 18, 9, 10, 0, 0, 19, 20, 0, 0]
+    assert np.array_equal(PADDED.unpack(packed, (2, 10)), weights)
+
+
+def test_what_does_not_fit_a_padded_packing_is_refused() -> None:
+    for shape in ((3, 10), (2, 13), (20,), (2, 5, 2)):
+        with pytest.raises(ArtifactError, match=r"holds 24 elements of \(2, 12\)"):
+            PADDED.pack(np.zeros(shape, np.float32))
+    with pytest.raises(ArtifactError, match=r"the padded shape \(2, 11\)"):
+        Packing((2, 3, 4), (1, 0, 2), (2, 11))

@@ -2,9 +2,10 @@
 
 An index of a weight is a sum of loop variables with their strides: `co = co.0 × 32 + co.3`. Packed with one dimension
 for each of these loops, in loop order, the weight is read from one end to the other, which suits the prefetcher and
-the TLB.
+the TLB. Where the last iterations of a loop lie beyond the weight, as in its last strip, the weight is padded.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,24 +14,27 @@ from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, const
 from retune.compiler.ir.rewrite import walk_in_scope
 from retune.compiler.ir.stmt import LoopFunction, Stmt, exprs_of, map_exprs
 from retune.compiler.ir.visit import of_type, parts, replace_nodes
-from retune.compiler.packing import Packing
+from retune.compiler.packing import Packing, may_pad
 
 
 @dataclass(frozen=True, slots=True)
 class PackConstants:
-    """Packs every layout-free input that is read in one place, through indices that are loops in mixed radix."""
+    """Packs every layout-free input that is read in one place, through indices that are loops in mixed radix; with
+    zeros behind its elements only if it `pads`.
+    """
 
     name: str = "pack-constants"
+    pads: bool = True
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with `packings` filled in."""
         for param in function.params:
             if param.name in function.layout_free:
-                function = _packed(function, param)
+                function = _packed(function, param, self.pads)
         return function
 
 
-def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
+def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
     reads = list(_reads(function.body, param))
     # One order cannot suit two ways of reading.
     if len({load for load, _ in reads}) != 1:
@@ -38,21 +42,27 @@ def _packed(function: LoopFunction, param: Buffer) -> LoopFunction:
     load, extents = reads[0]
     order_of: dict[Expr, int] = {var: position for position, var in enumerate(extents)}
     dims: list[tuple[Expr | None, int]] = []
+    padded: list[int] = []
     for extent, index in zip(param.shape, load.indices, strict=True):
-        found = _loops_of(affine(index), extent, extents)
+        found = _loops_of(affine(index), extent, extents, pads)
         if found is None:
             return function
         dims.extend(found)
+        padded.append(math.prod(count for _, count in found))
+    if not may_pad(param.size, math.prod(padded)):
+        return function
     # Dimensions of one element go first, where they change nothing.
     order = sorted(range(len(dims)), key=lambda place: -1 if (var := dims[place][0]) is None else order_of[var])
     position: Expr = const(0, INDEX)
     for place in order:
         var, extent = dims[place]
         position = position * extent + (const(0, INDEX) if var is None else var)
-    packed = Buffer(param.name, (param.size,), param.dtype, param.scope)
+    packing = Packing(
+        tuple(extent for _, extent in dims), tuple(order), () if tuple(padded) == param.shape else tuple(padded)
+    )
+    packed = Buffer(param.name, (packing.size,), param.dtype, param.scope)
     read = Load(packed, (position,))
     body = map_exprs(function.body, lambda expr: replace_nodes(expr, Load, lambda node: read if node == load else None))
-    packing = Packing(tuple(extent for _, extent in dims), tuple(order))
     return replace(
         function,
         body=body,
@@ -72,18 +82,26 @@ def _reads(body: Stmt, param: Buffer) -> Iterator[tuple[Load, dict[Expr, int]]]:
         yield from ((load, extents) for load in of_type(Load, nodes) if load.buffer == param)
 
 
-def _loops_of(index: IndexForm, size: int, extents: Mapping[Expr, int]) -> list[tuple[Expr | None, int]] | None:
-    """The loops that `index` is the mixed-radix number of, outermost first, or None when it is not one."""
+def _loops_of(
+    index: IndexForm, size: int, extents: Mapping[Expr, int], pads: bool
+) -> list[tuple[Expr | None, int]] | None:
+    """The loops that `index` is the mixed-radix number of, outermost first, or None when it is not one. If it `pads`,
+    the outermost one may go beyond `size`.
+    """
     if index.const:
         return None
     if not index.terms:
         return [(None, 1)] if size == 1 else None
     dims: list[tuple[Expr | None, int]] = []
-    stride = size
+    stride = 0
     # Mixed radix: every stride is the next inner one times its extent. A gap or an overlap is no permutation.
     for atom, coefficient in sorted(index.terms.items(), key=lambda term: -term[1]):
         extent = extents.get(atom)
-        if extent is None or coefficient * extent != stride:
+        if extent is None or coefficient <= 0:
+            return None
+        whole = coefficient * extent
+        fits = whole == stride if dims else whole == size or (pads and whole - coefficient < size < whole)
+        if not fits:
             return None
         dims.append((atom, extent))
         stride = coefficient

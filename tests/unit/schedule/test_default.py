@@ -293,6 +293,23 @@ def test_smaller_tiles_are_left_at_the_ends_where_that_pays(
     assert product_tiles.register_tile(rows, columns, hardware, "float32", depth) == tile
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "tile"),
+    [
+        (19, 728, 728, (4, 24)),
+        (7, 2048, 512, (4, 24)),
+        (49, 1032, 256, (5, 16)),
+    ],
+)
+def test_a_packed_factor_has_narrower_last_strips_even_if_its_rows_are_long(
+    rows: int, columns: int, depth: int, tile: tuple[int, int]
+) -> None:
+    hardware = HardwareParams(num_cores=1, vector_unit_bytes=32, vector_registers=16)
+    assert product_tiles.register_tile(rows, columns, hardware, "float32", depth, packs=True) == tile
+    _, strip = product_tiles.register_tile(rows, columns, hardware, "float32", depth)
+    assert columns % strip == 0
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(17, 120), (33, 88), (7, 160), (5, 1000)])
 def test_products_with_smaller_tiles_at_the_ends_are_right(rows: int, columns: int) -> None:
     dag = matmul(rows, columns, 40)
