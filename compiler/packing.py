@@ -1,6 +1,6 @@
 """`Packing`: the memory layout of a constant, derived from how loops traverse it.
 
-A packing is immutable and made of integers; it permutes elements, may put zeros behind them, and changes none.
+A packing is immutable and made of integers; it permutes elements, may pad them with zeros, and changes none.
 """
 
 import math
@@ -14,14 +14,13 @@ from retune.compiler.errors import ArtifactError
 
 Array = NDArray[Any]
 
-
 _MOST_PADDED = 1.125
-"""How many times as large as the array: it is read from memory with its zeros."""
+"""The largest ratio of padded to original elements: the zeros are read from memory too. Chosen, not measured."""
 
 
-def may_pad(size: int, padded: int) -> bool:
-    """Whether an array, or a dimension, of `size` elements may be padded to so many."""
-    return padded <= _MOST_PADDED * size
+def most_padded(size: int) -> int:
+    """The most elements that an array, or a dimension, of `size` elements may be padded to."""
+    return int(_MOST_PADDED * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,13 @@ class Packing:
 
     Each original dimension is split into digits (`dims`, in the order of the original dimensions, outer digit first),
     and the digits are then transposed by `order`. The packed array is flat and holds the same elements. Where digits do
-    not divide a dimension, the array is first padded with zeros at the ends of its dimensions, to the shape `padded`.
+    not divide a dimension, `extents` is the original shape, of which each dimension is first padded with zeros at its
+    end; it is empty where nothing is padded.
     """
 
     dims: tuple[int, ...]
     order: tuple[int, ...]
-    padded: tuple[int, ...] = ()
+    extents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # Also of what is read from files: `pack` would otherwise repeat or lose weights without an error.
@@ -43,12 +43,34 @@ class Packing:
             raise ArtifactError(
                 f"packing order {self.order} is no permutation of the {len(self.dims)} digits {self.dims}"
             )
-        if self.padded and math.prod(self.padded) != self.size:
-            raise ArtifactError(f"packing {self.dims} does not hold the elements of the padded shape {self.padded}")
+        if self.extents and (
+            min(*self.dims, *self.extents) < 1
+            or math.prod(self.padded) != self.size
+            or any(wide < extent for wide, extent in zip(self.padded, self.extents, strict=True))
+            or self.size > most_padded(math.prod(self.extents))
+        ):
+            raise ArtifactError(f"packing {self.dims} does not pad an array of the shape {self.extents}")
 
     def __str__(self) -> str:
-        padded = f", padded to {list(self.padded)}" if self.padded else ""
+        padded = f", padded from {list(self.extents)}" if self.extents else ""
         return f"{list(self.dims)} by {list(self.order)}{padded}"
+
+    @property
+    def digits_of(self) -> tuple[tuple[int, ...], ...]:
+        """The digits of each dimension of `extents`."""
+        found, rest = [], list(self.dims)
+        for extent in self.extents:
+            own: list[int] = []
+            # Without its innermost digit a dimension is at most half as long, so they are told apart by their product.
+            while rest and (not own or math.prod(own) < extent):
+                own.append(rest.pop(0))
+            found.append(tuple(own))
+        return tuple(found)
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The shape after padding; empty where nothing is padded."""
+        return tuple(map(math.prod, self.digits_of))
 
     @property
     def size(self) -> int:
@@ -66,12 +88,12 @@ class Packing:
         Raises: ArtifactError when the number of elements differs.
         """
         self.check(array.shape)
-        if self.padded:
-            array = np.pad(array, [(0, wide - extent) for extent, wide in zip(array.shape, self.padded, strict=True)])
+        if self.extents:
+            array = np.pad(array, [(0, wide - own) for own, wide in zip(self.extents, self.padded, strict=True)])
         packed = np.empty(self.size, array.dtype) if out is None else out
         self._check_packed(packed)
         digits = packed.reshape(self.shape)
-        # One pass over both, without a packed copy in between; a cast would hide a wrong type.
+        # One pass over both, without a packed copy in between where nothing is padded; a cast would hide a wrong type.
         np.copyto(digits, array.reshape(self.dims).transpose(self.order), casting="no")
         return packed
 
@@ -86,18 +108,14 @@ class Packing:
         inverse = np.argsort(self.order)
         digits = packed.reshape(self.shape)
         whole = np.ascontiguousarray(digits.transpose(inverse))
-        if not self.padded:
+        if not self.extents:
             return whole.reshape(shape)
         return np.ascontiguousarray(whole.reshape(self.padded)[tuple(map(slice, shape))])
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that an array of `shape` can be packed. Raises: ArtifactError."""
-        if self.padded:
-            fits = len(shape) == len(self.padded) and all(a <= b for a, b in zip(shape, self.padded, strict=True))
-        else:
-            fits = math.prod(shape) == self.size
-        if not fits:
-            what = f"{self.size} elements{f' of {self.padded}' if self.padded else ''}"
+        if math.prod(shape) != self.size if not self.extents else shape != self.extents:
+            what = f"{math.prod(self.extents)} of {self.extents}" if self.extents else f"{self.size} elements"
             raise ArtifactError(f"packing {self.dims} holds {what}, the array {shape} has {math.prod(shape)}")
 
     def _check_packed(self, array: Array) -> None:

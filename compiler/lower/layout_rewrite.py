@@ -57,7 +57,8 @@ def relayouts(dag: ComputeDAG, steps: Sequence[Step]) -> tuple[Relayout, ...]:
     """
     if not steps or not dag.layout_free:
         return ()
-    # The layout comes from the pass that packs constants, so that both agree on the order of the loops.
+    # The layout comes from the pass that packs constants, so that both agree on the order of the loops. It has the same
+    # elements here: an input that the pass would pad keeps its own layout.
     function = PackConstants(pads=False).apply(SimplifyIndices().apply(build_loops(replay(dag, steps), "layout")))
     names = [param.name for param in function.params]
     cached = _cached_inputs(dag, steps)

@@ -34,7 +34,7 @@ from retune.compiler.target import HardwareParams
 
 _PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
     LayoutRewriteOption.NO_REWRITE: (),
-    LayoutRewriteOption.INSERT_TRANSFORM_STAGE: (PackConstants(pads=False), PackInside()),
+    LayoutRewriteOption.INSERT_TRANSFORM_STAGE: (PackConstants(), PackInside()),
     LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED: (PackConstants(),),
 }
 """What is done about inputs of free layout."""

@@ -13,6 +13,7 @@ import numpy as np
 from retune.compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.measure.check import TF32_ROUNDING, Expected, poison, random_input
+from retune.compiler.packing import most_padded
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
 from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
@@ -48,7 +49,8 @@ class TaskBuffers:
     arrays: tuple[FencedArray, ...]
     constants: tuple[int, ...] = ()
     expected: tuple[Expected, ...] = ()
-    packed: dict[int, FencedArray] = field(default_factory=dict)
+    packed: dict[tuple[int, int], FencedArray] = field(default_factory=dict)
+    """Packed constants, by number and elements: kernels pad them differently, and several are bound at a time."""
     pools: dict[int, Array] = field(default_factory=dict)
     workspace: FencedArray | None = None
 
@@ -127,18 +129,20 @@ class TaskBuffers:
 
         The copies are the constant as it is, not packed as a kernel wants it: they are for timing.
         """
-        total = sum(self.specs[place].nbytes for place in self.constants)
+        total = sum(self.arrays[place].array.nbytes for place in self.constants)
         places = {}
         for place in self.constants:
-            nbytes = self.specs[place].nbytes
-            # Kernels assume aligned constants, so each copy begins at a multiple of the alignment.
-            step = nbytes + -nbytes % ALIGNMENT
+            array = self.arrays[place].array
+            nbytes, room = array.nbytes, most_padded(array.size) * array.itemsize
+            # Kernels assume aligned constants, so each copy begins at a multiple of the alignment; one that pads it
+            # reads zeros after it.
+            step = room + -room % ALIGNMENT
             # Every constant gets equally many copies, so their proportions are those of one call.
             count = max(2, -(-pool_bytes // max(total, 1)))
             if place not in self.pools or self.pools[place].nbytes < count * step:
                 require_memory(count * step, "the copies of constants")
                 pool = aligned_array((count, step), "uint8")
-                pool[:, :nbytes] = self.arrays[place].array.reshape(-1).view("uint8")
+                pool[:, :nbytes] = array.reshape(-1).view("uint8")
                 pool[:, nbytes:] = 0
                 self.pools[place] = pool
             start = self.pools[place].ctypes.data
@@ -154,8 +158,10 @@ class TaskBuffers:
             return None
         table = aligned_array((RANGES, 2), "int64")
         table[...] = 0
-        fenced = [*(self.packed.get(place, one) for place, one in enumerate(self.arrays))][1 : RANGES + 1]
-        for row, one in enumerate(fenced):
+        fenced: list[FencedArray] = []
+        for place, one in enumerate(self.arrays[1:], 1):
+            fenced.extend([held for (position, _), held in self.packed.items() if position == place] or [one])
+        for row, one in enumerate(fenced[:RANGES]):
             table[row] = one.array.ctypes.data, -(-one.array.nbytes // LINE)
         return load_kernels([kernel])[kernel.name].bind([table], threads=1)
 
@@ -163,9 +169,10 @@ class TaskBuffers:
         original = self.arrays[position].array
         if spec.packing is None:
             return original
-        if position not in self.packed:
-            self.packed[position] = FencedArray((spec.size,), spec.dtype)
-        fenced = self.packed[position]
+        key = position, spec.size
+        if key not in self.packed:
+            self.packed[key] = FencedArray((spec.size,), spec.dtype)
+        fenced = self.packed[key]
         fenced.protect(writable=True)
         spec.packing.pack(original, out=fenced.array)
         fenced.protect(writable=False)

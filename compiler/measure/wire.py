@@ -61,7 +61,7 @@ from retune.compiler.te.tensor import (
     Values,
 )
 
-KIND, VERSION = "message", 3
+KIND, VERSION = "message", 4
 _BEFORE_3 = b"{"
 """What earlier messages begin with: a line of JSON."""
 

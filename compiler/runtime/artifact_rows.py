@@ -68,6 +68,6 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
 
 
 def _packing_of(row: Mapping[str, Any]) -> Packing:
-    # `padded` came later: files that were written before lack it.
-    dims, order, padded = (tuple(map(int, row.get(key, ()))) for key in ("dims", "order", "padded"))
-    return Packing(dims, order, padded)
+    # `extents` came later: files that were written before lack it.
+    dims, order, extents = (tuple(map(int, each)) for each in (row["dims"], row["order"], row.get("extents", ())))
+    return Packing(dims, order, extents)

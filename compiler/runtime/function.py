@@ -111,7 +111,7 @@ def _as_numpy(kernel: str, spec: ArgSpec, array: Any) -> Array:
 
 def _usable(kernel: str, spec: ArgSpec, array: Array) -> Array:
     """The array itself, or what the kernel takes in its place: packed, or a dense and aligned copy."""
-    if spec.packing is not None and array.ndim > 1:
+    if spec.packing is not None and (array.ndim > 1 or array.size != spec.size):
         return _prepared(kernel, spec, array)
     is_as_needed = array.flags.c_contiguous and address(array) % ALIGNMENT == 0
     if is_as_needed or array.dtype != np.dtype(spec.dtype):

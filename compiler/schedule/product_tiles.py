@@ -9,7 +9,7 @@ from math import inf, prod
 from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr
 from retune.compiler.ir.visit import walk
-from retune.compiler.packing import may_pad
+from retune.compiler.packing import most_padded
 from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import Annotation, IterKind, State
 from retune.compiler.schedule.steps import Annotate, Reorder, Split
@@ -98,7 +98,7 @@ def register_tile(
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
     the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near;
     with `divides` strips must divide the columns, so only rows have smaller tiles; with `packs` the factor that is read
-    along the strips is packed, the last one with zeros.
+    along the strips is packed, with its last strip padded.
     All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
@@ -125,7 +125,7 @@ def register_tile(
                     for part, wide in _parts(columns, strip)
                 )  # fmt: skip
                 cycles *= _RAGGED if rows % height or columns % strip else 1.0
-                is_packed = not columns % strip or (packs and may_pad(columns, columns + -columns % strip))
+                is_packed = not columns % strip or (packs and columns + -columns % strip <= most_padded(columns))
                 cycles *= 1.0 if is_packed or not far else _FAR
                 if cycles < least:
                     best, least = (height, strip), cycles
@@ -167,8 +167,7 @@ def split_for_tile(
     is_depthwise = len(_read_along(state, stage_id)) > 1
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
     columns, every = _columns_alike(state, stage_id, hardware), axes[last].extent
-    free = {producer for producer, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[last]}
-    packs = free <= state.dag.layout_free
+    packs = _is_packed(state, stage_id)
     height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every, packs=packs)
     inner: list[str] = []
     for axis, size in ((last, strip), (row_axis, height)):
@@ -181,6 +180,22 @@ def split_for_tile(
             state = state.apply(Split(around, _place(state, around, name), extent, (size,)))
             inner.insert(0, f"{name}.1")
     return (*_outer_order(state, stage_id, around, inner), inner)
+
+
+def _is_packed(state: State, stage_id: int) -> bool:
+    """Whether what a product reads along its last axis is a constant that `PackConstants` packs: one that is read once,
+    by plain indices.
+    """
+    dag = state.dag
+    last = axes_of(state, stage_id)[-1]
+    found = [(producer, indices) for producer, indices in dag.reads[stage_id] if indices and indices[-1] == last]
+    return bool(found) and all(
+        producer in dag.layout_free
+        and len(dag.readers[producer]) == 1
+        and sum(producer == other for other, _ in dag.reads[stage_id]) == 1
+        and all(isinstance(index, (Axis, Const)) for index in indices)
+        for producer, indices in found
+    )
 
 
 def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int:

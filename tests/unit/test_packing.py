@@ -44,21 +44,32 @@ def test_the_packed_shape_is_that_of_the_digits_in_memory() -> None:
     assert np.array_equal(packing.pack(array).reshape(4, 2, 3), array.reshape(2, 3, 4).transpose(2, 0, 1))
 
 
-PADDED = Packing(dims=(2, 3, 4), order=(1, 0, 2), padded=(2, 12))
-"""Columns in strips of four, of which the last one is filled up with zeros."""
+PADDED = Packing(dims=(2, 3, 4), order=(1, 0, 2), extents=(2, 11))
+"""Columns in strips of four, of which the last one is padded."""
 
 
-def test_a_padded_array_is_followed_by_zeros() -> None:
-    weights = np.arange(1, 21, dtype=np.float32).reshape(2, 10)
+def test_pack_pads_each_dimension_with_zeros() -> None:
+    weights = np.arange(1, 23, dtype=np.float32).reshape(2, 11)
     packed = PADDED.pack(weights)
     assert packed.size == PADDED.size == 24
-    assert packed[8:].tolist() == [5, 6, 7, 8, 15, 16, 17, 18, 9, 10, 0, 0, 19, 20, 0, 0]
-    assert np.array_equal(PADDED.unpack(packed, (2, 10)), weights)
+    assert PADDED.padded == (2, 12)
+    assert packed[8:].tolist() == [5, 6, 7, 8, 16, 17, 18, 19, 9, 10, 11, 0, 20, 21, 22, 0]
+    assert np.array_equal(PADDED.unpack(packed, (2, 11)), weights)
+
+
+def test_two_dimensions_are_padded() -> None:
+    packing = Packing((3, 6, 1, 31, 2), (3, 0, 1, 4, 2), (17, 61))
+    weights = np.random.default_rng(0).normal(size=(17, 61)).astype(np.float32)
+    packed = packing.pack(weights)
+    assert packing.padded == (18, 62)
+    assert (packed != 0).sum() == weights.size
+    assert np.array_equal(packing.unpack(packed, (17, 61)), weights)
 
 
 def test_what_does_not_fit_a_padded_packing_is_refused() -> None:
-    for shape in ((3, 10), (2, 13), (20,), (2, 5, 2)):
-        with pytest.raises(ArtifactError, match=r"holds 24 elements of \(2, 12\)"):
+    for shape in ((2, 10), (2, 12), (22,), (2, 11, 1)):
+        with pytest.raises(ArtifactError, match=r"holds 22 of \(2, 11\)"):
             PADDED.pack(np.zeros(shape, np.float32))
-    with pytest.raises(ArtifactError, match=r"the padded shape \(2, 11\)"):
-        Packing((2, 3, 4), (1, 0, 2), (2, 11))
+    for extents in ((2, 13), (3, 11), (2, 10), (2, 11, 0)):
+        with pytest.raises(ArtifactError, match="does not pad an array"):
+            Packing((2, 3, 4), (1, 0, 2), extents)

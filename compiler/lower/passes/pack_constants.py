@@ -14,13 +14,13 @@ from retune.compiler.ir.expr import INDEX, Buffer, Dot, Expr, Load, const
 from retune.compiler.ir.rewrite import walk_in_scope
 from retune.compiler.ir.stmt import LoopFunction, Stmt, exprs_of, map_exprs
 from retune.compiler.ir.visit import of_type, parts, replace_nodes
-from retune.compiler.packing import Packing, may_pad
+from retune.compiler.packing import Packing, most_padded
 
 
 @dataclass(frozen=True, slots=True)
 class PackConstants:
-    """Packs every layout-free input that is read in one place, through indices that are loops in mixed radix; with
-    zeros behind its elements only if it `pads`.
+    """Packs every layout-free input that is read in one place, through indices that are loops in mixed radix; pads it
+    only if it `pads`.
     """
 
     name: str = "pack-constants"
@@ -49,7 +49,7 @@ def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
             return function
         dims.extend(found)
         padded.append(math.prod(count for _, count in found))
-    if not may_pad(param.size, math.prod(padded)):
+    if math.prod(padded) > most_padded(param.size):
         return function
     # Dimensions of one element go first, where they change nothing.
     order = sorted(range(len(dims)), key=lambda place: -1 if (var := dims[place][0]) is None else order_of[var])
@@ -58,7 +58,7 @@ def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
         var, extent = dims[place]
         position = position * extent + (const(0, INDEX) if var is None else var)
     packing = Packing(
-        tuple(extent for _, extent in dims), tuple(order), () if tuple(padded) == param.shape else tuple(padded)
+        tuple(extent for _, extent in dims), tuple(order), () if tuple(padded) == param.shape else param.shape
     )
     packed = Buffer(param.name, (packing.size,), param.dtype, param.scope)
     read = Load(packed, (position,))

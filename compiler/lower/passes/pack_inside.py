@@ -7,7 +7,7 @@ after:  parallel d1: for d0: vector d2: B.packed[…] = B[…];   … B.packed[x
 import math
 from dataclasses import dataclass, replace
 
-from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const
+from retune.compiler.ir.expr import INDEX, Buffer, Expr, Load, Var, const, select
 from retune.compiler.ir.rewrite import redirect
 from retune.compiler.ir.stmt import For, Let, LoopFunction, LoopKind, Stmt, Store, block
 from retune.compiler.packing import Packing
@@ -24,7 +24,7 @@ class PackInside:
         params = {param.name: param for param in function.params}
         for name, packing in function.packings:
             # In the same order it would be a mere copy.
-            if not _keeps_order(packing):
+            if packing.extents or not _keeps_order(packing):
                 function = _packing_itself(function, params[name], packing)
         return replace(function, packings=())
 
@@ -36,21 +36,37 @@ def _keeps_order(packing: Packing) -> bool:
 
 def _packing_itself(function: LoopFunction, param: Buffer, packing: Packing) -> LoopFunction:
     packed = Buffer(f"{param.name}.packed", param.shape, param.dtype, "workspace")
+    given = Buffer(param.name, packing.extents, param.dtype, param.scope) if packing.extents else param
 
     body = redirect(function.body, lambda buffer, indices: (packed, indices) if buffer == param else None)
     return replace(
         function,
+        params=tuple(given if other == param else other for other in function.params),
         workspace=(*function.workspace, packed),
-        body=block(_packing_loops(param, packed, packing), body),
+        body=block(_packing_loops(given, packed, packing), body),
     )
+
+
+def _given(param: Buffer, packing: Packing, digits: list[Var]) -> Expr:
+    """The element that the digits name, or zero where there is none."""
+    if not packing.extents:
+        return Load(param, (_position(packing.dims, digits),))
+    indices: list[Expr] = []
+    first = 0
+    for own in packing.digits_of:
+        indices.append(_position(own, digits[first : first + len(own)]))
+        first += len(own)
+    value: Expr = Load(param, tuple(indices))
+    for index, extent, wide in zip(indices, packing.extents, packing.padded, strict=True):
+        value = select(index < extent, value, const(0, param.dtype)) if wide > extent else value
+    return value
 
 
 def _packing_loops(param: Buffer, packed: Buffer, packing: Packing) -> Stmt:
     """Loops over the packed digits in their own order; the outer ones run in parallel as one."""
     digits = [Var(f"{packed.name}.{place}", INDEX) for place in range(len(packing.dims))]
-    source = _position(packing.dims, digits)
     target = _position(packing.shape, [digits[place] for place in packing.order])
-    stmt: Stmt = Store(packed, (target,), Load(param, (source,)))
+    stmt: Stmt = Store(packed, (target,), _given(param, packing, digits))
     fused = _fused_count(len(packing.dims))
     last = len(packing.dims) - 1
     for level in range(last, fused - 1, -1):

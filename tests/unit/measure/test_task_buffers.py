@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from retune.compiler.measure import task_buffers
+from retune.compiler.codegen.cache_flush import flush_kernel
+from retune.compiler.driver.build import build_kernel
+from retune.compiler.measure import run_worker, task_buffers
+from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
-from retune.compiler.runtime.artifact import ArgSpec
+from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
+from retune.compiler.schedule.steps import Reorder, Split
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
+from tests.support.small_computations import matmul
 
 A, W, OUT = (
     ArgSpec("a", (8,), "float32", False),
@@ -49,3 +57,47 @@ def test_without_a_flush_instruction_more_memory_than_the_caches_hold_is_gone_th
     sweep()
     assert sweep._scratch.shape == (2000,)
     assert (sweep._scratch == 2).all()
+
+
+def in_strips(columns: int) -> KernelArtifact:
+    """A product with 30 columns in strips of so many, its weight packed: 8 are padded to 32, 10 divide them; 7 would be
+    padded to 35, which is too many.
+    """
+    task = SearchTask("product", matmul(7, 30, 5), Target.host(), HardwareParams(1))
+    return build_kernel(task, (Split(2, 1, 30, (columns,)), Reorder(2, (1, 0, 3, 2))), "k")
+
+
+STRIPS = (8, 10, 7)
+
+
+@pytest.mark.parametrize("first", STRIPS)
+@pytest.mark.parametrize("rotate_bytes", [0, 1 << 16])
+def test_kernels_that_pad_a_constant_differently_share_the_buffers_of_a_task(first: int, rotate_bytes: int) -> None:
+    options = MeasureOptions(threads=1, rotate_bytes=rotate_bytes, number=1, repeat=1, min_repeat_ms=0)
+    run_worker.prepare("product", in_strips(first), TaskSetup(constants=(1,)), options)
+    kernels = [in_strips(strip) for strip in STRIPS]
+    found = [
+        one for one in run_worker.run_stream("product", kernels, float("inf"), options) if not isinstance(one, str)
+    ]
+    assert [(one.status, one.error) for one in found] == [(MeasureStatus.OK, "")] * len(STRIPS)
+
+
+def test_copies_of_a_constant_leave_room_for_what_is_padded() -> None:
+    kernels = [in_strips(strip) for strip in STRIPS]
+    for first in kernels:
+        buffers = TaskBuffers.filled(first.args, 0, "key", TaskSetup(constants=(1,)))
+        copies = buffers.places_of_constants(10_000)[1]
+        end = buffers.pools[1].ctypes.data + buffers.pools[1].nbytes
+        assert all(end - copies[-1] >= kernel.args[1].nbytes for kernel in kernels)
+        apart = copies[1] - copies[0]
+        assert all(apart >= kernel.args[1].nbytes for kernel in kernels)
+
+
+def test_all_packed_forms_of_a_constant_are_flushed() -> None:
+    buffers = TaskBuffers.filled(in_strips(8).args, 0, "key", TaskSetup(constants=(1,)))
+    before = buffers.nbytes
+    for strip in STRIPS:
+        buffers.bind(in_strips(strip), 1)
+    assert {elements for _, elements in buffers.packed} == {150, 160}
+    assert buffers.nbytes == before + 4 * (150 + 160)
+    assert buffers.flusher() is not None or not flush_kernel()

@@ -13,6 +13,7 @@ from retune.compiler.schedule import default, product_tiles
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps, reference_steps
 from retune.compiler.schedule.state import replay
+from retune.compiler.schedule.steps import Split
 from retune.compiler.target import HardwareParams
 from tests.support.small_computations import matmul
 
@@ -308,6 +309,17 @@ def test_a_packed_factor_has_narrower_last_strips_even_if_its_rows_are_long(
     assert product_tiles.register_tile(rows, columns, hardware, "float32", depth, packs=True) == tile
     _, strip = product_tiles.register_tile(rows, columns, hardware, "float32", depth)
     assert columns % strip == 0
+
+
+@pytest.mark.parametrize(("free", "turned", "strip"), [(True, False, 24), (False, False, 8), (True, True, 8)])
+def test_only_a_constant_that_is_packed_is_taken_as_packed(free: bool, turned: bool, strip: int) -> None:
+    a, b = te.placeholder((19, 728), name="A"), te.placeholder((728, 728), name="B")
+    k = te.reduce_axis(728, "k")
+    attrs = {"layout_free_placeholders": (b,)} if free else {}
+    c = te.compute((19, 728), lambda i, j: te.sum(a[i, k] * b[727 - k if turned else k, j], k), "C", attrs)
+    hardware = HardwareParams(num_cores=1, vector_unit_bytes=32, vector_registers=16)
+    splits = [step for step in default_steps(ComputeDAG([a, b, c]), hardware) if isinstance(step, Split)]
+    assert splits[0].lengths == (strip,)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(17, 120), (33, 88), (7, 160), (5, 1000)])
