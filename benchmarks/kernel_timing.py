@@ -91,8 +91,7 @@ def bound_kernel(
 ) -> tuple[BoundKernel, Floats]:
     """A call of the compiled program on `arrays`, and where it leaves its result."""
     artifact = build_kernel(task, steps, "kernel")
-    shapes = [spec.shape if spec.packing is None else (spec.size,) for spec in artifact.args]
-    buffers: list[Any] = [aligned_array(shape, spec.dtype) for shape, spec in zip(shapes, artifact.args, strict=True)]
+    buffers: list[Any] = [aligned_array(spec.buffer_shape, spec.dtype) for spec in artifact.args]
     for tensor, spec, buffer in zip(task.dag.inputs, artifact.args, buffers, strict=False):
         array = arrays[tensor.name]
         buffer[...] = array if spec.packing is None else spec.packing.pack(array)

@@ -94,7 +94,7 @@ def _bound(network: CompiledNetwork, kernel: str, threads: int) -> BoundKernel:
     """One kernel of the network, on buffers of its own filled with random numbers."""
     (artifact,) = (one for one in network.kernels if one.name == kernel)
     rng = np.random.default_rng(0)
-    buffers = [aligned_array(spec.shape, spec.dtype) for spec in artifact.args]
+    buffers = [aligned_array(spec.buffer_shape, spec.dtype) for spec in artifact.args]
     for buffer in buffers:
         buffer[...] = rng.standard_normal(buffer.shape, dtype=np.float32)
     return load_kernels([artifact])[kernel].bind(buffers, threads)

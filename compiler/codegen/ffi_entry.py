@@ -172,7 +172,7 @@ def _takes(args: Sequence[ArgSpec], name: str) -> str:
 
 def _spec(kernel: str, spec: ArgSpec, constants: _Constants) -> str:
     """The constant that `retune.data` checks an argument against."""
-    shape = spec.shape if spec.packing is None else (spec.size,)
+    shape = spec.buffer_shape
     form = "" if spec.packing is None else f", the packed form of {list(spec.shape)}"
     kind = dlpack_type(spec.dtype)
     fields = (

@@ -139,7 +139,7 @@ class Plan:
             if math.prod(buffer.shape) != spec.size or buffer.dtype != spec.dtype:
                 raise ArtifactError(
                     f"{where}: buffer {buffer.name} is {buffer.dtype}{list(buffer.shape)}, "
-                    f"argument {spec.name} is {spec.dtype}{list(spec.shape if spec.packing is None else (spec.size,))}"
+                    f"argument {spec.name} is {spec.dtype}{list(spec.buffer_shape)}"
                 )
             if spec.is_output and buffer.kind in READ_ONLY:
                 raise ArtifactError(f"{where}: writes to {buffer.name}, which is read only: {buffer.kind}")

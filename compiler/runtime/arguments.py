@@ -83,7 +83,7 @@ def check_shape(kernel: str, spec: ArgSpec, buffer: Buffer) -> None:
 
     Raises: ArtifactError.
     """
-    shape = spec.shape if spec.packing is None else (spec.size,)
+    shape = spec.buffer_shape
     if not isinstance(buffer, np.ndarray) or buffer.shape == shape:
         return
     form = "" if spec.packing is None else f", the packed form of {list(spec.shape)}; `prepared` makes it"

@@ -41,6 +41,11 @@ class ArgSpec:
                 raise ArtifactError(f"{self.name}: {error}") from None
 
     @property
+    def buffer_shape(self) -> tuple[int, ...]:
+        """The shape of the buffer: flat where it is packed."""
+        return self.shape if self.packing is None else (self.size,)
+
+    @property
     def size(self) -> int:
         """Number of elements of the buffer."""
         return math.prod(self.shape) if self.packing is None else self.packing.size

@@ -65,7 +65,7 @@ class KernelPrimitive:
 def check(array: Any, spec: ArgSpec, where: str) -> None:
     """Check that an array has the elements of an argument. Raises: MachineError."""
     if not isinstance(array, np.ndarray) or array.dtype != np.dtype(spec.dtype) or array.size != spec.size:
-        raise MachineError(f"{where} is {spec.dtype}{list(spec.shape)}, not {described(array)}")
+        raise MachineError(f"{where} is {spec.dtype}{list(spec.buffer_shape)}, not {described(array)}")
 
 
 def _goes_on(inputs: Sequence[Any], *, allocator: Allocator, counts: bool) -> Sequence[Array]:

@@ -12,7 +12,7 @@ from retune.compiler.runtime.loader import load_kernels
 
 def fenced(artifact: KernelArtifact, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """What the kernel writes into its last array; `values` come first, packed where it wants them so."""
-    fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
+    fences = [FencedArray(spec.buffer_shape, spec.dtype) for spec in artifact.args]
     for fence, spec, value in zip(fences, artifact.args, values, strict=False):
         flat = value.reshape(-1) if spec.packing is None else spec.packing.pack(value.astype(spec.dtype))
         fence.array.reshape(-1)[:] = flat

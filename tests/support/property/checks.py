@@ -116,7 +116,7 @@ def _run(artifact: KernelArtifact, dag: ComputeDAG, values: Values, threads: int
     filler = _FILLERS[at_start]
     fences = {}
     for spec, tensor in zip(artifact.args, (*dag.inputs, *dag.outputs), strict=True):
-        fence = fences[spec.name] = FencedArray(spec.shape, spec.dtype, at_start=at_start, filler=filler)
+        fence = fences[spec.name] = FencedArray(spec.buffer_shape, spec.dtype, at_start=at_start, filler=filler)
         if spec.is_output:
             fence.array.reshape(-1).view("uint8")[:] = filler if spec.dtype != "bool" else at_start
             continue

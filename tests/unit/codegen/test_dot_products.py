@@ -131,7 +131,7 @@ def test_subnormal_bfloat16_count_as_zero_and_others_do_not() -> None:
     dag = dag_of(HALVES, 1, 16, 2, True)
     artifact = build_kernel(task_of(dag), tiled(1, 16, 1, 16), "kernel")
     for factor, wanted in ((2.0**-130, 0.0), (2.0**-120, 2.0**-110)):
-        fences = [FencedArray(spec.shape, spec.dtype) for spec in artifact.args]
+        fences = [FencedArray(spec.buffer_shape, spec.dtype) for spec in artifact.args]
         fences[0].array[...], fences[1].array[...] = factor, 2.0**9
         load_kernels([artifact])["kernel"].bind([fence.array for fence in fences], 1)()
         assert (fences[2].array == wanted).all()
