@@ -56,7 +56,7 @@ class Packing:
         return f"{list(self.dims)} by {list(self.order)}{padded}"
 
     @property
-    def digits_of(self) -> tuple[tuple[int, ...], ...]:
+    def digits(self) -> tuple[tuple[int, ...], ...]:
         """The digits of each dimension of `extents`."""
         found, rest = [], list(self.dims)
         for extent in self.extents:
@@ -70,7 +70,7 @@ class Packing:
     @property
     def padded(self) -> tuple[int, ...]:
         """The shape after padding; empty where nothing is padded."""
-        return tuple(map(math.prod, self.digits_of))
+        return tuple(map(math.prod, self.digits))
 
     @property
     def size(self) -> int:
@@ -92,9 +92,9 @@ class Packing:
             array = np.pad(array, [(0, wide - own) for own, wide in zip(self.extents, self.padded, strict=True)])
         packed = np.empty(self.size, array.dtype) if out is None else out
         self._check_packed(packed)
-        digits = packed.reshape(self.shape)
+        split = packed.reshape(self.shape)
         # One pass over both, without a packed copy in between where nothing is padded; a cast would hide a wrong type.
-        np.copyto(digits, array.reshape(self.dims).transpose(self.order), casting="no")
+        np.copyto(split, array.reshape(self.dims).transpose(self.order), casting="no")
         return packed
 
     def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
@@ -106,8 +106,8 @@ class Packing:
         self._check_packed(packed)
         # Sorting a permutation by its values gives its inverse.
         inverse = np.argsort(self.order)
-        digits = packed.reshape(self.shape)
-        whole = np.ascontiguousarray(digits.transpose(inverse))
+        split = packed.reshape(self.shape)
+        whole = np.ascontiguousarray(split.transpose(inverse))
         if not self.extents:
             return whole.reshape(shape)
         return np.ascontiguousarray(whole.reshape(self.padded)[tuple(map(slice, shape))])

@@ -36,12 +36,6 @@ def descriptor_bits(layout: GroupLayout, dtype: str) -> int:
     return distances | _SWIZZLES[layout.width] << _SWIZZLE_BIT
 
 
-def _distance(layout: GroupLayout, row: int, depth: int) -> int:
-    """Elements from the first one to another without swizzle, which the tensor cores apply to the address."""
-    line, neighbor = (depth, row) if layout.transposed else (row, depth)
-    return neighbor // layout.width * layout.lines * layout.width + line * layout.width + neighbor % layout.width
-
-
 def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator[str]:
     """The lines of a multiplication. Its operands are the sums, then the descriptors of the left and of the right
     factor; `operand` writes the one of a number.
@@ -56,11 +50,12 @@ def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator
     yield "setp.eq.u32 add, 0, 0;"
     yield "wgmma.fence.sync.aligned;"
     each = shape.columns * SUM_ELEMENTS
+    # An instruction's factors begin in a line whose pieces are in their order; the tensor cores swizzle the addresses.
     for step in range(shape.steps):
         depth = step * stmt.instruction.depth
-        right = _encoded(_distance(stmt.right_layout, 0, depth) * size)
+        right = _encoded(stmt.right_layout.place(0, depth) * size)
         for row in range(shape.rows):
-            left = _encoded(_distance(stmt.left_layout, row * GROUP_ROWS, depth) * size)
+            left = _encoded(stmt.left_layout.place(row * GROUP_ROWS, depth) * size)
             sums = ", ".join(operand(row * each + number) for number in range(each))
             yield f"add.s64 left, {operand(shape.sums)}, {left};"
             yield f"add.s64 right, {operand(shape.sums + 1)}, {right};"

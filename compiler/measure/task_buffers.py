@@ -149,6 +149,15 @@ class TaskBuffers:
             places[place] = [start + number * step for number in range(count)]
         return places
 
+    @property
+    def flushed(self) -> list[Array]:
+        """All arguments but the first; of a constant all its packed forms, or itself where it has none."""
+        found: list[Array] = []
+        for place, one in enumerate(self.arrays[1:], 1):
+            packed = [held for (position, _), held in self.packed.items() if position == place]
+            found.extend(held.array for held in packed or [one])
+        return found
+
     def flusher(self) -> BoundKernel | None:
         """What takes all arguments but the first out of the caches, as far as they fit the flush kernel's table; None
         where the CPU has no such instruction.
@@ -158,11 +167,8 @@ class TaskBuffers:
             return None
         table = aligned_array((RANGES, 2), "int64")
         table[...] = 0
-        fenced: list[FencedArray] = []
-        for place, one in enumerate(self.arrays[1:], 1):
-            fenced.extend([held for (position, _), held in self.packed.items() if position == place] or [one])
-        for row, one in enumerate(fenced[:RANGES]):
-            table[row] = one.array.ctypes.data, -(-one.array.nbytes // LINE)
+        for row, array in enumerate(self.flushed[:RANGES]):
+            table[row] = array.ctypes.data, -(-array.nbytes // LINE)
         return load_kernels([kernel])[kernel.name].bind([table], threads=1)
 
     def _argument(self, position: int, spec: ArgSpec) -> Array:

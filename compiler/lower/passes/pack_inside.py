@@ -53,7 +53,7 @@ def _given(param: Buffer, packing: Packing, digits: list[Var]) -> Expr:
         return Load(param, (_position(packing.dims, digits),))
     indices: list[Expr] = []
     first = 0
-    for own in packing.digits_of:
+    for own in packing.digits:
         indices.append(_position(own, digits[first : first + len(own)]))
         first += len(own)
     value: Expr = Load(param, tuple(indices))
