@@ -70,9 +70,8 @@ class Partition:
 
     `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, and `weights` is
     how often each is called. `tunable` tells which tasks have loops worth searching: convolutions and products, which
-    reuse data, and reductions, where the loop order matters; the others, and attention, run with the default
-    schedule. `aliases` maps a value to the one whose buffer it shares. `alternatives` are further tasks, each
-    equivalent to one of `tasks`.
+    reuse data, and reductions, where the loop order matters; the others run with the default schedule. `aliases` maps a
+    value to the one whose buffer it shares. `alternatives` are further tasks, each equivalent to one of `tasks`.
     """
 
     kernels: tuple[FusedCall, ...]
@@ -152,9 +151,7 @@ def partition(
         if key not in tasks:
             name = _unique(_describe(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
-            # The sketches of the search keep all scores of an attention in memory, which is slower than its default.
-            searched = group.kind is FusionKind.COMPLEX or _reduces(dag)
-            tunable[key] = searched and not is_attention(group)
+            tunable[key] = group.kind is FusionKind.COMPLEX or _reduces(dag)
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
         # An alternative serves every call of its task, so its error must be small with the constants of each call.
         alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]

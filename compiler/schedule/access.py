@@ -118,6 +118,17 @@ def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
     return missing >= 2 or (missing >= 1 and bool(op.reduce_axes))
 
 
+def reduces_rows(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether a stage joins what lies side by side in memory: lowering brings these sums into vectors, and the lanes of
+    several rows would each read a line of their own.
+    """
+    op = dag.ops[op_id]
+    if not isinstance(op, ComputeOp) or not op.reduce_axes or not op.axes:
+        return False
+    fastest = [indices[-1] for _, indices in dag.reads[op_id] if indices]
+    return op.reduce_axes[-1] in fastest and op.axes[-1] not in fastest
+
+
 @lru_cache(maxsize=4096)
 def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
     """Whether `target` is reached from `op_id` by a chain of single readers that read it element by element."""

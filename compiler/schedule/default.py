@@ -20,6 +20,7 @@ from retune.compiler.schedule.access import (
     is_given_to_function,
     is_strictly_inlineable,
     needs_multi_level_tiling,
+    reduces_rows,
     single_elementwise_consumer,
 )
 from retune.compiler.schedule.dag import ComputeDAG
@@ -77,9 +78,9 @@ def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[S
     """Steps of the default schedule of `dag`, with register tiles that fit the registers of `hardware`."""
     blocks = find_row_blocks(dag)
     if blocks is not None:
-        state = _inlined(dag, {blocks.left})
+        state = inlined_by_default(dag, {blocks.left})
         return _plain(in_row_blocks(state, blocks, hardware, _vectorized))
-    return _steps(_inlined(dag), hardware)
+    return _steps(inlined_by_default(dag), hardware)
 
 
 def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
@@ -87,7 +88,7 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
     strip of one factor is copied to where it stays in the cache while it meets all rows of the other. With several
     large products it is the default schedule.
     """
-    state = _inlined(dag)
+    state = inlined_by_default(dag)
     large = [found for number in range(len(state.stages)) if (found := _large(state, number, hardware))]
     if len(large) != 1:
         return _steps(state, hardware)
@@ -97,7 +98,8 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
     return _steps(_packed(state, product), hardware, {product.stage, product.right})
 
 
-def _inlined(dag: ComputeDAG, kept: Collection[int] = ()) -> State:
+def inlined_by_default(dag: ComputeDAG, kept: Collection[int] = ()) -> State:
+    """Every stage inlined, but for those `kept`, that costs little to compute again where it is read."""
     state = State.initial(dag)
     # From readers to what they read: chains collapse into the last stage.
     for stage_id in range(len(state.stages) - 1, -1, -1):
@@ -131,7 +133,7 @@ def _plain(state: State) -> tuple[Step, ...]:
 def _vectorized(state: State, stage_id: int) -> State:
     """The last axis in vectors, unless lowering brings the sums along it into vectors."""
     last = len(axes_of(state, stage_id)) - 1
-    return state if _reduces_rows(state, stage_id) else state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
+    return state if reduces_rows(state.dag, stage_id) else state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
 
 
 def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | None:
@@ -254,7 +256,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
     tiled = turned is None and needs_multi_level_tiling(state.dag, stage_id)
     last = spatial[-1]
-    if not tiled and stage.iters[last].extent != 1 and not _reduces_rows(state, stage_id):
+    if not tiled and stage.iters[last].extent != 1 and not reduces_rows(state.dag, stage_id):
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
         # The loops inside a block do not run in parallel.
         spatial = spatial[:-1] if turned is None else spatial[:-2]
@@ -263,17 +265,6 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
         spatial = [index for index in spatial if index < first]
     state, fused = _in_parallel(state, stage_id, spatial)
     return state if turned is None or not fused else _copied(state, stage_id, turned)
-
-
-def _reduces_rows(state: State, stage_id: int) -> bool:
-    """Whether a stage joins what lies side by side in memory: lowering brings these sums into vectors, and the lanes of
-    several rows would each read a line of their own.
-    """
-    op = state.stages[stage_id].op
-    if not isinstance(op, ComputeOp) or not op.reduce_axes:
-        return False
-    fastest = [indices[-1] for _, indices in state.dag.reads[stage_id] if indices]
-    return op.reduce_axes[-1] in fastest and op.axes[-1] not in fastest
 
 
 def _in_parallel(state: State, stage_id: int, places: Sequence[int]) -> tuple[State, int]:

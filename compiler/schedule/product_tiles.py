@@ -219,12 +219,16 @@ def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int
 
 def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
     """The loops of a stage in this order, the last one in vectors, the one around it unrolled."""
-    order = [_place(state, stage_id, name) for name in (*outer, *inner)]
-    if order != sorted(order):
-        state = state.apply(Reorder(stage_id, tuple(order)))
+    state, last = reordered(state, stage_id, [*outer, *inner]), len(outer) + len(inner) - 1
     if len(inner) > 1:
-        state = state.apply(Annotate(stage_id, len(order) - 2, Annotation.UNROLL))
-    return state.apply(Annotate(stage_id, len(order) - 1, Annotation.VECTORIZE))
+        state = state.apply(Annotate(stage_id, last - 1, Annotation.UNROLL))
+    return state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
+
+
+def reordered(state: State, stage_id: int, names: Sequence[str]) -> State:
+    """The loops of a stage in the order of these names."""
+    order = [_place(state, stage_id, name) for name in names]
+    return state if order == sorted(order) else state.apply(Reorder(stage_id, tuple(order)))
 
 
 def axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:

@@ -12,8 +12,8 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.expr import Const
 from retune.compiler.schedule.access import is_strictly_inlineable
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.product_tiles import axes_of, order_for_tile, register_tile, row_axis_of
-from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
+from retune.compiler.schedule.product_tiles import axes_of, register_tile, reordered, row_axis_of
+from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Axis, ComputeOp
@@ -132,34 +132,62 @@ def in_row_blocks(
     before: for i: for j: for k: s[i, j] += …     for i: for j: p[i, j] = …     for i: for n: for j: o[i, n] += …
     after:  parallel i.0: {for j: for k: s[i.1, j] += …; p[i.1, j] = …; for n: for j: o[i, n] += …}
     """
-    second, axes = blocks.second, axes_of(state, blocks.second)
-    height, strip = register_tile(blocks.rows, axes[-1].extent, hardware, state.dag.ops[second].dtypes[0])
-    state, around, row, column, sums = _split(state, second, strip, (blocks.rows // height, height))
-    outer = [*around, f"{row}.0", f"{column}.0", f"{row}.1", *sums]
-    state = order_for_tile(state, second, outer, [f"{row}.2", f"{column}.1"])
-    if around:
-        state = state.apply(Fuse(second, tuple(range(len(around) + 1))))
-    state = state.apply(Annotate(second, 0, Annotation.PARALLEL))
-    for place, stage in enumerate(state.stages):
-        if place != second and isinstance(stage.op, ComputeOp) and not isinstance(stage.location, Inlined):
-            state = _tiled(state, place, blocks.rows, hardware) if place == blocks.first else schedule(state, place)
-            state = state.apply(ComputeAt(place, second, 0))
-    return state
-
-
-def _tiled(state: State, stage: int, block: int, hardware: HardwareParams) -> State:
-    """The first product in register tiles: a strip of one factor stays in the first-level cache for all rows."""
-    columns, dtype = axes_of(state, stage)[-1].extent, state.dag.ops[stage].dtypes[0]
+    first, second = blocks.first, blocks.second
+    columns, dtype = axes_of(state, first)[-1].extent, state.dag.ops[first].dtypes[0]
     # What remains of many strips costs less than narrower strips that leave nothing.
     pair = 2 * hardware.vector_unit_bytes // item_bytes(dtype)
     columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
-    height, strip = register_tile(block, columns, hardware, dtype)
-    state, around, row, column, sums = _split(state, stage, strip, (height,))
-    return order_for_tile(state, stage, [*around, f"{column}.0", f"{row}.0", *sums], [f"{row}.1", f"{column}.1"])
+    tiles = BlockTiles(
+        blocks.rows,
+        register_tile(blocks.rows, columns, hardware, dtype),
+        register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, state.dag.ops[second].dtypes[0]),
+    )
+    state = placed_in_blocks(state, blocks, tiles)
+    for place, stage in enumerate(state.stages):
+        if place in (first, second):
+            last = len(stage.iters) - 1
+            state = state.apply(Annotate(place, last - 1, Annotation.UNROLL))
+            state = state.apply(Annotate(place, last, Annotation.VECTORIZE))
+        elif isinstance(stage.location, Attached):
+            state = schedule(state, place)
+    around = len(axes_of(state, second)) - 2
+    if around:
+        state = state.apply(Fuse(second, tuple(range(around + 1))))
+    return state.apply(Annotate(second, 0, Annotation.PARALLEL))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTiles:
+    """How many rows a block has, and the register tiles, (rows, columns), of the first and of the second product; None
+    leaves a size to the search.
+    """
+
+    rows: int | None = None
+    first: tuple[int | None, int | None] = (None, None)
+    second: tuple[int | None, int | None] = (None, None)
+
+
+def placed_in_blocks(state: State, blocks: RowBlocks, tiles: BlockTiles) -> State:
+    """The stages of a graph, with the loops of both products in tiles, inside a block of rows of the second one."""
+    first, second = blocks.first, blocks.second
+    height, strip = tiles.second
+    inside = None if tiles.rows is None or height is None else tiles.rows // height
+    state, around, row, column, sums = _split(state, second, strip, (inside, height))
+    outer = [*around, f"{row}.0", f"{column}.0", f"{row}.1", *sums]
+    state = reordered(state, second, [*outer, f"{row}.2", f"{column}.1"])
+    block = len(around)
+    # A strip of one factor of the first product stays in the first-level cache for all rows.
+    height, strip = tiles.first
+    state, around, row, column, sums = _split(state, first, strip, (height,))
+    state = reordered(state, first, [*around, f"{column}.0", f"{row}.0", *sums, f"{row}.1", f"{column}.1"])
+    for place, stage in enumerate(state.stages):
+        if place != second and isinstance(stage.op, ComputeOp) and not isinstance(stage.location, Inlined):
+            state = state.apply(ComputeAt(place, second, block))
+    return state
 
 
 def _split(
-    state: State, stage: int, strip: int, heights: tuple[int, ...]
+    state: State, stage: int, strip: int | None, heights: tuple[int | None, ...]
 ) -> tuple[State, list[str], str, str, list[str]]:
     """A product with its columns split into strips and its rows by `heights`; the names of its outer axes, of its rows
     and its columns, and of the loops of its sum.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from retune.compiler.ir.expr import Call
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import is_given_to_function, needs_multi_level_tiling, single_consumer
-from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, Root, State
+from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State
 from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
 from retune.compiler.te.tensor import Axis, ComputeOp
 
@@ -75,9 +75,9 @@ def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
 
 
 def _is_movable(state: State, stage: int) -> bool:
-    """Whether a stage is computed, not inlined, and neither tiled nor worth tiling."""
+    """Whether a stage is computed, where the sketch does not say, and neither tiled nor worth tiling."""
     described = state.stages[stage]
-    if not described.is_compute or isinstance(described.location, Inlined):
+    if not described.is_compute or not isinstance(described.location, Root):
         return False
     return not (described.is_tiled or needs_multi_level_tiling(state.dag, stage))
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.access import needs_multi_level_tiling, reduces_rows
 from retune.compiler.schedule.bounds import infer_stage_bounds
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.dag import ComputeDAG
@@ -442,6 +443,8 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
     spatial = sorted(free)
     # No stage may be computed inside the vector loop, so it must be further in than all attachments.
     vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
+    if reduces_rows(state.dag, stage) and not needs_multi_level_tiling(state.dag, stage):
+        vector = -1
     return LoopFacts(stage, depth, vector)
 
 

@@ -13,6 +13,7 @@ from retune.compiler.search.sketch_rules.const_tensor import SimplifyComputeWith
 from retune.compiler.search.sketch_rules.cross_thread import CrossThreadReduction
 from retune.compiler.search.sketch_rules.custom import PreloadCustomSketchRule
 from retune.compiler.search.sketch_rules.rfactor import AddRfactor
+from retune.compiler.search.sketch_rules.row_blocks import BlocksOfRows
 from retune.compiler.search.sketch_rules.special_location import SpecialComputeLocation
 from retune.compiler.search.sketch_rules.split_k import SplitK
 from retune.compiler.search.sketch_rules.stage import (
@@ -25,9 +26,10 @@ from retune.compiler.search.sketch_rules.stage import (
 from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
 from retune.compiler.search.sketch_rules.transformed import TransformedConvolution
 
-# TVM's order; TransformedConvolution, TensorCoreTiling and SplitK are ours.
+# TVM's order; TransformedConvolution, BlocksOfRows, TensorCoreTiling and SplitK are ours.
 CPU_RULES: tuple[SketchRule, ...] = (
     TransformedConvolution(),
+    BlocksOfRows(),
     AlwaysInline(),
     SimplifyComputeWithConstTensor(),
     AddRfactor(),

@@ -20,6 +20,7 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import Candidate, SketchPolicy
+from tests.support.attention import attention, attention_of
 from tests.support.tiers import long_except
 from tests.support.workloads import (
     conv_bn_relu,
@@ -124,6 +125,9 @@ CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
         expect_transformed,
         16,
     ),
+    "attention": (attention(48, 2, 40, 16), attention_of, 40),
+    "masked attention": (attention(35, 3, 49, 32, masked=True), attention_of, 40),
+    "long attention": (attention(60, 1, 1111, 20), attention_of, 24),
     "batch": (transformed_convolution(7, (24, 20), 2, ((1, 1), (1, 1)), batch=2), expect_transformed, 12),
 }
 

@@ -17,6 +17,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import CPU_RULES, PreloadCustomSketchRule, SketchContext
 from retune.compiler.search.sketch_rules.facts import common_outer_loops, has_cache_write
+from tests.support.attention import attention
 from tests.support.workloads import (
     CORES,
     conv_bn_relu,
@@ -207,6 +208,20 @@ def test_the_images_of_a_transformed_convolution_are_split_as_its_rows_are() -> 
             "eps", "nu", "n", "co.0", "z.0", "th.0", "tw.0", "co.1", "z.1", "th.1", "tw.1",
             "rz", "ci", "z.2", "th.2", "tw.2", "co.2",
         ]  # fmt: skip
+
+
+def test_attention_is_computed_by_blocks_of_rows() -> None:
+    (found,) = sketches(attention(48, 2, 400, 32))
+    last = len(found.stages) - 1
+    named = {stage.op.name: stage for stage in found.stages}
+    assert [one.name for one in named["result"].iters] == ["h", "i.0", "d.0", "i.1", "c", "i.2", "d.1"]
+    attached = {name for name, stage in named.items() if stage.location == Attached(last, 1)}
+    assert attached == {"products", "shares_max", "shares_exp", "shares_sum", "shares"}
+    assert isinstance(named["scores"].location, Inlined)
+
+
+def test_attention_of_rows_that_no_block_divides_takes_the_usual_rules() -> None:
+    assert len(sketches(attention(197, 2, 64, 32))) > 1
 
 
 def test_a_transformed_convolution_whose_result_is_reduced_takes_the_usual_rules() -> None:

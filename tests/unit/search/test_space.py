@@ -16,6 +16,7 @@ from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, settled_unroll
 from retune.compiler.search.space import SketchSpace, build_spaces
 from retune.compiler.target import HardwareParams, Target
+from tests.support.attention import attention
 from tests.support.workloads import (
     conv_bn_relu,
     conv_residual_nhwc,
@@ -42,6 +43,7 @@ DAGS = {
     "min": min_nm(10, 96),
     "scalar sum": zero_rank_reduce(128),
     "winograd": winograd_nhwc(1, 9, 8, 16, 1),
+    "attention": attention(48, 2, 40, 32),
     "transformed": transformed_convolution(10, (16, 32), 4, ((1, 1), (1, 1))),
     "unrolled": unrolled_matmul(12, 16, 8, ["i", "k"]),
 }
