@@ -4,6 +4,7 @@ No clock is read here.
 """
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Self
 
 MIN_ROUND = 4
@@ -11,6 +12,9 @@ MIN_ROUND = 4
 
 TRIALS_PER_SECOND = 4.0
 """A cautious guess of how fast trials go, used to size the rounds of a time budget before anything is measured."""
+
+FIRST_LOOK = 0.2
+"""The share of the budget in which every task has its first round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +51,22 @@ class Budget:
             shares.append(elapsed / self.seconds)
         return min(1.0, max(shares))
 
-    def round_size(self, batch: int, tasks: int, trials: int) -> int:
-        """How many programs the next round measures: at most `batch`, few enough that each of `tasks` tasks gets
-        `rounds_each` rounds.
+    def round_size(self, batch: int, tasks: int, trials: int, elapsed: float = 0.0, *, is_first: bool = False) -> int:
+        """How many programs the next round measures, after `trials` in `elapsed` seconds: at most `batch`, few enough
+        that each of `tasks` tasks gets `rounds_each` rounds, and its first one, if this `is_first`, within `FIRST_LOOK`
+        of the budget.
 
-        At least 1, and never more than the trials that are left after `trials`.
+        At least 1, and never more than the trials that are left.
         """
-        shares = self.rounds_each * max(tasks, 1)
-        expected = [float(batch * shares)]
+        expected = [inf]
         if self.trials is not None:
             expected.append(self.trials)
         if self.seconds is not None:
-            expected.append(self.seconds * TRIALS_PER_SECOND)
-        # Small rounds let the scheduler move trials between tasks; large ones cost less orchestration a trial.
-        size = min(batch, max(MIN_ROUND, int(min(expected) / shares))) if shares else batch
+            expected.append(self.seconds * (trials / elapsed if trials and elapsed else TRIALS_PER_SECOND))
+        # Small rounds let the scheduler move trials between tasks; large ones cost less sampling and training a trial.
+        share, rounds = (FIRST_LOOK, 1) if is_first else (1 - FIRST_LOOK, max(self.rounds_each - 1, 1))
+        fitting = min(expected) * share / (rounds * max(tasks, 1))
+        size = int(min(batch, max(MIN_ROUND, fitting))) if self.rounds_each else batch
         left = size if self.trials is None else self.trials - trials
         return max(1, min(size, left))
 

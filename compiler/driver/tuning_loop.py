@@ -133,8 +133,9 @@ class TuningLoop(Generic[ProgressT]):
             if index is None:
                 self.ended = "no task has anything left to try"
                 return
-            spent = budget.spent(self.trials, clock() if clock else 0.0)
-            yield Round(index, budget.round_size(batch, self.live, self.trials), spent)
+            elapsed, is_first = clock() if clock else 0.0, not self.tasks[index].state.rounds
+            size = budget.round_size(batch, self.live, self.trials, elapsed, is_first=is_first)
+            yield Round(index, size, budget.spent(self.trials, elapsed))
 
     def choose(self) -> int | None:
         """The index of the task that gets the next round; None when no task has anything left to try."""

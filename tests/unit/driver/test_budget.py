@@ -31,12 +31,27 @@ def test_rounds_add_up_to_exactly_the_trials(trials: int, tasks: int) -> None:
         done += budget.round_size(64, tasks, done)
         rounds += 1
     assert done == trials
-    assert rounds >= min(tasks, -(-trials // MIN_ROUND))
+    assert rounds >= min(tasks, -(-trials // (2 * MIN_ROUND)))
 
 
 def test_a_small_budget_makes_small_rounds_so_that_every_task_gets_two() -> None:
-    assert Budget(200, None).round_size(64, 20, 0) == 5
+    assert Budget(200, None).round_size(64, 20, 0) == 8
     assert Budget(20_000, None).round_size(64, 20, 0) == 64
+
+
+@pytest.mark.parametrize(("trials", "tasks"), [(2000, 20), (12_000, 58)])
+def test_the_first_rounds_of_all_tasks_take_a_fifth_of_the_budget(trials: int, tasks: int) -> None:
+    budget = Budget(trials, None)
+    first = budget.round_size(64, tasks, 0, is_first=True)
+    assert 0.18 * trials < first * tasks <= 0.2 * trials
+    assert budget.round_size(64, tasks, first * tasks) > first
+
+
+def test_rounds_are_as_large_as_the_pace_of_the_trials_allows() -> None:
+    budget = Budget(None, 60.0)
+    assert budget.round_size(64, 20, 0) == 9
+    assert budget.round_size(64, 20, 200, elapsed=20.0) == 24
+    assert budget.round_size(64, 20, 20, elapsed=20.0) == MIN_ROUND
 
 
 def test_a_short_time_makes_small_rounds_too() -> None:
