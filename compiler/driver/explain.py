@@ -13,7 +13,6 @@ from retune.compiler.codegen.backend import backend_of, default_steps_of
 from retune.compiler.codegen.build import build_kernel
 from retune.compiler.driver.hot_loop import AARCH64, PTX, X86, HotLoop, find_hot_loop, mark
 from retune.compiler.driver.limits import MachineLimits, least_seconds
-from retune.compiler.driver.shares import moved_bytes
 from retune.compiler.errors import OptionError
 from retune.compiler.ir import trace
 from retune.compiler.measure.record import MeasureRecord
@@ -21,6 +20,7 @@ from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.machine import last_cache_bytes
 from retune.compiler.runtime.readable import count, milliseconds
+from retune.compiler.schedule.shares import moved_bytes
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, load_steps
 from retune.compiler.schedule.task import SearchTask

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retune.compiler.driver.shares import are_small
 from retune.compiler.driver.tuning_loop import first_state
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.options import SchedulerOptions, TuneOptions
 from retune.compiler.runtime.readable import milliseconds
+from retune.compiler.schedule.shares import are_small
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.task_scheduler import TaskState, gradients, network_latency
 

@@ -20,11 +20,11 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics
 from retune.compiler.cost_model.xgb import XGBModel
-from retune.compiler.driver.shares import are_small, moved_bytes
 from retune.compiler.driver.tuning_loop import TaskProgress, TuningLoop, first_state
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
+from retune.compiler.schedule.shares import are_small, moved_bytes
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions

@@ -22,6 +22,7 @@ from retune.compiler.ops.op import Operand
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.row_blocks import find_row_blocks
+from retune.compiler.schedule.shares import SMALL_SHARE, shares_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import ComputeOp, Tensor
@@ -70,8 +71,9 @@ class Partition:
 
     `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, and `weights` is
     how often each is called. `tunable` tells which tasks have loops worth searching: convolutions and products, which
-    reuse data, and reductions, where the loop order matters; the others run with the default schedule. `aliases` maps a
-    value to the one whose buffer it shares. `alternatives` are further tasks, each equivalent to one of `tasks`.
+    reuse data, reductions, where the loop order matters, and what else takes a part of the network's time; the others
+    run with the default schedule. `aliases` maps a value to the one whose buffer it shares. `alternatives` are further
+    tasks, each equivalent to one of `tasks`.
     """
 
     kernels: tuple[FusedCall, ...]
@@ -140,7 +142,7 @@ def partition(
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
     tasks: dict[str, SearchTask] = {}
     weights: dict[str, int] = {}
-    tunable: dict[str, bool] = {}
+    kinds: dict[str, FusionKind] = {}
     names = set() if names is None else names
     kernels = []
     alternatives: list[Alternative] = []
@@ -151,18 +153,22 @@ def partition(
         if key not in tasks:
             name = _unique(_describe(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
-            tunable[key] = group.kind is FusionKind.COMPLEX or _reduces(dag)
+            kinds[key] = group.kind
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
         # An alternative serves every call of its task, so its error must be small with the constants of each call.
         alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)
         kernels.append(FusedCall(tasks[key].name, tasks[key], inputs, (group.output,), labels))
+    shares = shares_of([task.dag for task in tasks.values()], [*weights.values()])
     return Partition(
         kernels=tuple(kernels),
         tasks=tuple(tasks.values()),
         weights=tuple(weights.values()),
-        tunable=tuple(tunable.values()),
+        tunable=tuple(
+            kind is FusionKind.COMPLEX or _reduces(task.dag) or (kind is not FusionKind.OPAQUE and share >= SMALL_SHARE)
+            for task, kind, share in zip(tasks.values(), kinds.values(), shares, strict=True)
+        ),
         aliases=fusion.aliases,
         alternatives=tuple(alternatives),
     )

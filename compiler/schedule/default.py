@@ -58,7 +58,7 @@ _LEAST_PIECE = 16
 """Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
-"""An axis of at most so many elements that none of these divides is taken whole."""
+"""An axis of at most so many elements that none of these divides is taken whole, of a longer one a divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,9 @@ def _turned(state: State, stage_id: int) -> _Turned | None:
 
 
 def _part(extent: int, sizes: Collection[int]) -> int:
-    return next((size for size in sizes if extent % size == 0), extent if extent <= _WHOLE else 1)
+    wanted = next((size for size in sizes if extent % size == 0), extent)
+    # Of a longer axis the largest divisor that is no larger than they are.
+    return wanted if wanted <= _WHOLE else max(size for size in range(1, max(sizes) + 1) if extent % size == 0)
 
 
 def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> State:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.driver.extract import extract_network
-from retune.compiler.driver.shares import moved_bytes
 from retune.compiler.frontend import zoo
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.shares import moved_bytes
 from retune.compiler.te.tensor import ComputeOp
 
 TABLE = Path(__file__).parents[2] / "docs" / "explanation" / "passes.md"

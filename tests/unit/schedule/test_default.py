@@ -58,6 +58,12 @@ def test_a_turning_copy_is_blocked() -> None:
     ]
 
 
+def test_a_turning_copy_whose_axis_no_usual_block_divides_takes_the_largest_divisor() -> None:
+    x = te.placeholder((1, 64, 64, 150), name="x")
+    dag = ComputeDAG([x, te.compute((1, 150, 64, 64), lambda n, c, h, w: x[n, h, w, c], "turned")])
+    assert lines(dag)[-3:] == ["for c.1 (0,30)", "vectorize w.1 (0,8)", "turned = ..."]
+
+
 def test_a_turning_read_of_what_lies_inside_alone_is_blocked_without_a_copy() -> None:
     x = te.placeholder((1, 8, 8, 32), name="x")
 

@@ -1,8 +1,8 @@
 """Reductions that take next to nothing get no trials; whatever reuses data does, and so does a large reduction."""
 
 from retune.compiler import te
-from retune.compiler.driver.shares import are_small, moved_bytes
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.shares import are_small, moved_bytes, shares_of
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 
@@ -26,6 +26,14 @@ def test_only_small_reductions_are_small() -> None:
     assert are_small([product(64), sums(1024, 1024)], [1, 1]) == (False, False)
     assert are_small([product(512), sums(64, 64)], [1, 1000]) == (False, False)
     assert are_small([sums(8, 8)], [1]) == (False,)
+
+
+def test_shares_count_what_moves_where_little_is_computed() -> None:
+    a = te.placeholder((64, 64), name="a")
+    copied = ComputeDAG([a, te.compute((64, 64), lambda i, j: a[j, i], "turned")])
+    assert shares_of([product(64).dag, copied], [1, 1]) == (0.8, 0.2)
+    assert shares_of([product(64).dag, copied], [1, 4]) == (0.5, 0.5)
+    assert shares_of([], []) == ()
 
 
 def test_elements_that_no_read_needs_are_not_moved() -> None:

@@ -1,4 +1,4 @@
-"""Estimates which tasks of a network take too little of its time to be worth a trial.
+"""Estimates which share of a network's time each of its kernels takes, and which are too small to be worth a trial.
 
 Nothing is measured: the estimate counts operations and bytes.
 """
@@ -12,8 +12,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import ComputeOp
 
-SMALL_SHARE = 0.01
-"""A reduction of less than this share of a network's time gets no trials."""
+SMALL_SHARE = 0.005
+"""A kernel without reuse of data that takes less than this share of a network's time gets no trials."""
 
 # Two multiply-adds of eight float32 lanes (AVX2) are 32 operations; a core gets some 30 GB/s from memory at 4 GHz.
 _OPERATIONS_PER_CYCLE = 32.0
@@ -21,15 +21,19 @@ _BYTES_PER_CYCLE = 8.0
 
 
 def are_small(tasks: Sequence[SearchTask], weights: Sequence[int]) -> tuple[bool, ...]:
-    """Which tasks are reductions without reuse of data that take, roughly, less than `SMALL_SHARE` of the network's
-    time. Top candidates of the search serve them: those come near what trials would find.
+    """Which tasks have no reuse of data and take, roughly, less than `SMALL_SHARE` of the network's time. Top
+    candidates of the search serve them: those come near what trials would find.
     """
-    times = [weight * _cycles(task.dag) for task, weight in zip(tasks, weights, strict=True)]
-    least = SMALL_SHARE * sum(times)
     return tuple(
-        spent < least and not any(needs_multi_level_tiling(task.dag, op) for op in range(len(task.dag.ops)))
-        for task, spent in zip(tasks, times, strict=True)
+        share < SMALL_SHARE and not any(needs_multi_level_tiling(task.dag, op) for op in range(len(task.dag.ops)))
+        for task, share in zip(tasks, shares_of([task.dag for task in tasks], weights), strict=True)
     )
+
+
+def shares_of(dags: Sequence[ComputeDAG], weights: Sequence[int]) -> tuple[float, ...]:
+    """The share that each kernel, called so often, takes of the time of all of them."""
+    times = [weight * _cycles(dag) for dag, weight in zip(dags, weights, strict=True)]
+    return tuple(spent / max(sum(times), 1.0) for spent in times)
 
 
 def _cycles(dag: ComputeDAG) -> float:
