@@ -17,6 +17,7 @@ from retune.compiler.settings import ResolvedSetting, Settings, Value, resolve, 
 SESSION = "RETUNE_SESSION"
 """The variable that marks a session of `retune tune` and every process that it starts."""
 
+_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 GOMP_SPIN_COUNT = "GOMP_SPINCOUNT"
 SPIN_COUNT = "1000"
 """How often a thread of libgomp looks for the others before it sleeps: some 25 µs on AMD, 50 µs on Intel. That is
@@ -88,6 +89,11 @@ def bounded_spinning() -> Iterator[None]:
         if not user_decides:
             # libgomp has read it by now; children must wait as the user's environment says.
             del os.environ[GOMP_SPIN_COUNT]
+
+
+def user_places_threads() -> bool:
+    """Whether the user's environment says on which CPUs the threads of an OpenMP runtime run."""
+    return any(name in os.environ for name in _PLACES)
 
 
 def prefect_environment(home: Path) -> dict[str, str]:

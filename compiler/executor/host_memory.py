@@ -93,7 +93,7 @@ class HostMemory(DeviceMemory):
         for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
             members = list(group)
             kernels = [call for call in members if isinstance(call, BoundKernel)]
-            steps += [KernelSequence(kernels)] if compiled and len(kernels) > 1 else members
+            steps += [KernelSequence(kernels)] if compiled else members
         return steps
 
     def use(self) -> MemoryUse:

@@ -11,6 +11,7 @@ from retune.compiler.codegen.cpu import compile_module, function_attributes
 from retune.compiler.runtime.artifact import ArgSpec, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.loader import BoundKernel, load_kernels
+from retune.compiler.runtime.sequence import KernelSequence
 from retune.compiler.target import Target
 
 ACCUMULATORS = 12
@@ -33,7 +34,8 @@ _PAUSE_SECONDS = 0.01
 @cache
 def measured_peak(threads: int) -> float:
     """GFLOP/s of `threads` threads: the best of several tries, since other load can only slow one down."""
-    run, work = peak_kernel(threads)
+    kernel, work = peak_kernel(threads)
+    run = KernelSequence([kernel])
     run()
     wanted = SCALING * threads * measured_peak(1) if threads > 1 else 0.0
     times: list[float] = []

@@ -5,6 +5,7 @@ Only CPUs that this process may use are chosen; different physical cores come be
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -13,20 +14,28 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 def choose_cpus(threads: int) -> tuple[int, ...]:
     """`threads` CPUs, one per physical core as long as there are some; empty when there are fewer CPUs."""
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
     if threads > len(allowed):
         _LOG.warning("%d threads on %d CPUs: threads are not bound, timings will vary", threads, len(allowed))
         return ()
-    firsts: list[int] = []
-    seconds: list[int] = []
-    seen: set[str] = set()
-    for cpu in allowed:
-        # SMT siblings have the same list, so its text identifies the physical core; two threads on one core share its
-        # ports.
-        core = _siblings(cpu)
-        (seconds if core in seen else firsts).append(cpu)
-        seen.add(core)
-    return tuple((firsts + seconds)[:threads])
+    cores = _cores(allowed)
+    # Two threads on one core share its ports.
+    ordered = [core[rank] for rank in range(max(map(len, cores))) for core in cores if rank < len(core)]
+    return tuple(ordered[:threads])
+
+
+def order_by_core(cpus: Iterable[int]) -> tuple[int, ...]:
+    """The CPUs with those of one physical core side by side."""
+    return tuple(cpu for core in _cores(cpus) for cpu in core)
+
+
+def _cores(cpus: Iterable[int]) -> list[list[int]]:
+    """The CPUs by physical core, in the order of their numbers."""
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(cpus):
+        # SMT siblings have the same list, so its text identifies the physical core.
+        cores.setdefault(_siblings(cpu), []).append(cpu)
+    return list(cores.values())
 
 
 def openmp_environment(cpus: tuple[int, ...]) -> dict[str, str]:

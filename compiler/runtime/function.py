@@ -10,6 +10,7 @@ from retune.compiler.runtime.arguments import check_count, check_shape
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array
 from retune.compiler.runtime.buffers import address, aligned_array, aligned_copy
 from retune.compiler.runtime.loader import Kernel
+from retune.compiler.runtime.sequence import KernelSequence
 from retune.compiler.runtime.timed_functions import TimedFunctions
 
 
@@ -70,7 +71,7 @@ class KernelFunction(TimedFunctions):
         bound = self.kernel.bind(used, threads)
         for spec, array in zip(self.args, used, strict=True):
             check_shape(name, spec, array)
-        bound()
+        KernelSequence([bound])()
         for array, copy in zip(given[count:], used[count:], strict=True):
             if copy is not array:
                 np.copyto(array, copy)

@@ -61,6 +61,11 @@ class BoundKernel:
             self.failed(code)
 
     @property
+    def threads(self) -> int:
+        """On how many threads it runs."""
+        return int(self._threads.value)
+
+    @property
     def row(self) -> tuple[int, int, int]:
         """Address of the kernel, address of the addresses of its buffers, number of threads."""
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
@@ -200,11 +205,16 @@ def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int
 
 
 def native_address(text: str, name: str) -> int:
-    """The address of a function given as LLVM text, which stays loaded."""
-    library = _linked(llvm.JITLibraryBuilder().add_ir(text).export_symbol(name), name)
+    """The address of a function given as LLVM text, which stays loaded. It may call OpenMP and what this process has
+    loaded.
+    """
+    builder = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name)
+    for symbol, address in openmp_runtime().symbols.items():
+        builder.import_symbol(symbol, address)
+    library = _linked(builder.add_current_process(), name)
     _NATIVE.append(library)
-    address: int = library[name]
-    return address
+    found: int = library[name]
+    return found
 
 
 def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, Any]) -> LoadedKernels:

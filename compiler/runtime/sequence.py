@@ -9,20 +9,43 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from retune.compiler.runtime import thread_places
 from retune.compiler.runtime.loader import BoundKernel, native_address
 
-_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
 _NAME = "retune_sequence"
+_NOT_PLACED = -1
 # A loop of LLVM text and not a C extension: the package needs no compiler when it is installed.
 _TEXT = f"""
-define i64 @{_NAME}(ptr %table, i64 %count) {{
+define i64 @{_NAME}(ptr %table, i64 %count, i32 %team, i32 %key) {{
 entry:
-  br label %test
+  %before = alloca [{thread_places.MASK_BYTES} x i8], align 8
+  %several = icmp sgt i32 %team, 1
+  br i1 %several, label %find, label %test
+find:
+  %found = call ptr @retune_places(i32 %team, i32 %key)
+  %unknown = icmp eq ptr %found, null
+  br i1 %unknown, label %not_placed, label %test
+not_placed:
+  ret i64 {_NOT_PLACED}
 test:
-  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %i = phi i64 [ 0, %entry ], [ 0, %find ], [ %next, %body ]
+  %places = phi ptr [ null, %entry ], [ %found, %find ], [ %places, %body ]
+  %bound = phi i1 [ false, %entry ], [ false, %find ], [ %is_bound, %body ]
   %more = icmp slt i64 %i, %count
-  br i1 %more, label %body, label %done
+  br i1 %more, label %look, label %done
+look:
+  %free = icmp eq ptr %places, null
+  %settled = or i1 %free, %bound
+  br i1 %settled, label %body, label %check
+check:
+  %moved = call i1 @retune_was_moved(ptr %places)
+  br i1 %moved, label %bind, label %body
+bind:
+  %can_be = call i1 @retune_bind_caller(ptr %places, ptr %before)
+  br label %body
 body:
+  %is_bound = phi i1 [ %bound, %look ], [ false, %check ], [ %can_be, %bind ]
   %row = getelementptr [3 x i64], ptr %table, i64 %i
   %function = load ptr, ptr %row
   %second = getelementptr i64, ptr %row, i64 1
@@ -38,19 +61,28 @@ failed:
   %low = zext i32 %code to i64
   %high = shl i64 %next, 32
   %both = or i64 %high, %low
-  ret i64 %both
+  br label %done
 done:
-  ret i64 0
+  %result = phi i64 [ 0, %test ], [ %both, %failed ]
+  %to_restore = phi i1 [ %bound, %test ], [ %is_bound, %failed ]
+  br i1 %to_restore, label %restore, label %end
+restore:
+  %ignored = call i32 @sched_setaffinity(i32 0, i64 {thread_places.MASK_BYTES}, ptr %before)
+  br label %end
+end:
+  ret i64 %result
 }}
+{thread_places.FUNCTIONS}
 """
 """A row of the table is a kernel's address, the address of its buffers' addresses, and a number of threads. Returns 0,
-or the code of the kernel that failed with its number, counted from 1, in the upper half."""
+the code of the kernel that failed with its number, counted from 1, in the upper half, or `_NOT_PLACED`, having run
+none, where the `team` threads of the caller's regions, if that is more than 1, must be placed first."""
 
 
 class KernelSequence:
     """Kernels to be run one after the other; arrays that they are bound to again later are used from then on."""
 
-    __slots__ = ("_count", "_function", "_kernels", "_pointer", "_table")
+    __slots__ = ("_count", "_function", "_kernels", "_key", "_pointer", "_table", "_team")
 
     def __init__(self, kernels: Sequence[BoundKernel]) -> None:
         self._kernels = tuple(kernels)
@@ -59,11 +91,18 @@ class KernelSequence:
         self._table = (ctypes.c_uint64 * len(words))(*words)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._table))
         self._count = ctypes.c_int64(len(self._kernels))
+        team = max((kernel.threads for kernel in kernels), default=1)
+        is_placed = team > 1 and thread_places.decides()
+        self._team, self._key = team if is_placed else 1, thread_places.key() if is_placed else 0
         self._function = _loop()
 
     def __call__(self) -> None:
         """Run all kernels, or up to the first that fails. Raises: as that `BoundKernel` does."""
-        if result := self._function(self._pointer, self._count):
+        result = self._function(self._pointer, self._count, self._team, self._key)
+        if result == _NOT_PLACED:
+            thread_places.place_threads(self._team)
+            result = self._function(self._pointer, self._count, self._team, self._key)
+        if result:
             self._kernels[(result >> 32) - 1].failed(ctypes.c_int32(result & 0xFFFFFFFF).value)
 
 

@@ -30,6 +30,7 @@ _LOOP = """
 declare i32 @unknown_function()
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
+declare i32 @sched_getcpu()
 
 @calls = internal global i32 0
 
@@ -62,6 +63,17 @@ define internal void @half(ptr %buffers) {
   ret void
 }
 
+define internal void @note_cpu(ptr %buffers) {
+  %me = call i32 @omp_get_thread_num()
+  %cpu = call i32 @sched_getcpu()
+  %number = sitofp i32 %cpu to float
+  %pb = getelementptr ptr, ptr %buffers, i64 1
+  %b = load ptr, ptr %pb
+  %q = getelementptr float, ptr %b, i32 %me
+  store float %number, ptr %q
+  ret void
+}
+
 define i32 @NAME(ptr %buffers, i32 %threads) {
   %a = load ptr, ptr %buffers
   %pb = getelementptr ptr, ptr %buffers, i64 1
@@ -75,6 +87,7 @@ _GOOD = "call void @times_two(ptr %a, ptr %b, i64 0, i64 COUNT)\n"
 _BODIES = {
     "good": _GOOD + "ret i32 0",
     "parallel": "call void @GOMP_parallel(ptr @half, ptr %buffers, i32 2, i32 0)\nret i32 0",
+    "cpus of threads": "call void @GOMP_parallel(ptr @note_cpu, ptr %buffers, i32 2, i32 0)\nret i32 0",
     "code 7": "ret i32 7",
     "crash": "store volatile i32 1, ptr inttoptr (i64 8 to ptr)\nret i32 0",
     "hang": "br label %forever\nforever:\nstore volatile float 0.0, ptr %b\nbr label %forever",
