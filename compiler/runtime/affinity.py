@@ -6,6 +6,7 @@ Only CPUs that this process may use are chosen; different physical cores come be
 import logging
 import os
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def bind_process(cpus: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cpus)
 
 
+@cache  # a file a CPU, which every calling thread would read
 def _siblings(cpu: int) -> str:
     try:
         return Path(_TOPOLOGY.format(cpu)).read_text(encoding="ascii").strip()
