@@ -221,10 +221,11 @@ def _resize(write: Writer, node: onnx.NodeProto, attributes: Attributes) -> Any:
     if form == (b"nearest", b"asymmetric", b"floor"):
         factors = tuple(float(factor) for factor in write.constants[node.input[2]][2:])
         return write.call(functional.interpolate, write.value(node.input[0]), None, factors, "nearest")
-    if form[:2] != (b"linear", b"half_pixel"):
-        raise UnknownOperatorError("Resize other than nearest by a factor and linear between half pixels")
+    modes = {b"linear": "bilinear", b"cubic": "bicubic"}
+    if form[0] not in modes or form[1] != b"half_pixel":
+        raise UnknownOperatorError("Resize other than nearest by a factor, and linear or cubic between half pixels")
     size = write.numbers(node.input[3])[2:]
-    return write.call(functional.interpolate, write.value(node.input[0]), size, None, "bilinear", False)
+    return write.call(functional.interpolate, write.value(node.input[0]), size, None, modes[form[0]], False)
 
 
 def _slice(write: Writer, node: onnx.NodeProto, _: Attributes) -> Any:
@@ -315,6 +316,7 @@ _OPERATORS: Mapping[str, Callable[[Writer, onnx.NodeProto, Attributes], Any]] = 
     "Resize": _resize,
     "Slice": _slice,
     "Softmax": lambda write, node, attrs: write.call(torch.softmax, write.value(node.input[0]), attrs["axis"]),
+    "Tile": lambda write, node, _: write.call(torch.tile, write.value(node.input[0]), write.numbers(node.input[1])),
     "Transpose": lambda write, node, attrs: write.call(torch.permute, write.value(node.input[0]), tuple(attrs["perm"])),
     "Unsqueeze": _unsqueeze,
 }

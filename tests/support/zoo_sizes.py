@@ -26,6 +26,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "r3d_18": {"frames": 4, "image": 32, "width": 8, "classes": 10},
     "resnet18": {"image": 64, "width": 16, "classes": 10, "batch": 2},
     "resnet50": {"image": 64, "width": 8, "classes": 10},
+    "sam2_tiny_encoder": {
+        "image": 64,
+        "layers": (1, 1, 2, 1),
+        "width": 8,
+        "windows": (4, 2, 6, 3),
+        "whole": (3,),
+        "features": 12,
+    },
     "segformer_b0": {"image": 64, "layers": 1, "decoder": 16, "classes": 10},
     "smollm2_135m": {
         "batch": 2,

@@ -20,6 +20,7 @@ from retune.compiler.frontend.zoo.hifi_gan import hifi_gan
 from retune.compiler.frontend.zoo.inverted_residuals import efficientnet_b0, mobilenet_v2
 from retune.compiler.frontend.zoo.mlp import mlp
 from retune.compiler.frontend.zoo.resnet import r3d_18, resnet18, resnet50
+from retune.compiler.frontend.zoo.sam2 import sam2_tiny_encoder
 from retune.compiler.frontend.zoo.segformer import segformer_b0
 from retune.compiler.frontend.zoo.smollm2 import smollm2_135m, smollm2_135m_step
 from retune.compiler.frontend.zoo.swin import swin_tiny
@@ -43,6 +44,7 @@ _NETWORKS: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "r3d_18": r3d_18,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "sam2_tiny_encoder": sam2_tiny_encoder,
     "segformer_b0": segformer_b0,
     "smollm2_135m": smollm2_135m,
     "smollm2_135m_step": smollm2_135m_step,

@@ -19,6 +19,7 @@ FUSED = {
     "clip_vit_b32": {"scaled_dot_product_attention": 2, "layer_norm": 6, "linear": 12},
     "ddpm_unet": {"scaled_dot_product_attention": 4, "group_norm": 21, "linear": 26},
     "gpt2_block": {"gelu": 1, "scaled_dot_product_attention": 1, "layer_norm": 2, "linear": 4},
+    "sam2_tiny_encoder": {"gelu": 5, "scaled_dot_product_attention": 5, "layer_norm": 10, "linear": 23},
     "smollm2_135m": {"scaled_dot_product_attention": 2},
     "swin_tiny": {"gelu": 6, "scaled_dot_product_attention": 6, "layer_norm": 17, "linear": 25},
     "vit_small": {"gelu": 2, "scaled_dot_product_attention": 2, "layer_norm": 5, "linear": 9},

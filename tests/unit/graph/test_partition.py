@@ -141,6 +141,7 @@ COUNTS: dict[str, tuple[int, int, int]] = {
     "r3d_18": (23, 18, 17),
     "resnet18": (24, 19, 18),
     "resnet50": (57, 31, 30),
+    "sam2_tiny_encoder": (184, 82, 47),
     "segformer_b0": (119, 52, 47),
     "smollm2_135m": (823, 32, 10),
     "smollm2_135m_step": (730, 29, 14),
@@ -168,8 +169,8 @@ def test_counts_of_known_networks(name: str) -> None:
 
 CONVOLUTIONS = {
     "clip_vit_b32": 1, "convnext_tiny": 22, "dcgan": 4, "ddpm_unet": 65, "efficientnet_b0": 81, "hifi_gan": 78,
-    "mobilenet_v2": 52, "r3d_18": 20, "resnet18": 20, "resnet50": 53, "segformer_b0": 23, "swin_tiny": 1, "unet": 23,
-    "vit_small": 1, "whisper_tiny_encoder": 2, "yolov8n": 66,
+    "mobilenet_v2": 52, "r3d_18": 20, "resnet18": 20, "resnet50": 53, "sam2_tiny_encoder": 5, "segformer_b0": 23,
+    "swin_tiny": 1, "unet": 23, "vit_small": 1, "whisper_tiny_encoder": 2, "yolov8n": 66,
 }  # fmt: skip
 """Those of the definitions, but for the first layer of DCGAN, a matrix product, and the linear layers of SegFormer's
 decoder, three of which are convolutions, and the two after upsampled maps of YOLOv8, each of which became two."""

@@ -88,6 +88,13 @@ def test_outputs_keep_a_sane_scale_and_depend_on_the_input(name: str) -> None:
         ("r3d_18", [(1, 3, 16, 112, 112)], [(1, 400)], {"Conv": 20}, 33.4e6),
         ("resnet18", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 20}, 11.7e6),
         ("resnet50", [(1, 3, 224, 224)], [(1, 1000)], {"Conv": 53}, 25.6e6),
+        (
+            "sam2_tiny_encoder",
+            [(1, 3, 1024, 1024)],
+            [(1, 256, side, side) for side in (256, 128, 64)],
+            {"Conv": 5, "Softmax": 12, "LayerNormalization": 24, "MaxPool": 6, "Pad": 5},
+            27.22e6,
+        ),
         ("segformer_b0", [(1, 3, 256, 256)], [(1, 150, 64, 64)], {"Conv": 20, "Softmax": 8, "Resize": 3}, 3.75e6),
         ("swin_tiny", [(1, 3, 224, 224)], [(1, 1000)], {"Softmax": 12, "LayerNormalization": 29}, 28.3e6),
         ("unet", [(1, 3, 256, 256)], [(1, 1, 256, 256)], {"Conv": 19, "ConvTranspose": 4, "Concat": 4}, 7.77e6),

@@ -45,6 +45,7 @@ def _whisper(part: str) -> Any:
 PUBLISHED: dict[str, tuple[Callable[[], Any], int]] = {
     "clip_vit_b32": (lambda: transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig()), 0),
     "minilm_l6": (_minilm, 0),
+    "sam2_tiny_encoder": (lambda: transformers.Sam2VisionModel(transformers.Sam2VisionConfig()), 0),
     "smollm2_135m": (_llama, 0),
     "swin_tiny": (lambda: _torchvision("swin_t"), 0),
     "whisper_tiny_encoder": (lambda: _whisper("encoder"), 0),
@@ -65,5 +66,5 @@ def test_parameters_are_those_of_the_library(name: str) -> None:
 
 
 def _is_table(name: str) -> bool:
-    """Whether a constant is computed, not learned: masks and the rates of rotary places."""
-    return name.endswith("_mask") or name in ("later_tokens", "rotary_rates")
+    """Whether a constant is computed, not learned: masks, the rates of rotary places, factors of a size."""
+    return name.endswith("_mask") or name in ("later_tokens", "rotary_rates", "twice")
