@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(name: str, threads: int, workers: Workers, run: Run) -> Iterator[Figure]:
     """Tune every way to compute one layer, and time them beside each other."""
     cut = _cut(_layer(*LAYERS[name]), threads)
-    ((plain,), _) = cut.worth_tuning()
+    ((plain,), _) = cut.of_reductions().worth_tuning()
     programs, details = {}, {}
     for task, way in zip((plain, *(other.task for other in cut.alternatives)), _names(cut), strict=True):
         found, trials = search(task, workers, run.seconds)

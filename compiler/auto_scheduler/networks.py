@@ -54,7 +54,7 @@ def extract_tasks(
     with PassContext(opt_level):
         graph = optimized(with_parameters(graph_of(mod, shapes), params or {}))
     cut = partition(graph, machine, hardware, rewrites)
-    direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.worth_tuning()
+    direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.of_reductions().worth_tuning()
     ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]
     # Each way is a task of full weight: the scheduler does not know that they exclude each other, TVM's has no such
     # layers.

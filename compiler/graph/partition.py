@@ -88,6 +88,11 @@ class Partition:
         chosen = [index for index, tunable in enumerate(self.tunable) if tunable]
         return tuple(self.tasks[index] for index in chosen), tuple(self.weights[index] for index in chosen)
 
+    def of_reductions(self) -> "Partition":
+        """The same, where only what reuses data or reduces is worth tuning."""
+        tunable = tuple(known and _reduces(task.dag) for task, known in zip(self.tasks, self.tunable, strict=True))
+        return replace(self, tunable=tunable)
+
     def layers(self) -> tuple["Layer", ...]:
         """The tunable tasks, each with all ways to compute it."""
         layers = []

@@ -19,18 +19,13 @@ def choose_cpus(threads: int) -> tuple[int, ...]:
     if threads > len(allowed):
         _LOG.warning("%d threads on %d CPUs: threads are not bound, timings will vary", threads, len(allowed))
         return ()
-    cores = _cores(allowed)
+    cores = cores_of(allowed)
     # Two threads on one core share its ports.
     ordered = [core[rank] for rank in range(max(map(len, cores))) for core in cores if rank < len(core)]
     return tuple(ordered[:threads])
 
 
-def order_by_core(cpus: Iterable[int]) -> tuple[int, ...]:
-    """The CPUs with those of one physical core side by side."""
-    return tuple(cpu for core in _cores(cpus) for cpu in core)
-
-
-def _cores(cpus: Iterable[int]) -> list[list[int]]:
+def cores_of(cpus: Iterable[int]) -> list[list[int]]:
     """The CPUs by physical core, in the order of their numbers."""
     cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus):

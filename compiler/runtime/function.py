@@ -71,7 +71,8 @@ class KernelFunction(TimedFunctions):
         bound = self.kernel.bind(used, threads)
         for spec, array in zip(self.args, used, strict=True):
             check_shape(name, spec, array)
-        KernelSequence([bound])()
+        run = KernelSequence([bound]) if threads > 1 and bound.is_parallel else bound
+        run()
         for array, copy in zip(given[count:], used[count:], strict=True):
             if copy is not array:
                 np.copyto(array, copy)

@@ -31,6 +31,7 @@ _LIBRARIES_PER_LINKER = 64
 _MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
 _NATIVE: list[Any] = []
 """Keeps what `native_address` loaded."""
+_PARALLEL = b"GOMP_parallel"
 _ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)
 """Where the header of an object file names its kind of CPU."""
@@ -64,6 +65,17 @@ class BoundKernel:
     def threads(self) -> int:
         """On how many threads it runs."""
         return int(self._threads.value)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether its code has parallel loops."""
+        code = self._kernel.artifact.object_code
+        return not code or _PARALLEL in code  # of a shared library the code is not known
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether it calls a Python function, which may start threads of its own."""
+        return bool(self._kernel.artifact.calls)
 
     @property
     def row(self) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from retune.compiler.runtime.loader import BoundKernel, native_address
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
 _NAME = "retune_sequence"
-_NOT_PLACED = -1
+_NOT_PLACED, _ATTEMPTS = -1, 3
 # A loop of LLVM text and not a C extension: the package needs no compiler when it is installed.
 _TEXT = f"""
 define i64 @{_NAME}(ptr %table, i64 %count, i32 %team, i32 %key) {{
@@ -43,9 +43,14 @@ check:
   br i1 %moved, label %bind, label %body
 bind:
   %can_be = call i1 @retune_bind_caller(ptr %places, ptr %before)
+  %first = icmp eq i64 %i, 0
+  %released = and i1 %can_be, %first
+  br i1 %released, label %release, label %body
+release: ; threads that the first region starts anew must not inherit a share
+  %free_again = call i32 @sched_setaffinity(i32 0, i64 {thread_places.MASK_BYTES}, ptr %before)
   br label %body
 body:
-  %is_bound = phi i1 [ %bound, %look ], [ false, %check ], [ %can_be, %bind ]
+  %is_bound = phi i1 [ %bound, %look ], [ false, %check ], [ %can_be, %bind ], [ false, %release ]
   %row = getelementptr [3 x i64], ptr %table, i64 %i
   %function = load ptr, ptr %row
   %second = getelementptr i64, ptr %row, i64 1
@@ -82,7 +87,7 @@ none, where the `team` threads of the caller's regions, if that is more than 1, 
 class KernelSequence:
     """Kernels to be run one after the other; arrays that they are bound to again later are used from then on."""
 
-    __slots__ = ("_count", "_function", "_kernels", "_key", "_pointer", "_table", "_team")
+    __slots__ = ("_count", "_function", "_kernels", "_pointer", "_table", "_team")
 
     def __init__(self, kernels: Sequence[BoundKernel]) -> None:
         self._kernels = tuple(kernels)
@@ -91,19 +96,30 @@ class KernelSequence:
         self._table = (ctypes.c_uint64 * len(words))(*words)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._table))
         self._count = ctypes.c_int64(len(self._kernels))
-        team = max((kernel.threads for kernel in kernels), default=1)
-        is_placed = team > 1 and thread_places.decides()
-        self._team, self._key = team if is_placed else 1, thread_places.key() if is_placed else 0
+        team = max((kernel.threads for kernel in kernels if kernel.is_parallel), default=1)
+        # What a Python function starts while the caller is bound would stay in its share.
+        is_free = any(kernel.calls_back for kernel in kernels) or not thread_places.decides()
+        self._team = 1 if is_free else team
         self._function = _loop()
 
     def __call__(self) -> None:
         """Run all kernels, or up to the first that fails. Raises: as that `BoundKernel` does."""
-        result = self._function(self._pointer, self._count, self._team, self._key)
+        result = self._function(self._pointer, self._count, self._team, thread_places.KEY)
         if result == _NOT_PLACED:
-            thread_places.place_threads(self._team)
-            result = self._function(self._pointer, self._count, self._team, self._key)
+            result = self._place_and_run()
         if result:
             self._kernels[(result >> 32) - 1].failed(ctypes.c_int32(result & 0xFFFFFFFF).value)
+
+    def _place_and_run(self) -> int:
+        """Place the threads, then run; as they are where they cannot be placed."""
+        for _ in range(_ATTEMPTS):
+            thread_places.place_threads(self._team)
+            # What comes between, such as a signal's handler that runs a network, may place them in another way.
+            result: int = self._function(self._pointer, self._count, self._team, thread_places.KEY)
+            if result != _NOT_PLACED:
+                return result
+        unplaced: int = self._function(self._pointer, self._count, 1, thread_places.KEY)
+        return unplaced
 
 
 @cache

@@ -5,8 +5,9 @@ CPU, which its host does not run, looks taken. From then on both threads share t
 of 4 ms on two cores wherever there were pauses between its runs.
 
 The CPUs that the calling thread may use are divided into as many shares as there are threads, each of whole cores where
-there are enough. The threads that it starts are bound to one share each, for good; the caller itself only while it
-runs kernels, and only if it was moved out of its share. What OpenMP's variables say of places wins.
+there are enough. The threads that it starts are bound to one share each, for good. The caller is moved back where it
+has left its share, and bound for the rest of a run if that happens again in it. What OpenMP's variables say of places
+wins.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ from typing import Any
 
 from retune.compiler import config
 from retune.compiler.errors import ArtifactError
-from retune.compiler.runtime.affinity import order_by_core
+from retune.compiler.runtime.affinity import cores_of
 from retune.compiler.runtime.loader import native_address
 
 _CPUS = 1024
@@ -34,8 +35,8 @@ entry:
   br i1 %none, label %no, label %compare
 compare:
   %for = load i32, ptr %known
-  %same = icmp eq i32 %for, %threads
-  br i1 %same, label %yes, label %no
+  %enough = icmp sge i32 %for, %threads
+  br i1 %enough, label %yes, label %no
 yes:
   ret ptr %known
 no:
@@ -58,17 +59,22 @@ no:
 define i1 @retune_bind_caller(ptr %places, ptr %before) {{
 entry:
   %wanted = alloca <{_WORDS} x i64>
-  %length = call i32 @sched_getaffinity(i32 0, i64 {MASK_BYTES}, ptr %before)
+  %failed = call i32 @sched_getaffinity(i32 0, i64 {MASK_BYTES}, ptr %before)
+  %known = icmp eq i32 %failed, 0
+  br i1 %known, label %look, label %no
+look:
   %allowed = load <{_WORDS} x i64>, ptr %before, align 8
   %share = getelementptr i8, ptr %places, i64 {_HEADER_BYTES + _CPUS}
   %mine = load <{_WORDS} x i64>, ptr %share, align 4
   %both = and <{_WORDS} x i64> %allowed, %mine
   %any = call i64 @llvm.vector.reduce.or.v{_WORDS}i64(<{_WORDS} x i64> %both)
   %empty = icmp eq i64 %any, 0
-  br i1 %empty, label %no, label %bind
+  br i1 %empty, label %yes, label %bind
 bind:
   store <{_WORDS} x i64> %both, ptr %wanted
   %ignored = call i32 @sched_setaffinity(i32 0, i64 {MASK_BYTES}, ptr %wanted)
+  br label %yes
+yes:
   ret i1 true
 no:
   ret i1 false
@@ -80,9 +86,9 @@ declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i32 @sched_getaffinity(i32, i64, ptr)
 """
 """LLVM text. `retune_places` tells where the calling thread's regions of so many threads run: null where they were not
-placed; else the number of threads, a byte for each CPU, 1 in the caller's share, and that share as a mask.
-`retune_was_moved` tells whether the caller runs elsewhere; `retune_bind_caller` stores on which CPUs it may run, and
-binds it to those of its share, if there are any of them."""
+placed; else a number of threads that is no smaller, a byte for each CPU, 1 in the caller's share, and that share as a
+mask. `retune_was_moved` tells whether the caller runs elsewhere; `retune_bind_caller` stores on which CPUs it may run,
+and binds it to those of its share, if there are any of them."""
 
 _BIND = f"""
 define void @retune_bind.team(ptr %masks) {{
@@ -107,47 +113,51 @@ declare i32 @omp_get_thread_num()
 declare i32 @sched_setaffinity(i32, i64, ptr)
 """
 
-_placed: dict[tuple[int, tuple[int, ...]], Any] = {}
-"""What `retune_places` finds, by number of threads and the caller's share; threads point to it, so it stays."""
+_placed: dict[tuple[int, tuple[int, ...], bool], Any] = {}
+"""What `retune_places` finds, by number of threads, the caller's share, and whether that is its own; threads point to
+it, so it stays."""
 
 
 @cache
 def decides() -> bool:
     """Whether threads are bound here: not where the user's environment says where they run."""
-    return not config.user_places_threads() and (os.cpu_count() or 1) <= _CPUS
+    return not config.user_places_threads() and max(os.sched_getaffinity(0)) < _CPUS
 
 
-def shares_of(cpus: Sequence[int], threads: int) -> list[tuple[int, ...]]:
-    """`cpus` in as many shares of neighbors as there are threads; all of them in each where they are too few."""
+def shares_of(cores: Sequence[Sequence[int]], threads: int) -> list[tuple[int, ...]]:
+    """The CPUs of `cores` in as many shares of neighbors as there are threads: whole cores where they are enough, else
+    CPUs; all of them in each where these are too few.
+    """
+    cpus = [(cpu,) for core in cores for cpu in core]
     if len(cpus) < threads:
-        return [tuple(cpus)] * threads
-    bounds = [number * len(cpus) // threads for number in range(threads + 1)]
-    return [tuple(cpus[start:stop]) for start, stop in pairwise(bounds)]
+        return [tuple(cpu for (cpu,) in cpus)] * threads
+    parts = cores if len(cores) >= threads else cpus
+    bounds = [number * len(parts) // threads for number in range(threads + 1)]
+    return [tuple(cpu for part in parts[start:stop] for cpu in part) for start, stop in pairwise(bounds)]
 
 
 def place_threads(threads: int) -> None:
     """Bind the threads that the calling thread's regions of so many threads start, and note the caller's share."""
-    shares = shares_of(order_by_core(os.sched_getaffinity(0)), threads)
-    here = _libc().sched_getcpu()
+    shares = shares_of(cores_of(os.sched_getaffinity(0)), threads)
+    here = _LIBC.sched_getcpu()
     mine = next((share for share in shares if here in share), shares[0])
-    if shares.count(mine) == 1:
+    is_alone = shares.count(mine) == 1
+    if is_alone:
         others = (share for share in shares if share is not mine)
         _bind()(b"".join(map(_mask, (mine, *others))), threads)
-    if (threads, mine) not in _placed:
-        flags = bytes(cpu in mine or len(set(shares)) == 1 for cpu in range(_CPUS))
-        known = threads.to_bytes(_HEADER_BYTES, "little") + flags + _mask(mine)
-        _placed[threads, mine] = ctypes.create_string_buffer(known, len(known))
-    _libc().pthread_setspecific(key(), ctypes.c_void_p(ctypes.addressof(_placed[threads, mine])))
+    flags = bytes(cpu in mine or not is_alone for cpu in range(_CPUS))
+    known = threads.to_bytes(_HEADER_BYTES, "little") + flags + _mask(mine)
+    # Of two threads that make the same, both point to what the first made.
+    buffer = _placed.setdefault((threads, mine, is_alone), ctypes.create_string_buffer(known, len(known)))
+    _LIBC.pthread_setspecific(KEY, ctypes.c_void_p(ctypes.addressof(buffer)))
 
 
-@cache
-def key() -> int:
-    """The key under which a thread finds where its regions run."""
+def _create_key() -> int:
     made = ctypes.c_uint32()
-    if _libc().pthread_key_create(ctypes.byref(made), None):
+    if _LIBC.pthread_key_create(ctypes.byref(made), None):
         raise ArtifactError("no key for a thread's own data is left in this process")
     # libgomp's threads end before a fork, see `openmp`, and those that come after it are not bound.
-    os.register_at_fork(before=lambda: _libc().pthread_setspecific(made.value, None))
+    os.register_at_fork(before=lambda: _LIBC.pthread_setspecific(made.value, None))
     return made.value
 
 
@@ -160,6 +170,6 @@ def _bind() -> Any:
     return ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)(native_address(_BIND, "retune_bind"))
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None)
+KEY = _create_key()
+"""Under this a thread finds where its regions run; it is made when this is imported, so there is one."""
