@@ -46,7 +46,7 @@ bind:
   %first = icmp eq i64 %i, 0
   %released = and i1 %can_be, %first
   br i1 %released, label %release, label %body
-release: ; threads that the first region starts anew must not inherit a share
+release: ; threads that the first region creates must not inherit a share
   %free_again = call i32 @sched_setaffinity(i32 0, i64 {thread_places.MASK_BYTES}, ptr %before)
   br label %body
 body:

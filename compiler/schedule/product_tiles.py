@@ -219,8 +219,13 @@ def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int
 
 def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
     """The loops of a stage in this order, the last one in vectors, the one around it unrolled."""
-    state, last = reordered(state, stage_id, [*outer, *inner]), len(outer) + len(inner) - 1
-    if len(inner) > 1:
+    return as_tile(reordered(state, stage_id, [*outer, *inner]), stage_id, len(inner))
+
+
+def as_tile(state: State, stage_id: int, loops: int) -> State:
+    """The last loop of a stage in vectors, and the one around it unrolled if the tile has several loops."""
+    last = len(state.stages[stage_id].iters) - 1
+    if loops > 1:
         state = state.apply(Annotate(stage_id, last - 1, Annotation.UNROLL))
     return state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
 

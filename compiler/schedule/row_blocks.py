@@ -12,7 +12,7 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.expr import Const
 from retune.compiler.schedule.access import is_strictly_inlineable
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.product_tiles import axes_of, register_tile, reordered, row_axis_of
+from retune.compiler.schedule.product_tiles import as_tile, axes_of, register_tile, reordered, row_axis_of
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.target import HardwareParams
@@ -145,9 +145,7 @@ def in_row_blocks(
     state = placed_in_blocks(state, blocks, tiles)
     for place, stage in enumerate(state.stages):
         if place in (first, second):
-            last = len(stage.iters) - 1
-            state = state.apply(Annotate(place, last - 1, Annotation.UNROLL))
-            state = state.apply(Annotate(place, last, Annotation.VECTORIZE))
+            state = as_tile(state, place, 2)
         elif isinstance(stage.location, Attached):
             state = schedule(state, place)
     around = len(axes_of(state, second)) - 2

@@ -443,6 +443,7 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
     spatial = sorted(free)
     # No stage may be computed inside the vector loop, so it must be further in than all attachments.
     vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
+    # Lowering brings such sums into vectors; lanes of several rows took up to 15 s to build.
     if reduces_rows(state.dag, stage) and not needs_multi_level_tiling(state.dag, stage):
         vector = -1
     return LoopFacts(stage, depth, vector)

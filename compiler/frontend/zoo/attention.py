@@ -72,6 +72,27 @@ def tokens_to_image(write: LayerWriter, x: str, shape: tuple[int, int, int, int]
     return write.node("Reshape", [columns, write.integers(shape, f"{name}_image_shape")], f"{name}_image")
 
 
+def image_to_windows(write: LayerWriter, x: str, apart: tuple[int, ...], name: str) -> str:
+    """(batch, side, side, width) as (windows of the batch, tokens, width), for `apart`, (batch, windows along a side,
+    a window's side, the same two again, width).
+    """
+    batch, along, window, _, _, width = apart
+    split = write.node("Reshape", [x, write.integers(apart, f"{name}_apart_shape")], f"{name}_apart")
+    turned = write.node("Transpose", [split], f"{name}_windows_apart", perm=[0, 1, 3, 2, 4, 5])
+    shape = write.integers((batch * along**2, window**2, width), f"{name}_windows_shape")
+    return write.node("Reshape", [turned, shape], f"{name}_windows")
+
+
+def windows_to_image(write: LayerWriter, rows: str, apart: tuple[int, ...], name: str) -> str:
+    """The inverse of `image_to_windows`."""
+    batch, along, window, _, _, width = apart
+    shape = write.integers((batch, along, along, window, window, width), f"{name}_tiles_shape")
+    tiles = write.node("Reshape", [rows, shape], f"{name}_tiles")
+    turned = write.node("Transpose", [tiles], f"{name}_image_apart", perm=[0, 1, 3, 2, 4, 5])
+    whole = write.integers((batch, along * window, along * window, width), f"{name}_image_shape")
+    return write.node("Reshape", [turned, whole], f"{name}_image")
+
+
 def weighted_values(
     write: LayerWriter, query: str, key: str, value: str, head_width: int, name: str, *, mask: str = ""
 ) -> str:

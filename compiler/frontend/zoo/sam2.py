@@ -6,7 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from retune.compiler.frontend.zoo.attention import Sizes, feed_forward, gelu, join_heads, split_heads, weighted_values
+from retune.compiler.frontend.zoo.attention import (
+    Sizes,
+    feed_forward,
+    gelu,
+    image_to_windows,
+    join_heads,
+    split_heads,
+    weighted_values,
+    windows_to_image,
+)
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _EPSILON = 1e-6
@@ -129,24 +138,13 @@ def _windows(write: LayerWriter, x: str, layer: _Layer, name: str) -> str:
     if beyond:
         pads = write.integers((0, 0, 0, 0, 0, beyond, beyond, 0), f"pads_{beyond}")
         x = write.node("Pad", [x, pads], f"{name}_padded")
-    if layer.along > 1:
-        shape = (layer.batch, layer.along, layer.around, layer.along, layer.around, layer.taken)
-        x = write.node("Reshape", [x, write.integers(shape, f"{name}_apart_shape")], f"{name}_apart")
-        x = write.node("Transpose", [x], f"{name}_windows_apart", perm=[0, 1, 3, 2, 4, 5])
-    rows = write.integers((layer.batch * layer.along**2, layer.around**2, layer.taken), f"{name}_windows_shape")
-    return write.node("Reshape", [x, rows], f"{name}_windows")
+    return image_to_windows(write, x, (layer.batch, *(layer.along, layer.around) * 2, layer.taken), name)
 
 
 def _image(write: LayerWriter, rows: str, layer: _Layer, name: str) -> str:
     """The inverse, after the layer: (batch, left, left, made)."""
-    if layer.along > 1:
-        shape = (layer.batch, layer.along, layer.along, layer.within, layer.within, layer.made)
-        rows = write.node("Reshape", [rows, write.integers(shape, f"{name}_tiles_shape")], f"{name}_tiles")
-        rows = write.node("Transpose", [rows], f"{name}_image_apart", perm=[0, 1, 3, 2, 4, 5])
-    side = layer.along * layer.within
-    whole = write.integers((layer.batch, side, side, layer.made), f"{name}_image_shape")
-    x = write.node("Reshape", [rows, whole], f"{name}_image")
-    if side == layer.left:
+    x = windows_to_image(write, rows, (layer.batch, *(layer.along, layer.within) * 2, layer.made), name)
+    if layer.along * layer.within == layer.left:
         return x
     start, end, axes = (
         write.integers(values, f"{key}_{layer.left}")

@@ -11,9 +11,11 @@ from retune.compiler.frontend.zoo.attention import (
     feed_forward,
     gelu,
     hidden_where,
+    image_to_windows,
     join_heads,
     split_heads,
     weighted_values,
+    windows_to_image,
 )
 from retune.compiler.frontend.zoo.layers import LayerWriter
 
@@ -32,11 +34,6 @@ class _Stage:
     def windows(self) -> int:
         """The number of windows in an image."""
         return (self.side // self.window) ** 2
-
-    @property
-    def image(self) -> tuple[int, int, int, int]:
-        """The shape between attentions: (batch, side, side, width)."""
-        return self.batch, self.side, self.side, self.width
 
     @property
     def apart(self) -> tuple[int, ...]:
@@ -85,10 +82,7 @@ def _layer(write: LayerWriter, x: str, stage: _Stage, shift: int, name: str) -> 
     normal = write.layer_norm(x, width, f"{name}_norm1")
     if shift:
         normal = _roll(write, normal, shift, stage.side, f"{name}_shifted")
-    apart = write.node("Reshape", [normal, write.integers(stage.apart, f"{name}_apart_shape")], f"{name}_apart")
-    turned = write.node("Transpose", [apart], f"{name}_windows_apart", perm=[0, 1, 3, 2, 4, 5])
-    shape = write.integers((sizes.batch, tokens, width), f"{name}_windows_shape")  # type: ignore[arg-type]
-    rows = write.node("Reshape", [turned, shape], f"{name}_windows")
+    rows = image_to_windows(write, normal, stage.apart, name)
     names = [f"{name}_{part}" for part in ("query", "key", "value")]
     parts = write.split(write.linear(rows, (width, 3 * width), f"{name}_qkv"), 2, names)
     query, key, value = (split_heads(write, part, sizes, part) for part in parts)
@@ -98,11 +92,7 @@ def _layer(write: LayerWriter, x: str, stage: _Stage, shift: int, name: str) -> 
     mixed = weighted_values(write, query, key, value, sizes.head_width, f"{name}_attention", mask=mask)
     joined = join_heads(write, mixed, sizes, f"{name}_attention")
     attended = write.linear(joined, (width, width), f"{name}_projection")
-    batch, along, window, _, _, _ = stage.apart
-    shape = write.integers((batch, along, along, window, window, width), f"{name}_tiles_shape")
-    tiles = write.node("Reshape", [attended, shape], f"{name}_tiles")
-    turned = write.node("Transpose", [tiles], f"{name}_image_apart", perm=[0, 1, 3, 2, 4, 5])
-    made = write.node("Reshape", [turned, write.integers(stage.image, f"{name}_image_shape")], f"{name}_image")
+    made = windows_to_image(write, attended, stage.apart, name)
     if shift:
         made = _roll(write, made, stage.side - shift, stage.side, f"{name}_back")
     x = write.node("Add", [x, made], f"{name}_attended")

@@ -20,7 +20,6 @@ from tests.support.ir_kernels import ELEMENTS, artifact
 a, b = aligned_array((ELEMENTS,), "float32"), aligned_array((ELEMENTS,), "float32")
 loaded = load_kernels([artifact("cpus of threads", "noting"), artifact("code 7", "failing")])
 noting, failing = (loaded[name].bind([a, b], threads=2) for name in ("noting", "failing"))
-run = KernelSequence([noting, noting])
 allowed = os.sched_getaffinity(0)
 
 def others():
@@ -31,6 +30,8 @@ def moved_to(cpu):
     os.sched_setaffinity(0, {cpu})
     os.sched_setaffinity(0, allowed)
 """
+
+_RUN = "run = KernelSequence([noting, noting])\n"
 
 _several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
 
@@ -67,7 +68,9 @@ def test_every_thread_has_a_share_of_the_cores(
 
 @_several
 def test_the_threads_of_a_region_run_on_different_cpus_wherever_the_caller_was() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 for cpu in sorted(allowed) * 3:
     found = []
     for _ in range(20):  # on a busy machine the caller, which is free, may be moved while a kernel runs
@@ -78,12 +81,15 @@ for cpu in sorted(allowed) * 3:
     assert any(first != second for first, second in found), (cpu, found)
 mine = thread_places.shares_of(thread_places.cores_of(allowed), 2)
 assert sum(one in map(set, mine) for one in others()) == 1, others()
-""")
+"""
+    )
 
 
 @_several
 def test_the_caller_is_free_again_after_a_kernel_that_fails() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 run()
 broken = KernelSequence([noting, failing])
 for cpu in sorted(allowed):
@@ -95,19 +101,23 @@ for cpu in sorted(allowed):
     else:
         raise AssertionError("nothing was raised")
     assert os.sched_getaffinity(0) == allowed
-""")
+"""
+    )
 
 
 @_several
 def test_a_caller_that_its_user_binds_stays_there() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 run()
 for cpu in sorted(allowed):
     os.sched_setaffinity(0, {cpu})
     run()
     assert b[0] == cpu
     assert os.sched_getaffinity(0) == {cpu}
-""")
+"""
+    )
 
 
 @_several
@@ -115,7 +125,8 @@ for cpu in sorted(allowed):
 def test_what_the_environment_says_of_places_wins(variable: str) -> None:
     value = {"OMP_PROC_BIND": "false", "OMP_PLACES": "{0:1}"}[variable]
     _python(
-        """
+        _RUN
+        + """
 assert not thread_places.decides()
 thread_places.place_threads = None
 run()
@@ -125,18 +136,23 @@ run()
 
 
 def test_more_threads_than_cpus_are_bound_to_none() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 os.sched_setaffinity(0, {min(allowed)})
 run()
 assert b[0] == b[1] == min(allowed)
 thread_places.place_threads(10_000)
 assert os.sched_getaffinity(0) == {min(allowed)}
-""")
+"""
+    )
 
 
 @_several
 def test_threads_are_bound_in_a_forked_child_and_again_in_its_parent() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 run()
 child = os.fork()
 run()
@@ -145,12 +161,15 @@ assert sum(one in map(set, mine) for one in others()) == 1, others()
 if not child:
     os._exit(0 if len(os.listdir("/proc/self/task")) == 2 and os.sched_getaffinity(0) == allowed else 1)
 assert os.waitpid(child, 0)[1] == 0
-""")
+"""
+    )
 
 
 @_several
-def test_threads_that_a_run_starts_anew_do_not_inherit_the_callers_share() -> None:
-    _python("""
+def test_threads_that_a_run_creates_do_not_inherit_the_callers_share() -> None:
+    _python(
+        _RUN
+        + """
 from retune.compiler.runtime.openmp import openmp_runtime
 import ctypes
 run()
@@ -159,17 +178,21 @@ for cpu in sorted(allowed):
     moved_to(cpu)
     run()
     assert allowed in others(), others()
-""")
+"""
+    )
 
 
 def test_placements_that_others_change_again_and_again_do_not_stop_a_run() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 tries = []
 thread_places.decides = lambda: True
 thread_places.place_threads = tries.append
 KernelSequence([noting])()
 assert tries == [2, 2, 2]
-""")
+"""
+    )
 
 
 def test_threads_that_make_their_first_calls_at_once_all_run() -> None:
@@ -209,7 +232,9 @@ assert len(os.listdir("/proc/self/task")) == before
 
 @_several
 def test_each_calling_thread_has_its_own_threads_bound() -> None:
-    _python("""
+    _python(
+        _RUN
+        + """
 both, counted = threading.Barrier(3), threading.Event()
 
 def call():
@@ -225,4 +250,5 @@ bound = sum(one in shares for one in others())
 counted.set()
 [one.join() for one in callers]
 assert bound == 2, bound
-""")
+"""
+    )
