@@ -3,9 +3,9 @@
     python -m benchmarks.pauses [--only REGEX] [--threads N] [--seconds S] [--pause MS] [--out FILE]
 
 Between two calls the process sleeps for `--pause`, and all its threads with it. Each contender has a fresh process, and
-`--seconds`, in four passes over all of them. `retune` is the network as it is compiled
-without records, `retune-unbound` the same whose threads Linux may put on any CPU (`OMP_PROC_BIND=false`). A value is
-the median, with the 90th percentile beside it.
+`--seconds`, in four passes over all of them. `retune` is the network as it is compiled without records,
+`retune-unbound` the same whose threads Linux may put on any CPU (`OMP_PROC_BIND=false`). A value is the median, with
+the 90th percentile beside it.
 """
 
 import statistics
