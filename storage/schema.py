@@ -55,7 +55,7 @@ COLUMNS = (
     Column("llvm_version", pa.string(), "version of LLVM that compiled it"),
     Column("timestamp", pa.timestamp("us", tz="UTC"), "wall clock when it was measured"),
     Column("censored", pa.bool_(), "out of reach of the best: timed by one short look only"),
-    Column("contention", pa.float64(), "share of the fastest repeat that other processes took; null if unknown", True),
+    Column("contention", pa.float64(), "share of the fastest repeat lost to others or a slow CPU; null: unknown", True),
     Column("schema_version", pa.int32(), "version of this layout"),
 )
 

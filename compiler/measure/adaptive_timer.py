@@ -1,7 +1,7 @@
 """Times a program until the result is good enough: a short probe first, more repeats where it pays.
 
-A program that cannot be the best costs one probe. Passes that other processes disturbed are repeated while the budget
-lasts; the remaining disturbance is part of the result.
+A program that cannot be the best costs one probe. Passes that other processes disturbed, or during which the machine
+was slow, are repeated while the budget lasts; the remaining disturbance is part of the result.
 """
 
 import gc
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from retune.compiler.measure.options import MeasureOptions
+from retune.compiler.measure.reference_kernel import ReferenceKernel
 from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.runtime.timing import time_calls
 
@@ -30,7 +31,8 @@ class Timing:
     """Seconds per call, one per repeat.
 
     `censored`: the program was out of reach of the best and got a short look only, which is the one cost there is.
-    `contention` is the share of the fastest repeat that other processes took, None where the system does not tell.
+    `contention` is the share of the fastest repeat that other processes took, or of its speed that the machine lacked,
+    None where the system does not tell.
     """
 
     costs: tuple[float, ...]
@@ -51,7 +53,7 @@ class _Sample:
 
 class AdaptiveTimer:
     """Times `function`, which was called before, as `options` say, on their number of threads. `before_pass` runs
-    before each pass, untimed.
+    before each pass, untimed; `reference` tells after each how fast the machine runs.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class AdaptiveTimer:
         meter: ContentionMeter,
         function: Callable[[], object],
         before_pass: Callable[[], object] | None = None,
+        reference: ReferenceKernel | None = None,
     ) -> None:
         self._options = options
         self._meter = meter
         self._function = function
         self._before_pass = before_pass
+        self._reference = reference
         self._spare = options.contended_passes
         self._number = options.number
         self._samples: list[_Sample] = []
@@ -137,6 +141,8 @@ class AdaptiveTimer:
         if sample.disturbance <= self._options.max_contention or self._spare == 0:
             return False
         self._spare -= 1
+        if self._reference is not None:
+            self._reference.recover()
         return True
 
     def _pass(self, number: int) -> tuple[_Sample, int]:
@@ -144,7 +150,10 @@ class AdaptiveTimer:
             self._before_pass()
         self._meter.start()
         elapsed = time_calls(self._function, number)
-        return _Sample(elapsed / number / 1e9, self._meter.share(elapsed)), elapsed
+        contention = self._meter.share(elapsed)
+        if self._reference is not None and (lacking := self._reference.lacking_speed()):
+            contention = max(contention or 0.0, lacking)
+        return _Sample(elapsed / number / 1e9, contention), elapsed
 
     def _calls_of(self, seconds: float) -> int:
         """How many calls make a repeat of the least length."""

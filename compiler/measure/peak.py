@@ -47,10 +47,12 @@ def measured_peak(threads: int) -> float:
     return work / min(times)
 
 
-def peak_kernel(threads: int) -> tuple[BoundKernel, float]:
-    """A call that does nothing but multiply-adds on `threads` threads, and how many GFLOP it does."""
+def peak_kernel(threads: int, steps: int = STEPS) -> tuple[BoundKernel, float]:
+    """A call that does nothing but `steps` times as many multiply-adds as there are chains, on each of `threads`
+    threads, and how many GFLOP it does.
+    """
     target = Target.host()
-    text, lanes = peak_module(target)
+    text, lanes = peak_module(target, steps)
     args = (
         ArgSpec("factors", (lanes,), "float32", False),
         ArgSpec("sums", (threads, lanes), "float32", True),
@@ -60,14 +62,14 @@ def peak_kernel(threads: int) -> tuple[BoundKernel, float]:
     # a = 0.5 a + 0.5 converges to 1: no overflow, no subnormal numbers, which some CPUs compute slowly.
     factors[...] = 0.5
     kernels = load_kernels([KernelArtifact("peak", code, args, 0, str(target))])
-    return kernels["peak"].bind([factors, sums], threads), 2.0 * lanes * ACCUMULATORS * STEPS * threads / 1e9
+    return kernels["peak"].bind([factors, sums], threads), 2.0 * lanes * ACCUMULATORS * steps * threads / 1e9
 
 
-def peak_module(target: Target) -> tuple[str, int]:
+def peak_module(target: Target, steps: int = STEPS) -> tuple[str, int]:
     """The kernel for a target as LLVM text, and the float32 lanes of its vectors."""
     # Vectors wider than the registers would be spilled: half the speed on a CPU without AVX-512.
     width = backend_of(target).hardware(target, 1).vector_unit_bytes
-    return _module(width // 4, function_attributes(width)), width // 4
+    return _module(width // 4, function_attributes(width), steps), width // 4
 
 
 def _agree(times: list[float]) -> bool:
@@ -75,8 +77,8 @@ def _agree(times: list[float]) -> bool:
     return sorted(times)[AGREEING - 1] <= NEARLY * min(times)
 
 
-def _module(lanes: int, attributes: str) -> str:
-    """A kernel: each thread does `STEPS` times `ACCUMULATORS` multiply-adds `a = a * x + x`, then stores the sum."""
+def _module(lanes: int, attributes: str, number: int) -> str:
+    """A kernel: each thread does `number` times `ACCUMULATORS` multiply-adds `a = a * x + x`, then stores the sum."""
     vector = f"<{lanes} x float>"
     fma = f"@llvm.fma.v{lanes}f32"
     numbers = range(ACCUMULATORS)
@@ -101,7 +103,7 @@ loop:
 {chains}
 {steps}
   %next = add i64 %i, 1
-  %more = icmp ult i64 %next, {STEPS}
+  %more = icmp ult i64 %next, {number}
   br i1 %more, label %loop, label %done
 done:
 {sums}

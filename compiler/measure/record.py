@@ -15,6 +15,9 @@ SCHEMA_VERSION = 2
 GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
 """The `mutation` of the record of a top candidate, and of one that was fitted from a similar task."""
 
+DISTURBED = 0.2
+"""From this contention on a cost says more of the machine than of the program."""
+
 DEFAULT_SCHEDULE = "default"
 """The `mutation` of the program that is the default schedule."""
 
@@ -66,8 +69,8 @@ class MeasureRecord:
 
     `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK. A `censored` trial was out of
     reach of the best program of its task: its one cost is a short look, good enough to learn from and too rough to win.
-    `contention` is the share of the fastest repeat that other processes took from its threads, 0 to 1, None when that
-    is not known.
+    `contention` is the share of the fastest repeat that other processes took from its threads, or of the machine's
+    speed that was lacking then, 0 to 1, None when that is not known.
     `error` holds the full text of a failure. `elapsed` is the run's own clock in seconds when the trial's round was
     stored; it goes on counting across a resume.
     """
@@ -104,6 +107,11 @@ class MeasureRecord:
     def is_guess(self) -> bool:
         """Whether it was measured when a network was compiled: it belongs to no round of a search."""
         return self.mutation in GUESSES
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether its cost is too long to learn from."""
+        return (self.contention or 0.0) > DISTURBED
 
     @property
     def seconds(self) -> float:

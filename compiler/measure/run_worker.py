@@ -18,6 +18,7 @@ from retune.compiler.measure.attribution import STARTED
 from retune.compiler.measure.check import Expected
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.reference_kernel import reference_kernel
 from retune.compiler.measure.results import Measurement, describe
 from retune.compiler.measure.task_buffers import Sweeper, TaskBuffers, TaskSetup
 from retune.compiler.runtime.affinity import bind_process
@@ -100,7 +101,10 @@ def compare_stream(
         kernel()
     before_pass = _before_pass(buffers, options)
     with ContentionMeter(options.threads) as meter:
-        timers = [AdaptiveTimer(options, meter, _call(buffers, kernel, options), before_pass) for kernel in kernels]
+        reference = reference_kernel(options.threads)
+        timers = [
+            AdaptiveTimer(options, meter, _call(buffers, kernel, options), before_pass, reference) for kernel in kernels
+        ]
         for _ in range(passes):
             for timer in timers:
                 timer.interleave()
@@ -141,7 +145,8 @@ def _time(buffers: TaskBuffers, kernel: BoundKernel, limit: float, options: Meas
     """Race a kernel that has just run, with its constants where `options` want them."""
     with ContentionMeter(options.threads) as meter:
         call = _call(buffers, kernel, options)
-        timing = AdaptiveTimer(options, meter, call, _before_pass(buffers, options)).run(limit)
+        reference = reference_kernel(options.threads)
+        timing = AdaptiveTimer(options, meter, call, _before_pass(buffers, options), reference).run(limit)
     if isinstance(call, RotatingKernel):
         call.restore()
     return timing

@@ -54,6 +54,7 @@ def busy_warning(contention: float | None) -> str:
     if (contention or 0.0) <= BUSY:
         return ""
     return (
-        f"The machine was busy (contention {contention:.0%}): other processes ran during the timings, so these are too "
-        "long and rough. Stop other programs (`retune doctor` shows the load) and run the same command again."
+        f"The machine was busy (contention {contention:.0%}): other processes ran during the timings, or its host "
+        "slowed it, so these are too long and rough. Stop other programs (`retune doctor` shows the load) and run the "
+        "same command again."
     )

@@ -32,10 +32,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A measured program: seconds per call, None or inf for a failure."""
+    """A measured program: seconds per call, None or inf for a failure. Those of a disturbed one are much too long."""
 
     steps_text: str
     seconds: float | None
+    is_disturbed: bool = False
 
 
 class Policy(Protocol):

@@ -334,6 +334,16 @@ def test_a_batch_has_its_share_of_random_programs() -> None:
     assert 20 <= random_ones(0.5) <= 24
 
 
+@pytest.mark.parametrize(("disturbed", "taught"), [(3, 5), (4, 4), (5, 8)])
+def test_disturbed_timings_teach_only_where_most_are(disturbed: int, taught: int) -> None:
+    model = Spy()
+    policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2))
+    asked = policy.ask(8, 0)
+    policy.tell([Observation(one.steps_text, 1e-3, place < disturbed) for place, one in enumerate(asked)])
+    assert [len(batch.seconds) for batch in model.batches] == [taught]
+    assert policy.best_seconds == 1e-3
+
+
 def test_failures_are_taught_only_where_the_model_may_learn_from_them() -> None:
     for learn in (True, False):
         model = Spy()
