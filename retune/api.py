@@ -12,6 +12,7 @@ from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.explain import Explanation
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
+from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.shared_library import is_shared_library
@@ -71,8 +72,15 @@ def compile(
     extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
     best = KnownPrograms.of(extracted, home, None)
     with telling_nothing():
-        about = extracted.graph, extracted.target, best.programs
-        network = compile_graph(*about, threads=count, cut=extracted.partition, others=best.others_of)
+        network = compile_graph(
+            extracted.graph,
+            extracted.target,
+            best.programs,
+            threads=count,
+            cut=extracted.partition,
+            build=build_in_parallel,
+            others=best.others_of,
+        )
     return Network(Library(network), known.signature, KernelExplainer(extracted, best, home))
 
 

@@ -14,6 +14,7 @@ from retune.compiler.driver.compile_network import compile_graph, reuse_kernels
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
 
@@ -40,7 +41,7 @@ def compile_to(
     says how many `instances` are meant to run at a time.
     """
     about = extracted.graph, extracted.target, best
-    build = reuse_kernels(kernels)
+    build = reuse_kernels(kernels, build_in_parallel)
     # The report lists fallbacks once; two compilations, tuned and untuned, would warn of them twice.
     with telling_nothing():
         network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition, build=build)

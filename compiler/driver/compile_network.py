@@ -86,16 +86,23 @@ def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
     return [program.build() for program in programs]
 
 
-def reuse_kernels(built: Mapping[tuple[str, str], KernelArtifact]) -> BuildKernels:
-    """Takes the kernels that were `built`, by workload key and steps text, and builds only the others."""
+def reuse_kernels(
+    built: Mapping[tuple[str, str], KernelArtifact], build: BuildKernels = build_in_process
+) -> BuildKernels:
+    """Takes the kernels that were `built`, by workload key and steps text, and builds only the others, by `build`."""
 
-    def take(program: ChosenProgram) -> KernelArtifact:
+    def known(program: ChosenProgram) -> KernelArtifact | None:
         kernel = built.get((program.task.workload_key, dump_steps(program.steps)))
         # The name is the symbol in the object code, and the target decides its instructions: both must be the same.
         fits = kernel is not None and (kernel.name, kernel.target) == (program.task.name, str(program.task.target))
-        return kernel if kernel is not None and fits else program.build()
+        return kernel if fits else None
 
-    return lambda programs: [*map(take, programs)]
+    def take(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+        found = [known(program) for program in programs]
+        others = iter(build([program for program, kernel in zip(programs, found, strict=True) if kernel is None]))
+        return [next(others) if kernel is None else kernel for kernel in found]
+
+    return take
 
 
 def compile_graph(

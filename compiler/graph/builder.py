@@ -73,11 +73,13 @@ class GraphBuilder:
         *,
         name: str = "",
         output: str = "",
+        known: Value | None = None,
     ) -> str:
         """Append a node and return the name of its result.
 
-        `name` is the node's name for messages, `output` the wished name of the result. Raises: DefinitionError when
-        operands or attributes do not fit the operator.
+        `name` is the node's name for messages, `output` the wished name of the result; `known` is a checked value that
+        the same operator computes of operands of the same shapes and types. Raises: DefinitionError when operands or
+        attributes do not fit the operator.
         """
         wish = output or name or op
         if op == "concat" and len(inputs) > _MOST_JOINED:
@@ -87,7 +89,7 @@ class GraphBuilder:
             return self.emit(op, inputs, attrs, name=name, output=wish)
         node = Node(op, tuple(inputs), (self._fresh(wish),), dict(attrs or {}), name)
         described = [self._values[operand] for operand in inputs]
-        value = infer_value(node, described)
+        value = infer_value(node, described) if known is None else Value(node.output, known.shape, known.dtype)
         # Checked before anything of that size is allocated or folded.
         if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
             raise call_of(node, described).misfit(f"{value} has too many elements")
@@ -249,6 +251,16 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
         renamed = Node(node.op, _named(new_name, node.inputs), node.outputs, node.attrs, node.name)
         result = convert(builder, renamed)
         if result is None:
-            result = builder.emit(node.op, renamed.inputs, node.attrs, name=node.name, output=node.output)
+            known = graph.values[node.output] if _alike(graph, node, builder, renamed) else None
+            result = builder.emit(node.op, renamed.inputs, node.attrs, name=node.name, output=node.output, known=known)
         new_name[node.output] = result
     return builder.finish({name: new_name[name] for name in graph.outputs})
+
+
+def _alike(graph: Graph, node: Node, builder: GraphBuilder, renamed: Node) -> bool:
+    """Whether the operands of a node have kept their shapes and types."""
+    for name, new in zip(node.inputs, renamed.inputs, strict=True):
+        before, now = graph.values[name], builder.value(new)
+        if before.shape != now.shape or before.dtype != now.dtype:
+            return False
+    return True

@@ -162,7 +162,8 @@ class Graph:
                 return f"%{number[name]}"
             number[name] = len(number)
             array = np.ascontiguousarray(self.constants[name])
-            content = hashlib.sha256(array.tobytes()).hexdigest()
+            # Its bytes where they are: a copy of all weights takes as long as hashing them.
+            content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
             return f"const {array.dtype.name}{list(array.shape)} {content}"
 
         for value in self.inputs:

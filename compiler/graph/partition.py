@@ -143,7 +143,8 @@ def partition(
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
     """
-    fusion = _fusion(graph, target)
+    expressions = _Expressions(graph)
+    fusion = _fusion(graph, target, expressions)
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
     tasks: dict[str, SearchTask] = {}
     weights: dict[str, int] = {}
@@ -152,7 +153,7 @@ def partition(
     kernels = []
     alternatives: list[Alternative] = []
     for group in fusion.groups:
-        inputs, dag = express(graph, group)
+        inputs, dag = expressions.of(group)
         key = dag.workload_key
         # Hash consing by workload key: layers that compute the same are tuned once, and their weights add up.
         if key not in tasks:
@@ -179,12 +180,29 @@ def partition(
     )
 
 
-def _fusion(graph: Graph, target: Target) -> Fusion:
+class _Expressions:
+    """The tensor expressions of groups of one graph. Layers repeat, and a text that tells them apart takes a hundredth
+    of the time of an expression.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._known: dict[str, ComputeDAG] = {}
+
+    def of(self, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
+        """The values that the group reads, in the order of its arguments, and its expressions."""
+        inputs, text = describe(self._graph, group)
+        if text not in self._known:
+            self._known[text] = express(self._graph, group)
+        return inputs, self._known[text]
+
+
+def _fusion(graph: Graph, target: Target, expressions: _Expressions) -> Fusion:
     """The groups of nodes that are kernels on a target."""
     fusion = fuse(graph)
     if not target.traits.uses_threads:
         return fusion
-    return join_attention(graph, fusion, lambda group: find_row_blocks(express(graph, group)[1]) is not None)
+    return join_attention(graph, fusion, lambda group: find_row_blocks(expressions.of(group)[1]) is not None)
 
 
 def _alternatives(
@@ -195,7 +213,7 @@ def _alternatives(
     for rewrite in rewrites:
         variant = rewrite.variant(graph, group)
         if variant is not None:
-            _, dag = express(variant.described(graph), variant.group)
+            dag = express(variant.described(graph), variant.group)
             name = _unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
             speedup = rewrite.speedup(graph, group, task.hardware)
             found.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite, speedup))
@@ -206,7 +224,7 @@ def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative
     """The graph and its kernels with `chosen` alternatives, one a task at most, in place of the direct ones."""
     taken = {one.of: one for one in chosen}
     kernels = []
-    groups = _fusion(graph, cut.tasks[0].target).groups if cut.tasks else ()
+    groups = _fusion(graph, cut.tasks[0].target, _Expressions(graph)).groups if cut.tasks else ()
     for group, call in zip(groups, cut.kernels, strict=True):
         other = taken.get(call.task.workload_key)
         variant = None if other is None else other.rewrite.variant(graph, group)
@@ -214,7 +232,7 @@ def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative
             kernels.append(call)
             continue
         graph = variant.computed(graph)
-        inputs, _ = express(graph, variant.group)
+        inputs, _ = describe(graph, variant.group)
         kernels.append(replace(call, name=other.task.name, task=other.task, inputs=inputs))
     tasks = tuple(taken[task.workload_key].task if task.workload_key in taken else task for task in cut.tasks)
     return graph, replace(cut, kernels=tuple(kernels), tasks=tasks, alternatives=())
@@ -224,8 +242,33 @@ def _reduces(dag: ComputeDAG) -> bool:
     return any(isinstance(op, ComputeOp) and op.reduce_axes for op in dag.ops)
 
 
-def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
-    """The group as tensor expressions: the graph values that it reads, in argument order, and the compute graph.
+def describe(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
+    """The graph values that the group reads, in the order of its arguments, and a text; groups of the same text are the
+    same tensor expressions.
+    """
+    uses = [name for node in group.nodes for name in node.inputs]
+    numbers: dict[str, int] = {}
+    inputs, lines = [], []
+    for node in group.nodes:
+        words = []
+        for name in node.inputs:
+            value, literal = graph.values[name], _literal(graph, node, name)
+            if literal is not None:
+                words.append(f"{literal.value!r}: {value.dtype}{value.shape}")
+                continue
+            if name not in numbers:
+                numbers[name] = len(numbers)
+                inputs.append(name)
+            # What `express` asks of a constant.
+            packs = name in graph.constants and uses.count(name) == 1
+            words.append(f"%{numbers[name]}: {value.dtype}{value.shape}{' constant' * packs}")
+        numbers[node.output] = len(numbers)
+        lines.append(f"{node.op}({', '.join(words)}) {sorted(node.attrs.items())}")
+    return tuple(inputs), "\n".join(lines)
+
+
+def express(graph: Graph, group: FusedOp) -> ComputeDAG:
+    """The group as tensor expressions. The arguments are those of `describe`.
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
     """
@@ -255,7 +298,7 @@ def express(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
         )
     output = operands[group.output]
     assert isinstance(output, Tensor)
-    return tuple(placeholders), ComputeDAG([*placeholders.values(), output])
+    return ComputeDAG([*placeholders.values(), output])
 
 
 def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:

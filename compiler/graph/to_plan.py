@@ -15,7 +15,7 @@ from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.partition import FusedCall, Partition
 from retune.compiler.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
-from retune.compiler.runtime.buffers import constant_array
+from retune.compiler.runtime.buffers import aligned_array, constant_array, frozen
 
 
 def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]) -> tuple[Plan, dict[int, Array]]:
@@ -114,9 +114,7 @@ class _Table:
         key = (name, packing)
         if key not in self._numbers:
             array: Array = self.graph.constants[name]
-            packed = memoized(
-                ("plan", packing), [array], lambda: constant_array(array if packing is None else packing.pack(array))
-            )
+            packed = memoized(("plan", packing), [array], lambda: _packed(array, packing))
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
             self._numbers[key] = number
             self.constants[number] = packed
@@ -126,6 +124,13 @@ class _Table:
         number = len(self.buffers)
         self.buffers.append(BufferSpec(name, shape, dtype, kind, number if storage is None else storage))
         return number
+
+
+def _packed(array: Array, packing: Packing | None) -> Array:
+    """A constant as kernels read it."""
+    if packing is None:
+        return constant_array(array)
+    return frozen(packing.pack(array, aligned_array((packing.size,), array.dtype.name)))
 
 
 def _place(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:

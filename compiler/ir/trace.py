@@ -32,6 +32,11 @@ def observing(observer: Observer) -> Iterator[None]:
         _observer.reset(token)
 
 
+def is_active() -> bool:
+    """Whether stages are observed or printed. Raises: OptionError as `show`."""
+    return _observer.get() is not None or config.debug_level() > 0
+
+
 def show(level: int, name: str, stage: str, text: Callable[[], str]) -> None:
     """Tell the observer that `name` has reached a stage, and print it if RETUNE_DEBUG is at least `level`.
 

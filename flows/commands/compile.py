@@ -15,6 +15,7 @@ from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
 from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.hardware import target_on
 from retune.compiler.driver.operators import label_of
+from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.executor.library import Library, require_suffix
 from retune.compiler.measure.cuda_runner import gpu_here, gpu_of_key
 from retune.compiler.options import TuneOptions, tune_options
@@ -68,6 +69,7 @@ def compile_network(
             known.programs,
             threads=extracted.threads,
             cut=extracted.partition,
+            build=build_in_parallel,
             others=known.others_of,
         )
     Library(compiled).export_library(path)

@@ -26,6 +26,7 @@ from retune.compiler.driver.onnx_export import (
     export_provider,
     library_path,
 )
+from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import KIND, CompiledNetwork
@@ -138,7 +139,8 @@ def _compile_parts(
         with telling_nothing():
             known = KnownPrograms.of(part, home, None)
             about = part.graph, part.target, known.programs
-            networks.append(compile_graph(*about, threads=count, cut=part.partition, others=known.others_of))
+            cut, others = part.partition, known.others_of
+            networks.append(compile_graph(*about, threads=count, cut=cut, build=build_in_parallel, others=others))
     return offloaded, networks
 
 

@@ -81,7 +81,7 @@ def joined_convolution(size: int, channels: tuple[int, int], filters: int) -> Co
     made = builder.emit("conv2d", (joined, weight), {**attrs, "layout": "NHWC"})
     graph = builder.finish({"y": builder.emit("relu", (made,))})
     (group,) = fuse(graph).groups
-    return express(graph, group)[1]
+    return express(graph, group)
 
 
 def conv_bn_relu(

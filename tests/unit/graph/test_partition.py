@@ -12,12 +12,14 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.zoo import NAMES, build
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate as evaluate_graph
+from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.partition import Partition, partition
+from retune.compiler.graph.partition import Partition, describe, express, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.attributes import CONV
+from tests.support.zoo_sizes import SMALL
 
 _SLOW = pytest.mark.slow
 QUICK = ("mlp", "resnet18", "gpt2_block")
@@ -99,6 +101,50 @@ def test_what_only_moves_data_is_worth_tuning_where_it_takes_a_part_of_the_time(
         "transpose_512x512": True,
         "transpose_4x4": False,
     }
+
+
+@pytest.mark.parametrize("name", ["resnet18", "gpt2_block", "yolov8n", "swin_tiny"])
+def test_groups_of_one_text_have_one_expression(name: str) -> None:
+    graph = optimize(load_model(build(name, **SMALL[name])))
+    keys: dict[str, str] = {}
+    for group in fuse(graph).groups:
+        inputs, text = describe(graph, group)
+        dag = express(graph, group)
+        assert keys.setdefault(text, dag.workload_key) == dag.workload_key
+        assert [graph.values[one].shape for one in inputs] == [tensor.shape for tensor in dag.inputs]
+    assert len(keys) < len(fuse(graph).groups)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"number": 2.0}),
+        ({"number": 0.0}, {"number": -0.0}),
+        ({}, {"shape": (4, 2)}),
+        ({}, {"is_constant": True}),
+        ({}, {"is_squared": True}),
+        ({}, {"axis": 0}),
+    ],
+)
+def test_the_text_of_a_group_tells_expressions_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    graphs = [_scaled_softmax(**options) for options in (one, other)]
+    texts = [describe(graph, group)[1] for graph in graphs for group in fuse(graph).groups]
+    assert len({*texts}) == len(texts) == 2
+
+
+def _scaled_softmax(
+    number: float = 1.0,
+    shape: tuple[int, int] = (2, 4),
+    axis: int = 1,
+    *,
+    is_constant: bool = False,
+    is_squared: bool = False,
+) -> Graph:
+    builder = GraphBuilder("net", [Value("x", shape), *([] if is_constant else [Value("y", shape)])])
+    y = builder.constant(np.ones(shape, np.float32), "y") if is_constant else "y"
+    made = builder.emit("softmax", ("x",), {"axis": axis})
+    made = builder.emit("mul", (made, builder.scalar(number, "float32")))
+    return builder.finish({"z": builder.emit("add", (made, made if is_squared else y))})
 
 
 def _residual(order: tuple[int, int], prefix: str) -> Graph:

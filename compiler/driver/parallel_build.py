@@ -1,0 +1,43 @@
+"""Builds the kernels of a network in several processes, where that pays."""
+
+import logging
+from collections.abc import Sequence
+
+from retune.compiler.config import usable_cpus
+from retune.compiler.driver.compile_network import ChosenProgram, build_in_process
+from retune.compiler.errors import DefinitionError, LoweringError, ScheduleError
+from retune.compiler.ir import trace
+from retune.compiler.measure.worker_pool import WorkerPool
+from retune.compiler.measure.worker_process import WorkerProcess
+from retune.compiler.runtime.artifact import KernelArtifact
+
+_log = logging.getLogger(__name__)
+
+_BUILD = "retune.compiler.codegen.build:build_kernel"
+_KERNELS_EACH = 24
+"""A process takes as long to start as it takes to build so many kernels."""
+
+
+def build_in_parallel(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+    """Build the kernels, in order, on all cores; in this process where they are few, or where their stages are to be
+    printed. Raises: ScheduleError or LoweringError when one cannot be built.
+    """
+    processes = min(len(usable_cpus()), len(programs) // _KERNELS_EACH)
+    if processes < 2 or trace.is_active():
+        return build_in_process(programs)
+    pool = WorkerPool([WorkerProcess() for _ in range(processes)])
+    try:
+        return pool.map(_build, programs)
+    except (DefinitionError, ScheduleError, LoweringError):
+        raise
+    except Exception as error:
+        # Processes may be forbidden or killed, and cannot know what was registered in this one.
+        _log.info("building the kernels in one process, since others failed: %s", error)
+        return build_in_process(programs)
+    finally:
+        pool.close()
+
+
+def _build(worker: WorkerProcess, program: ChosenProgram) -> KernelArtifact:
+    kernel: KernelArtifact = worker.call(_BUILD, program.task, program.steps, program.task.name)
+    return kernel
