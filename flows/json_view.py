@@ -24,7 +24,7 @@ One object per line, its kind in `event`. Times are in seconds, null while unkno
 - `round`, `task` (as above), `failed`: failed programs of the round
 - `trials`, `elapsed`: so far; `seconds_left`: estimate
 - `latency`: estimate over the tasks that have a time; `latency_is_complete`: whether all have
-- `contention`: share of the timings lost to other processes
+- `contention`: share of the timings lost to other processes or a slow CPU
 
 ### `task_stopped`
 

@@ -139,7 +139,7 @@ class RoundDone:
     def __str__(self) -> str:
         limit = "" if self.trials_limit is None else f"/{self.trials_limit}"
         failed = f" ({self.failed} failed)" if self.failed else ""
-        busy = f"; other processes took {self.contention:.0%} of its timings" if self.contention > BUSY else ""
+        busy = f"; {self.contention:.0%} of its timings lost to others" if self.contention > BUSY else ""
         return (
             f"round {self.round}: {self.task.name}, trials {self.trials}{limit}{failed}, "
             f"best {self.task.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"

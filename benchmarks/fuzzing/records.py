@@ -18,7 +18,6 @@ from benchmarks.fuzzing.case import FuzzCase, drawn
 from benchmarks.fuzzing.mutations import (
     Mutate,
     archive_of,
-    earlier_file,
     mutated_bytes,
     mutated_json,
     mutated_lines,
@@ -133,13 +132,13 @@ def _batch() -> TrainingBatch:
 
 
 def _checkpoint() -> list[bytes]:
-    return [batches_to_bytes([_batch()]), earlier_file("lessons.npz")]
+    return [batches_to_bytes([_batch()])]
 
 
 def _models() -> list[bytes]:
     model = XGBModel(1, options=XGBOptions(scratch_rounds=4, max_depth=3))
     model.update(_batch())
-    return [model.to_bytes(), earlier_file("model.npz")]
+    return [model.to_bytes()]
 
 
 def _inside(name: str) -> Mutate:

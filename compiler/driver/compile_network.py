@@ -39,7 +39,8 @@ _ORIGINS = {
 }
 """ProgramSource and note of programs by their `mutation`; all others are tuned."""
 
-_BAD_PROGRAM = (DefinitionError, ScheduleError, LoweringError)
+BUILD_ERRORS = (DefinitionError, ScheduleError, LoweringError)
+"""What is raised for a program that cannot be built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,11 @@ class ChosenProgram:
         return build_kernel(self.task, self.steps, self.task.name)
 
 
-BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact]]
-"""Builds many kernels, in order, maybe in parallel. Raises ScheduleError or LoweringError when one cannot be built."""
+BuildError = DefinitionError | ScheduleError | LoweringError
+"""Why a kernel cannot be built."""
+
+BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact | BuildError]]
+"""Builds many kernels, maybe in parallel: each one, in order, or the error of one that cannot be built."""
 
 
 _TRIED = 5
@@ -81,9 +85,16 @@ def _no_others(_: str) -> Iterable[BestProgram]:
     return ()
 
 
-def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+def build_in_process(programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
     """Build one kernel after the other, here."""
-    return [program.build() for program in programs]
+    return [_try_build(program) for program in programs]
+
+
+def _try_build(program: ChosenProgram) -> KernelArtifact | BuildError:
+    try:
+        return program.build()
+    except BUILD_ERRORS as error:
+        return error
 
 
 def reuse_kernels(
@@ -91,18 +102,18 @@ def reuse_kernels(
 ) -> BuildKernels:
     """Takes the kernels that were `built`, by workload key and steps text, and builds only the others, by `build`."""
 
-    def known(program: ChosenProgram) -> KernelArtifact | None:
+    def find_built(program: ChosenProgram) -> KernelArtifact | None:
         kernel = built.get((program.task.workload_key, dump_steps(program.steps)))
         # The name is the symbol in the object code, and the target decides its instructions: both must be the same.
         fits = kernel is not None and (kernel.name, kernel.target) == (program.task.name, str(program.task.target))
         return kernel if fits else None
 
-    def take(programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
-        found = [known(program) for program in programs]
+    def build_missing(programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
+        found = [find_built(program) for program in programs]
         others = iter(build([program for program, kernel in zip(programs, found, strict=True) if kernel is None]))
         return [next(others) if kernel is None else kernel for kernel in found]
 
-    return take
+    return build_missing
 
 
 def compile_graph(
@@ -197,7 +208,7 @@ def _is_in_context(task: SearchTask) -> bool:
 def _fits(task: SearchTask, known: BestProgram) -> bool:
     try:
         replay(task.dag, load_steps(known.steps))
-    except _BAD_PROGRAM:
+    except BUILD_ERRORS:
         return False
     return True
 
@@ -215,7 +226,7 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
         return _default(task)
     try:
         steps = load_steps(best.steps)
-    except _BAD_PROGRAM as error:
+    except BUILD_ERRORS as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
     otherwise = (ProgramSource.RECORD, "") if best.record_id else _ORIGINS[TOP_CANDIDATE]
     origin, note = _ORIGINS.get(best.mutation, otherwise)
@@ -240,15 +251,11 @@ def _on_cpu(choice: ChosenProgram, threads: int, why: Exception) -> ChosenProgra
 def _build(
     choices: list[ChosenProgram], build: BuildKernels, threads: int, others: OtherPrograms
 ) -> tuple[list[ChosenProgram], list[KernelArtifact]]:
-    """All kernels at once; when that fails one by one, with something else in place of those that cannot be built."""
-    try:
-        # All at once, since a builder may work in parallel; the error of one does not say which it was.
-        return choices, list(build(choices))
-    except _BAD_PROGRAM as error:
-        _log.info("building the kernels one by one, since one of them failed: %s", error)
+    """All kernels, with something else in place of those that cannot be built."""
     final, artifacts = [], []
-    for choice in choices:
-        used, artifact = _build_or_else(choice, build, threads, _next_best(choice, others))
+    # All at once, since a builder may work in parallel.
+    for choice, built in zip(choices, build(choices), strict=True):
+        used, artifact = _build_or_else(choice, built, build, threads, _next_best(choice, others))
         final.append(used)
         artifacts.append(artifact)
     return final, artifacts
@@ -262,24 +269,28 @@ def _next_best(choice: ChosenProgram, others: OtherPrograms) -> Iterator[ChosenP
 
 
 def _build_or_else(
-    choice: ChosenProgram, build: BuildKernels, threads: int, others: Iterator[ChosenProgram]
+    choice: ChosenProgram,
+    built: KernelArtifact | BuildError,
+    build: BuildKernels,
+    threads: int,
+    others: Iterator[ChosenProgram],
 ) -> tuple[ChosenProgram, KernelArtifact]:
-    """The program, else the first of the others, else the default schedule, else on a GPU that of the CPU."""
-    try:
-        (artifact,) = build([choice])
-        return choice, artifact
-    except _BAD_PROGRAM as error:
+    """The program, which is `built` or failed, else the first of the others, else the default schedule, else on a GPU
+    that of the CPU.
+    """
+    while not isinstance(built, KernelArtifact):
         task = choice.task
         if choice.origin is not ProgramSource.DEFAULT:
-            why = f"{choice.label} cannot be built: {error}"
+            why = f"{choice.label} cannot be built: {built}"
             known = next(others, None)
-            other = _default(task, why) if known is None else replace(known, note=why)
-        # Ends: each step leads to a plainer program, and the CPU's default schedule re-raises.
+            choice = _default(task, why) if known is None else replace(known, note=why)
+        # Ends: each step leads to a plainer program, and the error of the CPU's default schedule is raised.
         elif task.target.kind != Target.host().kind:
-            other = _on_cpu(choice, threads, error)
+            choice = _on_cpu(choice, threads, built)
         else:
-            raise
-    return _build_or_else(other, build, threads, others)
+            raise built
+        (built,) = build([choice])
+    return choice, built
 
 
 def made_for(target: Target, threads: int, *, by_cpu: bool = False) -> dict[str, object]:

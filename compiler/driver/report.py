@@ -118,7 +118,7 @@ class TaskOutcome:
 class Report:
     """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do. That
     of an operator has one task, no `artifact`, and compares its default schedule with what serves it. `contention` is
-    the share that other processes took, of a typical trial or of the final comparison, the larger one.
+    the share lost to other processes, of a typical trial or of the final comparison, the larger one.
     """
 
     run_id: str

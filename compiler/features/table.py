@@ -8,8 +8,8 @@ A program has one row per statement. Every value but the flags in `FLAG_NAMES` i
 * intensity: operations per touched byte at ten points between the innermost loop and the whole statement
 * allocation: size and number of the buffers inside other statements' loops, and how much is computed twice
 * nest: trip count, number of loops, unroll limit
-* tile: the register tile: rows, vectors, accumulators, idle lanes, loads and conversions per step, innermost reduction,
-  whether that runs in lanes, how many products a dot product sums
+* tile: the register tile: rows, vectors, accumulators, idle lanes, loads and conversions per step, lines that evict
+  each other from the first cache, innermost reduction, whether that runs in lanes, how many products a dot product sums
 * parallel: chunks, balance and grain of the parallel loop
 * memory: bytes touched inside each group of loops, and bytes moved with a cache of 16 KiB ... 8 MiB
 * estimate: cycles of the analytical cost model: arithmetic, memory, the statement, the whole program, its share of it,
@@ -42,7 +42,7 @@ from collections.abc import Iterator
 
 from retune.compiler.schedule.counts import COUNTED
 
-FEATURE_VERSION = 5
+FEATURE_VERSION = 6
 """Version of the table; a cost model that was trained on another one cannot be used."""
 
 # Five buffers, and ten points of the curve below, as in Ansor.
@@ -107,6 +107,7 @@ TILE_NAMES = (
     "tile_broadcasts",
     "tile_gathers",
     "tile_conversions",
+    "tile_conflicts",
     "tile_loads_per_fma",
     "tile_vector_operations",
     "tile_in_lanes",

@@ -16,6 +16,9 @@ from retune.compiler.features.lowering import Innermost
 from retune.compiler.features.nest import Flags, Floats, Nest, product_where, unrolled_flags
 from retune.compiler.target import HardwareParams
 
+_SET_LINES, _WAYS = 64, 8
+"""The first-level cache of x86 cores: sets of lines, and lines of a set (12 on Intel's since Ice Lake)."""
+
 
 def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost, hardware: HardwareParams) -> Columns:
     """Columns of the groups "tile" and "annotations"."""
@@ -35,7 +38,7 @@ def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost,
     yield "tile_reduction", inside.iterations
     yield "tile_accumulator_moves", inside.steps / inside.iterations * _moves(inside)
     yield "tile_straight_line", straight_line
-    loads = _loads(nest, footprints, inside)
+    loads = _loads(nest, footprints, inside, hardware.cache_line_bytes)
     yield from loads.items()
     fetched = loads["tile_vector_loads"] + loads["tile_broadcasts"] + loads["tile_gathers"]
     yield "tile_loads_per_fma", fetched / accumulators
@@ -66,11 +69,11 @@ def _moves(inside: Innermost) -> Floats:
     return np.where(inside.in_lanes, np.log2(inside.length) / 2.0 + 1.0, inside.accumulators)
 
 
-def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost) -> dict[str, Floats]:
-    """What one step of the innermost reduction loads into registers, by kind, and how many of these vectors have to be
-    converted or interleaved.
+def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost, line_bytes: int) -> dict[str, Floats]:
+    """What one step of the innermost reduction loads into registers, by kind, how many of these vectors have to be
+    converted or interleaved, and how many lines evict each other before the next step reads them again.
     """
-    names = ("tile_vector_loads", "tile_broadcasts", "tile_gathers", "tile_conversions")
+    names = ("tile_vector_loads", "tile_broadcasts", "tile_gathers", "tile_conversions", "tile_conflicts")
     found = {name: np.zeros(nest.count) for name in names}
     held = accumulated(nest.source.write.tensor.dtype)
     lane_loop = _lane_loop(nest, inside)
@@ -78,7 +81,8 @@ def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost) -> di
     for footprint in footprints:
         if not footprint.is_read or footprint.is_write:
             continue
-        rows = product_where(nest.tile & ~nest.vector & footprint.moving, nest.extents)
+        across = nest.tile & ~nest.vector & footprint.moving
+        rows = product_where(across, nest.extents)
         stride = pick(np.vstack([np.zeros((1, nest.count)), footprint.strides]), lane_loop)
         straight = has_lanes & (stride == 1)
         scattered = has_lanes & (stride > 1)
@@ -90,10 +94,25 @@ def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost) -> di
         found["tile_vector_loads"] += vectors
         found["tile_broadcasts"] += broadcasts
         found["tile_gathers"] += gathers
+        found["tile_conflicts"] += _conflicts(across, nest.extents, footprint, line_bytes)
         if footprint.tensor.dtype != held:
             plain = vectors + np.where(has_lanes, broadcasts, 0.0)
             found["tile_conversions"] += np.where(inside.dot > 1, np.where(apart > 1, 2.0 * vectors, 0.0), plain)
     return found
+
+
+def _conflicts(across: Flags, extents: Floats, footprint: Footprint, line_bytes: int) -> Floats:
+    """(B,): how many lines, of those that the rows of a tile read at a time, are in the same sets of the first cache,
+    if these are more than a set holds; else 0. Rows at a distance of a multiple of 4 KiB are all in one set.
+    """
+    lines, sets = np.ones(across.shape[1]), np.ones(across.shape[1])
+    for flags, extent, stride in zip(across, extents, footprint.strides, strict=True):
+        apart = np.maximum(stride * footprint.element_bytes / line_bytes, 1.0)
+        # Distances that are no whole lines reach all sets in time.
+        distinct = np.where(apart % 1.0 == 0.0, _SET_LINES / np.gcd(apart.astype(np.int64), _SET_LINES), _SET_LINES)
+        lines = np.where(flags, lines * extent, lines)
+        sets = np.where(flags, np.minimum(_SET_LINES, sets * np.minimum(extent, distinct)), sets)
+    return np.where(lines > _WAYS * sets, lines, 0.0)
 
 
 def _lane_loop(nest: Nest, inside: Innermost) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

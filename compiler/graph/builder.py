@@ -251,14 +251,14 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
         renamed = Node(node.op, _named(new_name, node.inputs), node.outputs, node.attrs, node.name)
         result = convert(builder, renamed)
         if result is None:
-            known = graph.values[node.output] if _alike(graph, node, builder, renamed) else None
+            known = graph.values[node.output] if _has_same_types(graph, node, builder, renamed) else None
             result = builder.emit(node.op, renamed.inputs, node.attrs, name=node.name, output=node.output, known=known)
         new_name[node.output] = result
     return builder.finish({name: new_name[name] for name in graph.outputs})
 
 
-def _alike(graph: Graph, node: Node, builder: GraphBuilder, renamed: Node) -> bool:
-    """Whether the operands of a node have kept their shapes and types."""
+def _has_same_types(graph: Graph, node: Node, builder: GraphBuilder, renamed: Node) -> bool:
+    """Whether the operands of a node, whose shapes are numbers, have kept their shapes and types."""
     for name, new in zip(node.inputs, renamed.inputs, strict=True):
         before, now = graph.values[name], builder.value(new)
         if before.shape != now.shape or before.dtype != now.dtype:

@@ -162,7 +162,7 @@ class Graph:
                 return f"%{number[name]}"
             number[name] = len(number)
             array = np.ascontiguousarray(self.constants[name])
-            # Its bytes where they are: a copy of all weights takes as long as hashing them.
+            # The bytes in place: a copy of all weights takes as long as hashing them.
             content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
             return f"const {array.dtype.name}{list(array.shape)} {content}"
 

@@ -143,7 +143,7 @@ def partition(
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
     """
-    expressions = _Expressions(graph)
+    expressions = _ExpressionCache(graph)
     fusion = _fusion(graph, target, expressions)
     layout = LayoutRewriteOption.get_target_default(target, in_relay_integration=True)
     tasks: dict[str, SearchTask] = {}
@@ -157,7 +157,7 @@ def partition(
         key = dag.workload_key
         # Hash consing by workload key: layers that compute the same are tuned once, and their weights add up.
         if key not in tasks:
-            name = _unique(_describe(graph, group), names)
+            name = _unique(_kernel_name(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             kinds[key] = group.kind
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
@@ -180,9 +180,9 @@ def partition(
     )
 
 
-class _Expressions:
-    """The tensor expressions of groups of one graph. Layers repeat, and a text that tells them apart takes a hundredth
-    of the time of an expression.
+class _ExpressionCache:
+    """The tensor expressions of groups of one graph. Layers repeat, and a signature takes a hundredth of the
+    time of an expression.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -191,13 +191,13 @@ class _Expressions:
 
     def of(self, group: FusedOp) -> tuple[tuple[str, ...], ComputeDAG]:
         """The values that the group reads, in the order of its arguments, and its expressions."""
-        inputs, text = describe(self._graph, group)
-        if text not in self._known:
-            self._known[text] = express(self._graph, group)
-        return inputs, self._known[text]
+        inputs, signature = group_signature(self._graph, group)
+        if signature not in self._known:
+            self._known[signature] = express(self._graph, group)
+        return inputs, self._known[signature]
 
 
-def _fusion(graph: Graph, target: Target, expressions: _Expressions) -> Fusion:
+def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusion:
     """The groups of nodes that are kernels on a target."""
     fusion = fuse(graph)
     if not target.traits.uses_threads:
@@ -224,7 +224,7 @@ def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative
     """The graph and its kernels with `chosen` alternatives, one a task at most, in place of the direct ones."""
     taken = {one.of: one for one in chosen}
     kernels = []
-    groups = _fusion(graph, cut.tasks[0].target, _Expressions(graph)).groups if cut.tasks else ()
+    groups = _fusion(graph, cut.tasks[0].target, _ExpressionCache(graph)).groups if cut.tasks else ()
     for group, call in zip(groups, cut.kernels, strict=True):
         other = taken.get(call.task.workload_key)
         variant = None if other is None else other.rewrite.variant(graph, group)
@@ -232,7 +232,7 @@ def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative
             kernels.append(call)
             continue
         graph = variant.computed(graph)
-        inputs, _ = describe(graph, variant.group)
+        inputs, _ = group_signature(graph, variant.group)
         kernels.append(replace(call, name=other.task.name, task=other.task, inputs=inputs))
     tasks = tuple(taken[task.workload_key].task if task.workload_key in taken else task for task in cut.tasks)
     return graph, replace(cut, kernels=tuple(kernels), tasks=tasks, alternatives=())
@@ -242,8 +242,8 @@ def _reduces(dag: ComputeDAG) -> bool:
     return any(isinstance(op, ComputeOp) and op.reduce_axes for op in dag.ops)
 
 
-def describe(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
-    """The graph values that the group reads, in the order of its arguments, and a text; groups of the same text are the
+def group_signature(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
+    """The graph values that the group reads, in the order of its arguments, and a string; groups of one string have the
     same tensor expressions.
     """
     uses = [name for node in group.nodes for name in node.inputs]
@@ -268,7 +268,7 @@ def describe(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
 
 
 def express(graph: Graph, group: FusedOp) -> ComputeDAG:
-    """The group as tensor expressions. The arguments are those of `describe`.
+    """The group as tensor expressions. The arguments are those of `group_signature`.
 
     Raises: DefinitionError when an operator is lowered in another layout alone.
     """
@@ -333,7 +333,7 @@ def _unique(wish: str, taken: set[str]) -> str:
     return name
 
 
-def _describe(graph: Graph, group: FusedOp) -> str:
+def _kernel_name(graph: Graph, group: FusedOp) -> str:
     """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, others = group.core, [node for node in group.nodes if node is not group.core]
     words = [first.op]

@@ -114,7 +114,7 @@ class _Table:
         key = (name, packing)
         if key not in self._numbers:
             array: Array = self.graph.constants[name]
-            packed = memoized(("plan", packing), [array], lambda: _packed(array, packing))
+            packed = memoized(("plan", packing), [array], lambda: _pack_constant(array, packing))
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
             self._numbers[key] = number
             self.constants[number] = packed
@@ -126,11 +126,13 @@ class _Table:
         return number
 
 
-def _packed(array: Array, packing: Packing | None) -> Array:
+def _pack_constant(array: Array, packing: Packing | None) -> Array:
     """A constant as kernels read it."""
     if packing is None:
         return constant_array(array)
-    return frozen(packing.pack(array, aligned_array((packing.size,), array.dtype.name)))
+    # Users may give parameters in the byte order of another machine.
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return frozen(packing.pack(native, aligned_array((packing.size,), array.dtype.name)))
 
 
 def _place(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:

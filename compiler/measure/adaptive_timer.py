@@ -142,7 +142,8 @@ class AdaptiveTimer:
             return False
         self._spare -= 1
         if self._reference is not None:
-            self._reference.recover()
+            # A part of the time after which the program is given up.
+            self._reference.recover(self._options.run_timeout_s / 10)
         return True
 
     def _pass(self, number: int) -> tuple[_Sample, int]:
@@ -151,8 +152,8 @@ class AdaptiveTimer:
         self._meter.start()
         elapsed = time_calls(self._function, number)
         contention = self._meter.share(elapsed)
-        if self._reference is not None and (lacking := self._reference.lacking_speed()):
-            contention = max(contention or 0.0, lacking)
+        if self._reference is not None and (slowdown := self._reference.measure_slowdown()):
+            contention = max(contention or 0.0, slowdown)
         return _Sample(elapsed / number / 1e9, contention), elapsed
 
     def _calls_of(self, seconds: float) -> int:

@@ -16,7 +16,7 @@ GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
 """The `mutation` of the record of a top candidate, and of one that was fitted from a similar task."""
 
 DISTURBED = 0.2
-"""From this contention on a cost says more of the machine than of the program."""
+"""Above this contention a cost says more of the machine than of the program."""
 
 DEFAULT_SCHEDULE = "default"
 """The `mutation` of the program that is the default schedule."""

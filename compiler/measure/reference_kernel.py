@@ -5,66 +5,83 @@ that runs two virtual CPUs on one core. The latter was seen on a virtual machine
 of a second at a time every kernel took twice as long. A load on all threads ends it within half a second.
 """
 
-import math
+import logging
+import statistics
 import time
 from collections.abc import Callable
 from functools import cache
 
 from retune.compiler.measure.peak import peak_kernel
 
-# 0.1 ms at 4 GHz: short beside a repeat of 3 ms, long beside the fork of threads.
+_log = logging.getLogger(__name__)
+
+# 0.05 to 0.1 ms at 4 GHz: short beside a repeat of 3 ms, long beside the fork of threads.
 _STEPS = 32_000
+_MOST_SECONDS = 1e-3
+"""A kernel that takes longer, as on a CPU without fused multiply-adds, would cost more than the timings."""
 _SLOW = 1.2
-"""So many times the least time of the kernel count as slow: a clock varies by less between its boosts."""
-_RECOVERY_SECONDS = 0.5
-_REST_SECONDS = 5.0
-"""How long a machine that did not recover is left alone: its speed may have changed for good."""
+"""So many times the usual time of the kernel count as slow, and a time so many times shorter as a new usual one."""
+_START_SECONDS, _RECOVERY_SECONDS = 0.2, 0.5
 _RECOVERED = 3
-"""So many quick calls in a row show that the machine has recovered."""
+"""So many fast calls in a row show that the machine has recovered."""
 
 
 @cache
-def reference_kernel(threads: int) -> "ReferenceKernel":
-    """The kernel for so many threads; it is compiled once in a process, in some 50 ms."""
-    return ReferenceKernel(peak_kernel(threads, _STEPS)[0])
+def reference_kernel(threads: int) -> "ReferenceKernel | None":
+    """The kernel for so many threads; it is compiled and run once in a process, in 0.3 s. None where it cannot be
+    built or takes too long.
+    """
+    try:
+        reference = ReferenceKernel(peak_kernel(threads, _STEPS)[0])
+    except Exception as error:
+        _log.warning("timings are made without a reference kernel: %s", error)
+        return None
+    return reference if reference.usual_seconds <= _MOST_SECONDS else None
 
 
 class ReferenceKernel:
-    """Compares the time of `run`, which only computes, with the least time it ever took."""
+    """Compares the time of `run`, which only computes, with its usual time."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run = run
-        self._least = math.inf
-        self._resting_until = -math.inf
-        for _ in range(_RECOVERED):
-            self._seconds()
+        self.usual_seconds = float("inf")
+        end = time.perf_counter() + _START_SECONDS
+        calls = [self._time_call()]
+        while time.perf_counter() < end:
+            calls.append(self._time_call())
+        self.usual_seconds = min(self.usual_seconds, statistics.median(calls))
 
-    def lacking_speed(self) -> float:
+    def measure_slowdown(self) -> float:
         """The share of its speed, 0 to 1, that the machine lacks now; 0 where that may be noise."""
-        seconds = self._seconds()
+        seconds = self._time_call()
         if self._is_slow(seconds):
             # An interrupt hits one call, a slow machine both.
-            seconds = min(seconds, self._seconds())
-        return 1 - self._least / seconds if self._is_slow(seconds) else 0.0
+            seconds = min(seconds, self._time_call())
+        return 1 - self.usual_seconds / seconds if self._is_slow(seconds) else 0.0
 
-    def recover(self) -> None:
-        """Keep the threads busy until the machine runs at full speed, for half a second at most."""
-        now = time.perf_counter()
-        if now < self._resting_until:
-            return
-        quick, end = 0, now + _RECOVERY_SECONDS
-        while quick < _RECOVERED:
-            quick = 0 if self._is_slow(self._seconds()) else quick + 1
+    def recover(self, most_seconds: float = _RECOVERY_SECONDS) -> None:
+        """Keep the threads busy until the machine runs at its usual speed, for half a second or `most_seconds`.
+
+        A machine that is still slow then has another speed from now on.
+        """
+        most_seconds = min(most_seconds, _RECOVERY_SECONDS)
+        calls: list[float] = []
+        end = time.perf_counter() + most_seconds
+        while not calls or any(map(self._is_slow, calls[-_RECOVERED:])) or len(calls) < _RECOVERED:
             if time.perf_counter() > end:
-                self._resting_until = end + _REST_SECONDS
+                if most_seconds == _RECOVERY_SECONDS:
+                    self.usual_seconds = statistics.median(calls)
                 return
+            calls.append(self._time_call())
 
     def _is_slow(self, seconds: float) -> bool:
-        return seconds > _SLOW * self._least
+        return seconds > _SLOW * self.usual_seconds
 
-    def _seconds(self) -> float:
+    def _time_call(self) -> float:
         start = time.perf_counter()
         self._run()
         seconds = time.perf_counter() - start
-        self._least = min(self._least, seconds)
+        # Not every shorter time: where calls vary, the shortest of thousands would make all others slow.
+        if seconds * _SLOW < self.usual_seconds:
+            self.usual_seconds = seconds
         return seconds

@@ -51,6 +51,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
     Raises: ArtifactError when the default kernel cannot be run or writes out of bounds; MemoryError; OptionError when
     an input given in `setup` does not fit.
     """
+    reference_kernel(options.threads)  # before a candidate's time runs
     buffers = TaskBuffers.filled(pattern.args, options.seed, key, setup)
     if options.check:
         buffers.poison_outputs()

@@ -232,16 +232,17 @@ class SketchPolicy:
         """Take in results and let the model learn from them in one update.
 
         Steps of other origin are welcome: those that fit a sketch seed later populations. Steps that do not fit the
-        task teach nothing and are only remembered, and so do disturbed timings unless most of `results` are.
+        task teach nothing and are only remembered. Disturbed timings do not train the model, unless most are disturbed.
         Raises: ScheduleError when a steps text cannot be read at all.
         """
         rows: list[Features] = []
         seconds: list[float] = []
-        # On a machine that is always busy, disturbed timings still compare with each other.
-        disturbed_teach = 2 * sum(one.is_disturbed for one in results) > len(results)
+        # On a machine that is always busy, disturbed timings are all there is.
+        timed = [one for one in results if one.seconds is not None and one.seconds < inf]
+        includes_disturbed = 2 * sum(one.is_disturbed for one in timed) > len(timed)
         for told, features in zip(results, self.observed.observe(results), strict=True):
             came_to = self.observed.seconds[told.steps_text]
-            teaches = disturbed_teach or not told.is_disturbed
+            teaches = includes_disturbed or not told.is_disturbed
             if features is not None and teaches and (self.options.learn_failures or came_to < inf):
                 rows.append(features)
                 seconds.append(came_to)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from retune.compiler.driver.compile_network import ChosenProgram, build_in_process
+from retune.compiler.driver.compile_network import BuildError, ChosenProgram, build_in_process
 from retune.compiler.graph.partition import Alternative, Partition
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.loader import Kernel
@@ -41,8 +41,8 @@ class KernelStore:
         self._lock = threading.Lock()
         self.use = StoreUse()
 
-    def build(self, programs: Sequence[ChosenProgram]) -> list[KernelArtifact]:
-        """As `build_in_process`. Raises: as that."""
+    def build(self, programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
+        """As `build_in_process`."""
         return [self._built(program) for program in programs]
 
     def kernel(self, artifact: KernelArtifact) -> Kernel:
@@ -54,7 +54,7 @@ class KernelStore:
             self._keep(self._loaded, artifact.name, (artifact, kernel))
             return kernel
 
-    def _built(self, program: ChosenProgram) -> KernelArtifact:
+    def _built(self, program: ChosenProgram) -> KernelArtifact | BuildError:
         key = (f"{program.task.identity} {program.task.name}", dump_steps(program.steps))
         with self._lock:
             artifact = self._artifacts.get(key)
@@ -62,7 +62,10 @@ class KernelStore:
             self.use.built += artifact is None
         # Built without the lock: a build takes tens of ms. Two threads may build the same kernel, and either will do.
         if artifact is None:
-            (artifact,) = build_in_process([program])
+            (built,) = build_in_process([program])
+            if not isinstance(built, KernelArtifact):
+                return built
+            artifact = built
         with self._lock:
             self._keep(self._artifacts, key, artifact)
         return artifact

@@ -260,7 +260,7 @@ def _run(facts: RunFacts) -> Iterator[str]:
         ("resumed", f"{len(info.resumed)} times"),
         *((name, str(value)) for name, value in info.describe.items() if value not in (None, "")),
         ("versions", facts.versions or "-"),
-        ("contention", f"{facts.contention:.1%} of the timings was taken by other processes"),
+        ("contention", f"{facts.contention:.1%} of the timings was lost to other processes or a slow CPU"),
         *((name, str(value)) for name, value in facts.report.items() if name in ("artifact", "records")),
     ]
     yield _table(("", ""), rows)

@@ -25,7 +25,7 @@ def test_the_line_of_a_round_says_all_that_matters() -> None:
 
 
 def test_a_busy_machine_is_mentioned() -> None:
-    assert "other processes took 30% of its timings" in str(replace(DONE, contention=0.3))
+    assert "30% of its timings lost to others" in str(replace(DONE, contention=0.3))
     assert "other processes" not in str(replace(DONE, contention=0.01))
 
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from retune.compiler import vm
-from retune.compiler.cost_model import training_data
+from retune.compiler.cost_model import training_data, xgb
 from retune.compiler.cost_model.xgb import XGBModel
 from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.features import FEATURE_NAMES
 from retune.compiler.graph_executor import cpu, load_module
 from retune.compiler.runtime.buffers import aligned_zeros
 from retune.compiler.runtime.cpu_features import check_cpu
@@ -83,6 +84,8 @@ def test_training_data_and_models_of_an_earlier_version_are_read(monkeypatch: py
     with np.load(FILES / "lessons.npz") as arrays:
         monkeypatch.setattr(training_data, "FEATURE_VERSION", json.loads(arrays["header"].tobytes())["feature_version"])
         features, seconds = arrays["features0"], arrays["seconds0"]
+    # The columns that it had.
+    monkeypatch.setattr(xgb, "FEATURE_NAMES", tuple(name for name in FEATURE_NAMES if name != "tile_conflicts"))
     (batch,) = training_data.batches_from_bytes((FILES / "lessons.npz").read_bytes())
     assert batch.task_key == "task"
     np.testing.assert_array_equal(batch.features, features)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.driver.compile_network import ChosenProgram, compile_graph
+from retune.compiler.driver.compile_network import BuildError, ChosenProgram, compile_graph
 from retune.compiler.errors import LoweringError
 from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
@@ -55,14 +55,14 @@ def compiled_for_gpu(
     """A network compiled for a GPU, and one that knows its kernels; those called as in `refused` cannot be built."""
     functions: dict[str, DeviceFunction] = {}
 
-    def build(requests: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+    def build(requests: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
         return [built(request) for request in requests]
 
-    def built(request: ChosenProgram) -> KernelArtifact:
+    def built(request: ChosenProgram) -> KernelArtifact | BuildError:
         task, steps, name = request.task, request.steps, request.task.name
         if task.target.is_gpu:
             if name in refused:
-                raise LoweringError(f"{name}: no code for GPUs for this")
+                return LoweringError(f"{name}: no code for GPUs for this")
             functions[name] = lower_for_gpu(replay(task.dag, steps), name, task.hardware)
         return build_kernel(task, steps, name)
 

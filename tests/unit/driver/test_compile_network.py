@@ -10,7 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from retune.compiler.codegen.build import build_kernel
-from retune.compiler.driver.compile_network import ChosenProgram, build_in_process, compile_graph, reuse_kernels
+from retune.compiler.driver.compile_network import (
+    BuildError,
+    ChosenProgram,
+    build_in_process,
+    compile_graph,
+    reuse_kernels,
+)
 from retune.compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.zoo import NAMES, build
@@ -243,21 +249,21 @@ def test_only_a_few_records_are_tried_in_place_of_one_that_cannot_be_built() -> 
     many = [known(broken, f"record-{number}") for number in range(2000)]
     tried: list[str] = []
 
-    def counting(batch: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+    def counting(batch: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
         if len(batch) == 1:
             tried.append(batch[0].record_id or "")
         return build_in_process(batch)
 
     network = compile_graph(graph, TARGET, {first.workload_key: many[7]}, build=counting, others=lambda _: many)
     assert network.coverage[0].record_id is None
-    assert [one for one in tried if one] == ["record-7", *(f"record-{number}" for number in range(5))]
+    assert [one for one in tried if one] == [f"record-{number}" for number in range(5)]
 
 
 def test_every_distinct_kernel_is_built_once() -> None:
     graph = optimize(load_model(build("resnet18", image=32, width=8)))
     requests: list[ChosenProgram] = []
 
-    def counting(batch: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+    def counting(batch: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
         requests.extend(batch)
         return build_in_process(batch)
 
@@ -289,3 +295,18 @@ def test_a_network_that_is_all_for_a_gpu_needs_nothing_of_the_cpu() -> None:
     builder = GraphBuilder("net", [Value("x", (8,))])
     network, _ = compiled_for_gpu(builder.finish({"y": builder.emit("relu", ("x",))}), Target("cuda"))
     assert network.metadata["needs"] == []
+
+
+def test_weights_in_the_byte_order_of_another_machine_are_packed() -> None:
+    networks = []
+    for order in "<>":
+        builder = GraphBuilder("net", [Value("x", (4, 24))])
+        weight = np.random.default_rng(0).standard_normal((24, 32), dtype=np.float32).astype(f"{order}f4")
+        made = builder.emit("dense", ("x", builder.constant(weight, "w")))
+        graph = builder.finish({"y": made})
+        (task,) = _tasks(graph)
+        networks.append(compile_graph(graph, TARGET, {task.workload_key: known(dump_steps(_tiled(task)))}))
+    native, other = networks
+    assert native.kernels[0].args[1].packing is not None
+    inputs = _random(graph)
+    np.testing.assert_array_equal(_outputs(native, inputs), _outputs(other, inputs))

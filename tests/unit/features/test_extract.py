@@ -154,6 +154,23 @@ def test_register_tile_with_remainder() -> None:
     assert odd["tile_reduction"] == approx(32)
 
 
+@pytest.mark.parametrize(
+    ("n", "rows", "conflicts"),
+    [
+        (1024, 8, 0),  # rows of 4 KiB: eight lines fill a set
+        (1024, 16, 16),
+        (2048, 16, 16),
+        (512, 16, 0),  # rows of 2 KiB lie in two sets
+        (512, 32, 32),
+        (768, 32, 0),  # rows of 3 KiB lie in four
+        (1000, 40, 0),  # rows end within a line
+    ],
+)
+def test_rows_of_a_tile_evict_each_other_at_distances_of_a_power_of_two(n: int, rows: int, conflicts: int) -> None:
+    nest = tiled_matmul((n // rows, 1, 1, rows), (n // 8, 1, 1, 8), (n // 8, 8), n=n)
+    assert values([nest], choices(0, 1))["tile_conflicts"] == approx(conflicts)
+
+
 def test_tile_that_spills() -> None:
     found = values([tiled_matmul((32, 1, 1, 16), (8, 1, 1, 64), (64, 8))], choices(0, 1))
     assert found["tile_accumulators"] == approx(64)

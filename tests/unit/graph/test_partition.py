@@ -14,7 +14,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate as evaluate_graph
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Array, Graph, Value
-from retune.compiler.graph.partition import Partition, describe, express, partition
+from retune.compiler.graph.partition import Partition, express, group_signature, partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
@@ -104,11 +104,11 @@ def test_what_only_moves_data_is_worth_tuning_where_it_takes_a_part_of_the_time(
 
 
 @pytest.mark.parametrize("name", ["resnet18", "gpt2_block", "yolov8n", "swin_tiny"])
-def test_groups_of_one_text_have_one_expression(name: str) -> None:
+def test_groups_of_one_signature_have_one_expression(name: str) -> None:
     graph = optimize(load_model(build(name, **SMALL[name])))
     keys: dict[str, str] = {}
     for group in fuse(graph).groups:
-        inputs, text = describe(graph, group)
+        inputs, text = group_signature(graph, group)
         dag = express(graph, group)
         assert keys.setdefault(text, dag.workload_key) == dag.workload_key
         assert [graph.values[one].shape for one in inputs] == [tensor.shape for tensor in dag.inputs]
@@ -126,9 +126,9 @@ def test_groups_of_one_text_have_one_expression(name: str) -> None:
         ({}, {"axis": 0}),
     ],
 )
-def test_the_text_of_a_group_tells_expressions_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_signatures_tell_expressions_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
     graphs = [_scaled_softmax(**options) for options in (one, other)]
-    texts = [describe(graph, group)[1] for graph in graphs for group in fuse(graph).groups]
+    texts = [group_signature(graph, group)[1] for graph in graphs for group in fuse(graph).groups]
     assert len({*texts}) == len(texts) == 2
 
 

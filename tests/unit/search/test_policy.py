@@ -334,12 +334,13 @@ def test_a_batch_has_its_share_of_random_programs() -> None:
     assert 20 <= random_ones(0.5) <= 24
 
 
-@pytest.mark.parametrize(("disturbed", "taught"), [(3, 5), (4, 4), (5, 8)])
-def test_disturbed_timings_teach_only_where_most_are(disturbed: int, taught: int) -> None:
+@pytest.mark.parametrize(("failed", "disturbed", "taught"), [(0, 3, 5), (0, 4, 4), (0, 5, 8), (4, 2, 2), (4, 4, 4)])
+def test_disturbed_timings_teach_only_where_most_are(failed: int, disturbed: int, taught: int) -> None:
     model = Spy()
-    policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2))
-    asked = policy.ask(8, 0)
-    policy.tell([Observation(one.steps_text, 1e-3, place < disturbed) for place, one in enumerate(asked)])
+    policy = SketchPolicy(MATMUL, model, SearchOptions(population=96, generations=2, learn_failures=False))
+    texts = [one.steps_text for one in policy.ask(8, 0)]
+    failures = [Observation(text, None) for text in texts[:failed]]
+    policy.tell([*failures, *(Observation(text, 1e-3, at < disturbed) for at, text in enumerate(texts[failed:]))])
     assert [len(batch.seconds) for batch in model.batches] == [taught]
     assert policy.best_seconds == 1e-3
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from retune.compiler import vm
-from retune.compiler.driver.compile_network import ChosenProgram, build_in_process
+from retune.compiler.driver.compile_network import BuildError, ChosenProgram, build_in_process
 from retune.compiler.errors import DeviceError, OptionError
 from retune.compiler.executor import executors
 from retune.compiler.ir.kernel import DeviceFunction
@@ -30,7 +30,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """Two GPUs that know every kernel that is built from now on."""
     functions: list[DeviceFunction] = []
 
-    def build(requests: Sequence[ChosenProgram]) -> list[KernelArtifact]:
+    def build(requests: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
         for request in requests:
             if request.task.target.is_gpu:
                 state = replay(request.task.dag, request.steps)

@@ -7,7 +7,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
-from retune.compiler.graph.partition import describe, express
+from retune.compiler.graph.partition import express, group_signature
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.verify import verify
@@ -50,7 +50,7 @@ def test_the_phases_are_the_transposed_convolution(kernel: int, stride: int, pad
     (wanted,), (found,) = evaluate(graph, x), evaluate(phased, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     (group,) = fuse(phased).groups
-    (inputs, _), dag = describe(phased, group), express(phased, group)
+    (inputs, _), dag = group_signature(phased, group), express(phased, group)
     values = {**phased.constants, **x}
     feeds = {tensor: values[name] for tensor, name in zip(dag.inputs, inputs, strict=True)}
     (computed,) = evaluate_tensors(dag.outputs, feeds)
