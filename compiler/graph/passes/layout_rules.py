@@ -227,6 +227,34 @@ def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
     return builder.emit("reshape", [cut(builder, source.inputs[0], *block)], {"shape": shape}, output=node.output)
 
 
+def join_slices(builder: GraphBuilder, node: Node) -> str | None:
+    """concat(x[a:b], x[b:c], ...) -> concat(x[a:c], ...), sliced along the axis that is concatenated."""
+    if node.op != "concat":
+        return None
+    axis = node.integer("axis")
+    parts: list[tuple[str, int, int]] = []
+    for name in node.inputs:
+        source = builder.producer(name)
+        block = None if source is None or source.op != "slice" else sliced_axis(builder, source)
+        # An operand that is no such slice is all of itself.
+        whole, start, stop = name, 0, builder.value(name).shape[axis]
+        if source is not None and block is not None and block[0] == axis:
+            whole, start, stop = source.inputs[0], *block[1:]
+        if parts and parts[-1][0] == whole and parts[-1][2] == start:
+            parts[-1] = whole, parts[-1][1], stop
+        else:
+            parts.append((whole, start, stop))
+    if len(parts) == len(node.inputs):
+        return None
+    joined = [_cut_or_whole(builder, *part, axis) for part in parts]
+    return joined[0] if len(joined) == 1 else builder.emit("concat", joined, node.attrs, output=node.output)
+
+
+def _cut_or_whole(builder: GraphBuilder, x: str, start: int, stop: int, axis: int) -> str:
+    is_whole = (start, stop) == (0, builder.value(x).shape[axis])
+    return x if is_whole else cut(builder, x, axis, start, stop)
+
+
 def sliced_axis(builder: GraphBuilder, node: Node) -> tuple[int, int, int] | None:
     """The only axis of which a slice takes a part without gaps, where that begins and where it ends."""
     shape = builder.value(node.inputs[0]).shape
@@ -362,6 +390,7 @@ LAYOUT_RULES = (
     merge_transposes,
     merge_reshapes,
     remove_slice,
+    join_slices,
     sink_transpose,
     sink_transpose_of_reshape,
     sink_reshape,
