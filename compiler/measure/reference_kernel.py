@@ -21,14 +21,14 @@ _MOST_SECONDS = 1e-3
 """A kernel that takes longer, as on a CPU without fused multiply-adds, would cost more than the timings."""
 _SLOW = 1.2
 """So many times the usual time of the kernel count as slow, and a time so many times shorter as a new usual one."""
-_START_SECONDS, _RECOVERY_SECONDS = 0.2, 0.5
+_START_SECONDS, _RECOVERY_SECONDS = 0.1, 0.5
 _RECOVERED = 3
 """So many fast calls in a row show that the machine has recovered."""
 
 
 @cache
 def reference_kernel(threads: int) -> "ReferenceKernel | None":
-    """The kernel for so many threads; it is compiled and run once in a process, in 0.3 s. None where it cannot be
+    """The kernel for so many threads; it is compiled and run once in a process, in 0.2 s. None where it cannot be
     built or takes too long.
     """
     try:
