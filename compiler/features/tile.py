@@ -107,6 +107,8 @@ def _conflicts(across: Flags, extents: Floats, footprint: Footprint, line_bytes:
     """
     lines, sets = np.ones(across.shape[1]), np.ones(across.shape[1])
     for flags, extent, stride in zip(across, extents, footprint.strides, strict=True):
+        if not flags.any():
+            continue
         apart = np.maximum(stride * footprint.element_bytes / line_bytes, 1.0)
         # Distances that are no whole lines reach all sets in time.
         distinct = np.where(apart % 1.0 == 0.0, _SET_LINES / np.gcd(apart.astype(np.int64), _SET_LINES), _SET_LINES)
