@@ -13,7 +13,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node, Value
-from retune.compiler.graph.passes.shapes import common_factors, reshaped_broadcast, sliced_before, transposed_reshape
+from retune.compiler.graph.passes.shapes import reshaped_broadcast, sliced_before, transposed_reshape
 from retune.compiler.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
@@ -286,29 +286,6 @@ def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
     return _transpose(builder, result, perm, node.output)
 
 
-def split_normalized_axes(builder: GraphBuilder, node: Node) -> str | None:
-    """normalize(reshape(transpose(x))) -> reshape(normalize(reshape(transpose(x)))), where the inner reshape only
-    splits axes, so that the transpose can sink below it: groups of channels are normalized with channels innermost.
-    """
-    source = builder.producer(node.inputs[0]) if node.op == "normalize" else None
-    if source is None or source.op != "reshape":
-        return None
-    moved = builder.producer(source.inputs[0])
-    if moved is None or moved.op != "transpose":
-        return None
-    after = builder.value(source.output).shape
-    found = common_factors(builder.value(moved.output).shape, after)
-    if found is None or found[0] == after:
-        return None
-    shape, merged = found
-    axes = tuple(axis for place in node.ints("axes") for axis in merged[place])
-    if not axes:
-        return None
-    split = reshaped(builder, moved.output, shape)
-    result = builder.emit("normalize", [split], {**node.attrs, "axes": axes}, name=node.name, output=node.output)
-    return reshaped(builder, result, after)
-
-
 def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
     """f(transpose(x), ...) -> transpose(f(x, ...)) for every f that can work on the untransposed operands."""
     kind = OPS[node.op].kind
@@ -416,7 +393,6 @@ LAYOUT_RULES = (
     join_slices,
     sink_transpose,
     sink_transpose_of_reshape,
-    split_normalized_axes,
     sink_reshape,
     sink_reshape_of_slice,
     sink_reshape_of_rows,

@@ -45,30 +45,6 @@ def aligned_axes(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[tuple
     return groups
 
 
-def common_factors(
-    before: tuple[int, ...], after: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
-    """The coarsest shape of which both shapes merge neighboring axes, and which of its axes are each axis of `after`.
-    None when there is none.
-    """
-    if 0 in before:
-        return None
-    factors: list[int] = []
-    merged: list[tuple[int, ...]] = []
-    left = [extent for extent in reversed(before) if extent != 1]
-    for extent in after:
-        first = len(factors)
-        while extent != 1:
-            factor = min(extent, left[-1])
-            if extent % factor or left[-1] % factor:
-                return None
-            extent, rest = extent // factor, left.pop() // factor
-            left += [rest] if rest != 1 else []
-            factors.append(factor)
-        merged.append(tuple(range(first, len(factors))))
-    return tuple(factors), tuple(merged)
-
-
 def transposed_reshape(
     shape: Sequence[int], perm: Sequence[int], after: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
