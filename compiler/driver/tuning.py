@@ -302,7 +302,7 @@ class Tuning(TuningLoop[TunedTask]):
 
     def _learn(self, task: TunedTask, records: Sequence[MeasureRecord]) -> None:
         task.policy.tell([Observation(record.steps, record.seconds, record.is_disturbed) for record in records])
-        task.known.update(record.steps for record in records if not record.is_disturbed)
+        task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
         task.default_seconds = min([task.default_seconds, *defaults])
 

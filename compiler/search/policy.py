@@ -232,19 +232,18 @@ class SketchPolicy:
         """Take in results and let the model learn from them in one update.
 
         Steps of other origin are welcome: those that fit a sketch seed later populations. Steps that do not fit the
-        task teach nothing and are only remembered. Disturbed timings are left out unless most are disturbed: their
-        programs may be asked for again.
+        task teach nothing and are only remembered. Disturbed timings do not train the model, unless most are disturbed.
         Raises: ScheduleError when a steps text cannot be read at all.
         """
         rows: list[Features] = []
         seconds: list[float] = []
         # On a machine that is always busy, disturbed timings are all there is.
         timed = [one for one in results if one.seconds is not None and one.seconds < inf]
-        if 2 * sum(one.is_disturbed for one in timed) <= len(timed):
-            results = [one for one in results if not one.is_disturbed]
+        includes_disturbed = 2 * sum(one.is_disturbed for one in timed) > len(timed)
         for told, features in zip(results, self.observed.observe(results), strict=True):
             came_to = self.observed.seconds[told.steps_text]
-            if features is not None and (self.options.learn_failures or came_to < inf):
+            teaches = includes_disturbed or not told.is_disturbed
+            if features is not None and teaches and (self.options.learn_failures or came_to < inf):
                 rows.append(features)
                 seconds.append(came_to)
         if rows:
