@@ -62,17 +62,16 @@ class ReferenceKernel:
     def recover(self, most_seconds: float = _RECOVERY_SECONDS) -> None:
         """Keep the threads busy until the machine runs at its usual speed, for half a second or `most_seconds`.
 
-        A machine that is still slow then has another speed from now on.
+        A machine that is slow after half a second has another speed from now on.
         """
-        most_seconds = min(most_seconds, _RECOVERY_SECONDS)
         calls: list[float] = []
-        end = time.perf_counter() + most_seconds
-        while not calls or any(map(self._is_slow, calls[-_RECOVERED:])) or len(calls) < _RECOVERED:
-            if time.perf_counter() > end:
-                if most_seconds == _RECOVERY_SECONDS:
-                    self.usual_seconds = statistics.median(calls)
-                return
+        end = time.perf_counter() + min(most_seconds, _RECOVERY_SECONDS)
+        while time.perf_counter() <= end:
             calls.append(self._time_call())
+            if len(calls) >= _RECOVERED and not any(map(self._is_slow, calls[-_RECOVERED:])):
+                return
+        if most_seconds >= _RECOVERY_SECONDS:
+            self.usual_seconds = statistics.median(calls)
 
     def _is_slow(self, seconds: float) -> bool:
         return seconds > _SLOW * self.usual_seconds

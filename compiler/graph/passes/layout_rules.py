@@ -246,13 +246,8 @@ def join_slices(builder: GraphBuilder, node: Node) -> str | None:
             parts.append((whole, start, stop))
     if len(parts) == len(node.inputs):
         return None
-    joined = [_cut_or_whole(builder, *part, axis) for part in parts]
+    joined = [cut(builder, whole, axis, start, stop) for whole, start, stop in parts]
     return joined[0] if len(joined) == 1 else builder.emit("concat", joined, node.attrs, output=node.output)
-
-
-def _cut_or_whole(builder: GraphBuilder, x: str, start: int, stop: int, axis: int) -> str:
-    is_whole = (start, stop) == (0, builder.value(x).shape[axis])
-    return x if is_whole else cut(builder, x, axis, start, stop)
 
 
 def sliced_axis(builder: GraphBuilder, node: Node) -> tuple[int, int, int] | None:
