@@ -64,6 +64,70 @@ def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centre
     return te.compute(source.shape, lambda *i: difference(i) * factor[row(i)], name=name)
 
 
+def _group_normalize(call: OpCall) -> Lowered:
+    (x,) = call.types
+    axes, axis, groups = call.require_axes(), call.require_axis(), call.integer("groups")
+    fits = axis not in axes and groups > 0 and x.shape[axis] % groups == 0
+    call.require(fits, f"axis {axis} must be none of the axes {axes} and divide into {groups} groups")
+    size = x.shape[axis] // groups
+    share = 1.0 / (size * math.prod(x.shape[place] for place in axes))
+
+    def build(source: Tensor) -> Tensor:
+        name = call.name
+        kept = [place for place in range(len(source.shape)) if place not in axes]
+        outer = tuple(source.shape[place] for place in kept)
+        grouped = kept.index(axis)
+
+        def of_groups(parts: Tensor, what: str) -> Tensor:
+            """The sum of each group, from what each element of the axis has in it."""
+            member = te.reduce_axis(size, "member")
+            shape = (*outer[:grouped], groups, *outer[grouped + 1 :])
+
+            def total(*i: Expr) -> Expr:
+                return te.sum(parts[(*i[:grouped], i[grouped] * size + member, *i[grouped + 1 :])], member)
+
+            return te.compute(shape, total, name=f"{name}_{what}")
+
+        def group(i: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return (*i[:grouped], i[grouped] // size, *i[grouped + 1 :])
+
+        def row(i: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return tuple(i[place] for place in kept)
+
+        def at(i: tuple[Expr, ...], inner: list[Axis]) -> tuple[Expr, ...]:
+            known: dict[int, Expr] = {**dict(zip(kept, i, strict=True)), **dict(zip(axes, inner, strict=True))}
+            return tuple(known[place] for place in range(len(source.shape)))
+
+        k = [te.reduce_axis(source.shape[place], f"k{place}") for place in axes]
+        q = [te.reduce_axis(source.shape[place], f"q{place}") for place in axes]
+        # Each element of the axis has a sum, a mean and a factor of its own, so that all of them are in vectors.
+        sums = te.compute(outer, lambda *i: te.sum(source[at(i, k)], k), name=f"{name}_sums")
+        total = of_groups(sums, "sum")
+        mean = te.compute(outer, lambda *i: total[group(i)] * share, name=f"{name}_mean")
+
+        def square(*i: Expr) -> Expr:
+            one = source[at(i, q)] - mean[i]
+            return te.sum(one * one, q)
+
+        squares = te.compute(outer, square, name=f"{name}_squares")
+        deviation = of_groups(squares, "deviation")
+        epsilon = call.number("epsilon")
+        factor = te.compute(outer, lambda *i: te.rsqrt(deviation[group(i)] * share + epsilon), name=f"{name}_factor")
+        return te.compute(source.shape, lambda *i: (source[i] - mean[row(i)]) * factor[row(i)], name=name)
+
+    return Lowered(x.shape, x.dtype, build)
+
+
+def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    (x,) = arrays
+    axis, groups = call.integer("axis"), call.integer("groups")
+    split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    axes = (axis + 1, *(place + (place > axis) for place in call.ints("axes")))
+    split = split - split.mean(axis=axes, keepdims=True)
+    deviation = np.sqrt((split * split).mean(axis=axes, keepdims=True) + x.dtype.type(call.number("epsilon")))
+    return np.asarray((split / deviation).reshape(x.shape))
+
+
 def _normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
     axes = call.ints("axes")
@@ -106,6 +170,15 @@ OPERATORS = (
         _normalize,
         _normalize_array,
         {"axes": tuple, "epsilon": float, "centred": bool},
+    ),
+    Op(
+        "group_normalize",
+        1,
+        FusionKind.REDUCTION,
+        "c / sqrt(mean(c * c) + epsilon) over axes and each group of neighbors along axis, with c = x - mean(x)",
+        _group_normalize,
+        _group_normalize_array,
+        {"axes": tuple, "axis": int, "groups": int, "epsilon": float},
     ),
     Op(
         "batch_norm",

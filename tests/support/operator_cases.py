@@ -94,6 +94,8 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("normalize", ((3, 4, 9),), {"axes": (2,), "epsilon": 1e-5, "centred": True}),
     ("normalize", ((3, 4, 9),), {"axes": (2,), "epsilon": 1e-5, "centred": False}),
     ("normalize", ((3, 4, 5),), {"axes": (0, 2), "epsilon": 1e-3, "centred": True}),
+    ("group_normalize", ((2, 3, 5, 12),), {"axes": (1, 2), "axis": 3, "groups": 4, "epsilon": 1e-5}),
+    ("group_normalize", ((6, 3, 5),), {"axes": (2,), "axis": 0, "groups": 3, "epsilon": 1e-3}),
     ("batch_norm", ((2, 3, 4), *((3,),) * 4), {"axis": 1, "epsilon": 100.0}),
     ("reshape", ((2, 3, 4),), {"shape": (4, 6)}),
     ("reshape", ((2, 6),), {"shape": (2, 1, 3, 2)}),

@@ -8,17 +8,20 @@ transposes meet the next layout change and cancel there, or reach an output.
 
 from collections import deque
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node, Value
-from retune.compiler.graph.passes.shapes import reshaped_broadcast, sliced_before, transposed_reshape
+from retune.compiler.graph.passes.shapes import common_factors, reshaped_broadcast, sliced_before, transposed_reshape
 from retune.compiler.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 
 _ALONG_AXIS = ("softmax", "log_softmax")
+
+_NORMALIZATIONS = ("normalize", "group_normalize")
 
 _BY_TABLES = ("gather", "resample")
 """Operators whose operands but the first are tables, in no order of axes."""
@@ -281,11 +284,55 @@ def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
     return _transpose(builder, result, perm, node.output)
 
 
+def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
+    """normalize(reshape(transpose(x))) -> reshape(group_normalize(transpose(x))), where the reshape splits channels
+    into groups; a plain normalize where it only merges axes. The transpose can then sink.
+    """
+    source = builder.producer(node.inputs[0]) if node.op == "normalize" else None
+    moved = None if source is None or source.op != "reshape" else builder.producer(source.inputs[0])
+    if source is None or moved is None or moved.op != "transpose":
+        return None
+    shape, after = builder.value(moved.output).shape, builder.value(source.output).shape
+    axes, groups = _normalized_axes(shape, after, node.ints("axes"))
+    if not axes or len(groups) > 1 or (groups and not node.flag("centred")):
+        return None
+    op, attrs = "normalize", {**node.attrs, "axes": axes}
+    for axis, number in groups.items():
+        op, attrs = "group_normalize", {"axes": axes, "axis": axis, "groups": number, "epsilon": node.number("epsilon")}
+    return reshaped(builder, builder.emit(op, [moved.output], attrs, name=node.name, output=node.output), after)
+
+
+def _normalized_axes(
+    before: tuple[int, ...], after: tuple[int, ...], axes: tuple[int, ...]
+) -> tuple[tuple[int, ...], dict[int, int]]:
+    """The axes of `before` of which `axes` of `after` have all, and the number of groups of those of which they have
+    the inner part; no axes where they have another part of one.
+    """
+    found = common_factors(before, after)
+    if found is None:
+        return (), {}
+    factors, of_before, of_after = found
+    inside = {place for axis in axes for place in of_after[axis]}
+    whole: list[int] = []
+    groups: dict[int, int] = {}
+    for axis, places in enumerate(of_before):
+        outer = [place for place in places if place not in inside]
+        if outer != list(places[: len(outer)]):
+            return (), {}
+        if places and not outer:
+            whole.append(axis)
+        elif len(outer) < len(places):
+            groups[axis] = prod(factors[place] for place in outer)
+    return tuple(whole), groups
+
+
 def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
     """f(transpose(x), ...) -> transpose(f(x, ...)) for every f that can work on the untransposed operands."""
     kind = OPS[node.op].kind
     any_order = kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
-    if not (any_order or node.op in (*_REDUCTIONS, *_ALONG_AXIS, *_BY_TABLES, "normalize", "concat", "pad", "slice")):
+    if not (
+        any_order or node.op in (*_REDUCTIONS, *_ALONG_AXIS, *_NORMALIZATIONS, *_BY_TABLES, "concat", "pad", "slice")
+    ):
         return None
     moved = node.inputs[:1] if node.op in _BY_TABLES else node.inputs
     if node.op == "gather" and len(builder.value(node.inputs[1]).shape) != 1:
@@ -341,8 +388,10 @@ def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attr
         if not node.flag("keepdims"):
             kept = [axis for i, axis in enumerate(perm) if i not in axes]
             return attrs, tuple(sorted(kept).index(axis) for axis in kept)
-    elif node.op in ("normalize", "resample"):
+    elif node.op in (*_NORMALIZATIONS, "resample"):
         attrs["axes"] = tuple(sorted(perm[axis] for axis in node.ints("axes")))
+        if node.op == "group_normalize":
+            attrs["axis"] = perm[node.integer("axis")]
     elif node.op in (*_ALONG_AXIS, "concat", "gather"):
         attrs["axis"] = perm[node.integer("axis")]
     elif node.op in ("pad", "slice"):
@@ -388,6 +437,7 @@ LAYOUT_RULES = (
     join_slices,
     sink_transpose,
     sink_transpose_of_reshape,
+    normalize_before_reshape,
     sink_reshape,
     sink_reshape_of_slice,
     sink_reshape_of_rows,

@@ -1,7 +1,9 @@
 """Correspondence between the axes of shapes with equal element counts, in row-major order."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import prod
+from operator import mul
 
 
 def reshaped_broadcast(
@@ -43,6 +45,30 @@ def aligned_axes(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[tuple
                 right, second = right * two[second], second + 1
         groups.append((tuple(range(start, first)), tuple(range(other, second))))
     return groups
+
+
+def common_factors(
+    one: tuple[int, ...], two: tuple[int, ...]
+) -> tuple[tuple[int, ...], list[range], list[range]] | None:
+    """The coarsest shape of which both shapes merge neighboring axes, and which of its axes make each axis of `one` and
+    each axis of `two`. None when there is none.
+    """
+    if 0 in one:
+        return None
+    cuts = sorted({*_sizes_before(one), *_sizes_before(two)})
+    if any(after % before for before, after in pairwise(cuts)):
+        return None
+    factors = tuple(after // before for before, after in pairwise(cuts))
+    of_one, of_two = (
+        [range(cuts.index(before), cuts.index(after)) for before, after in pairwise(_sizes_before(shape))]
+        for shape in (one, two)
+    )
+    return factors, of_one, of_two
+
+
+def _sizes_before(shape: tuple[int, ...]) -> list[int]:
+    """The product of the extents before each axis, and of all."""
+    return list(accumulate(shape, mul, initial=1))
 
 
 def transposed_reshape(

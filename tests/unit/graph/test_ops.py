@@ -52,6 +52,7 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("log_softmax", [(2, 3)], {"axis": 0}),
     ("normalize", [(2, 3, 4)], {"axes": (0, 2), "epsilon": 1e-5, "centred": True}),
     ("normalize", [(2, 3, 4)], {"axes": (0, 2), "epsilon": 1e-5, "centred": False}),
+    ("group_normalize", [(2, 3, 6)], {"axes": (0, 1), "axis": 2, "groups": 2, "epsilon": 1e-5}),
     ("contract", [(4, 2, 3), (3, 5, 2)], {"left": "mhk", "right": "knh", "result": "nmh"}),
     ("contract", [(4,), (5,)], {"left": "m", "right": "n", "result": "mn"}),
     ("batch_norm", [(2, 3, 4), (3,), (3,), (3,), (3,)], {"axis": 1, "epsilon": 1e-5}),

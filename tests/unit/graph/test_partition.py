@@ -177,7 +177,7 @@ COUNTS: dict[str, tuple[int, int, int]] = {
     "clip_vit_b32": (126, 12, 9),
     "convnext_tiny": (84, 27, 26),
     "dcgan": (6, 6, 5),
-    "ddpm_unet": (353, 105, 51),
+    "ddpm_unet": (200, 73, 55),
     "efficientnet_b0": (116, 69, 65),
     "gpt2_block": (13, 9, 9),
     "hifi_gan": (107, 71, 62),
