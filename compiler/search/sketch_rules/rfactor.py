@@ -4,12 +4,16 @@ The factor stays open.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from retune.compiler.schedule.state import IterKind, State
 from retune.compiler.schedule.steps import Fuse, Reorder, Rfactor, Split
 from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
-from retune.compiler.search.sketch_rules.facts import has_cache_write, needs_rfactor
+from retune.compiler.search.sketch_rules.facts import has_cache_write, loop_volumes, needs_rfactor
 from retune.compiler.search.sketch_rules.tiling import literal_extent
+
+_NEGLIGIBLE = 16
+"""A stage with so many times fewer terms than another one is a negligible part of a kernel's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,9 @@ class AddRfactor:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY when the reduction is long for its points and the stage is no write cache."""
+        """APPLY when the reduction is long for its points, the stage no write cache and its work worth the choice."""
         wanted = needs_rfactor(context, state, stage) and not has_cache_write(state, stage)
-        return Verdict.APPLY if wanted else Verdict.SKIP
+        return Verdict.APPLY if wanted and not _is_negligible(state, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
         """The outer part factored, and the inner one; the factor is 1 until the derivation ends."""
@@ -38,6 +42,14 @@ class AddRfactor:
         # The factored axis goes innermost, where it may become the vector loop.
         order = (*(number for number in loops if number != spatial), spatial)
         return (outer, stage - 1), (inner.apply(Reorder(stage, order)), stage - 1)
+
+
+def _is_negligible(state: State, stage: int) -> bool:
+    """Whether another stage evaluates so many more terms that the order of these does not matter. Each stage with the
+    choice multiplies the sketches by three.
+    """
+    terms = [prod(loop_volumes(state, number)) for number in range(len(state.stages))]
+    return _NEGLIGIBLE * terms[stage] <= max(terms)
 
 
 def fuse_reductions(state: State, stage: int) -> tuple[State, int]:

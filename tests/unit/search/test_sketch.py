@@ -225,11 +225,23 @@ def test_attention_of_rows_that_no_block_divides_takes_the_usual_rules() -> None
 
 
 def test_a_transformed_convolution_whose_result_is_reduced_takes_the_usual_rules() -> None:
-    data, weight = te.placeholder((1, 8, 8, 16)), te.placeholder((4, 4, 16, 16))
+    data, weight = te.placeholder((1, 8, 8, 2)), te.placeholder((4, 4, 2, 16))
     image = winograd_conv(data, weight, ((1, 1), (1, 1)))
     c = te.reduce_axis(16, "c")
     total = te.compute((1, 8, 8), lambda n, y, x: te.sum(image[n, y, x, c], c), "total")
     assert len(sketches(ComputeDAG([data, weight, total]))) > 3
+
+
+def test_a_negligible_reduction_is_not_factored() -> None:
+    def norm(groups: int) -> ComputeDAG:
+        data = te.placeholder((1024, 32))
+        k, c = te.reduce_axis(1024, "k"), te.reduce_axis(32 // groups, "c")
+        columns = te.compute((32,), lambda j: te.sum(data[k, j], k), "columns")
+        total = te.compute((groups,), lambda g: te.sum(columns[g * (32 // groups) + c], c), "total")
+        return ComputeDAG([data, te.compute((1024, 32), lambda i, j: data[i, j] * total[j % groups], "y")])
+
+    # Three ways to sum the columns; the 32 column sums are summed in one.
+    assert [len(sketches(norm(groups))) for groups in (1, 4)] == [3, 3]
 
 
 def test_a_custom_rule_comes_first_and_may_end_the_derivation() -> None:
