@@ -11,8 +11,7 @@ node that every path to a graph output passes first) is taken whole or not at al
         other branch, computed before
 
 What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored. So is
-what resamples a smaller tensor there, and a concatenation that only a convolution with padding reads: its padding
-copies what it reads anyway.
+what resamples a smaller tensor there.
 """
 
 from collections.abc import Mapping
@@ -29,11 +28,9 @@ _DEEPEST = 24
 """Element-wise nodes of a group that read each other. They become one expression, which many visitors walk
 recursively: each of these nodes is some twenty of Python's thousand frames.
 """
-_LARGEST = 64
+LARGEST_EXPRESSION = 64
 """Nodes of that expression, in which a node stands as often as it is read: `x + x`, of itself, doubles with each node.
 """
-_PADDED = ("conv2d", "conv3d")
-"""Operators whose padding may read the operands of a concatenation where they lie."""
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
 
 
@@ -78,16 +75,14 @@ def fuse(graph: Graph) -> Fusion:
     aliases = _aliases(graph)
     free = [node.output not in aliases for node in graph.nodes]
     flow = _Flow(graph)
-    groups: list[tuple[list[int], int]] = []
+    groups: list[list[int]] = []
     for start in _starts(graph):
         if free[start]:
             free[start] = False
-            before = _concatenated(graph, flow, start, free)
-            groups.append(([*before, *_grow(graph, flow, start, free)], len(before)))
+            groups.append(_grow(graph, flow, start, free))
     # By its last node: a group's inputs are all computed before that, and nodes are in topological order.
-    groups.sort(key=lambda group: group[0][-1])
-    fused = tuple(FusedOp(tuple(graph.nodes[index] for index in members), place) for members, place in groups)
-    return Fusion(fused, aliases)
+    groups.sort(key=lambda group: group[-1])
+    return Fusion(tuple(FusedOp(tuple(graph.nodes[index] for index in members)) for members in groups), aliases)
 
 
 def _aliases(graph: Graph) -> dict[str, str]:
@@ -174,24 +169,12 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
             depth[index] = 1 + max(depth[one] for one in read)
             # An operator that reads its operand several times duplicates the whole expression of the operand.
             size[index] = 1 + OPS[node.op].reads * sum(size[one] for one in read)
-        if depth[region[-1]] > _DEEPEST or size[region[-1]] > _LARGEST:
+        if depth[region[-1]] > _DEEPEST or size[region[-1]] > LARGEST_EXPRESSION:
             break
         for index in region:
             free[index] = False
         members += region
     return [start, *sorted((*members[1:], *_widened(graph, flow, members, free)))]
-
-
-def _concatenated(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
-    """The concatenation, taken from `free`, that only a convolution reads, with padding."""
-    node = graph.nodes[start]
-    if node.op not in _PADDED or not any(node.ints("pads")):
-        return []
-    index = flow.number.get(node.inputs[0])
-    if index is None or graph.nodes[index].op != "concat" or not free[index] or flow.read_by(index) != {start}:
-        return []
-    free[index] = False
-    return [index]
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
@@ -297,7 +280,7 @@ class _Flow:
         found = {last}
         stack = [start]
         # Depth-first search that stops at the post-dominator, which is in `found` from the start.
-        while stack and len(found) <= _LARGEST:
+        while stack and len(found) <= LARGEST_EXPRESSION:
             for reader in self._readers[stack.pop()]:
                 if reader not in found:
                     found.add(reader)

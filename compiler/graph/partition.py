@@ -16,13 +16,16 @@ from retune.compiler.graph.alternatives import Rewrite
 from retune.compiler.graph.attention import PRODUCTS, is_attention, join_attention
 from retune.compiler.graph.fuse import FusedOp, Fusion, fuse
 from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.join_producers import join_producers
 from retune.compiler.ir.expr import Const
 from retune.compiler.ops import OPS, FusionKind
 from retune.compiler.ops.op import Operand
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import inlined_by_default
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.row_blocks import find_row_blocks
 from retune.compiler.schedule.shares import SMALL_SHARE, shares_of
+from retune.compiler.schedule.state import Inlined
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import ComputeOp, Tensor
@@ -200,9 +203,15 @@ class _ExpressionCache:
 def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusion:
     """The groups of nodes that are kernels on a target."""
     fusion = fuse(graph)
-    if not target.traits.uses_threads:
-        return fusion
-    return join_attention(graph, fusion, lambda group: find_row_blocks(expressions.of(group)[1]) is not None)
+    if target.traits.uses_threads:
+        fusion = join_attention(graph, fusion, lambda group: find_row_blocks(expressions.of(group)[1]) is not None)
+    return join_producers(graph, fusion, lambda group: _nests(expressions.of(group)[1]))
+
+
+def _nests(dag: ComputeDAG) -> int:
+    """The loop nests of the default schedule."""
+    stages = inlined_by_default(dag).stages
+    return sum(stage.is_compute and not isinstance(stage.location, Inlined) for stage in stages)
 
 
 def _alternatives(

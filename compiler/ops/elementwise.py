@@ -119,6 +119,9 @@ def _divide(a: Array, b: Array) -> Array:
 def _leaky_relu(call: OpCall) -> Lowered:
     (x,) = call.types
     alpha = call.number("alpha")
+    if 0 < alpha <= 1:
+        # Without a choice it is inlined wherever it is read.
+        return _pointwise(call, x.shape, x.dtype, lambda e: te.maximum(e, e * alpha))
     return _pointwise(call, x.shape, x.dtype, lambda e: te.select(te.const(0, e.dtype) < e, e, e * alpha))
 
 

@@ -253,6 +253,41 @@ def join_slices(builder: GraphBuilder, node: Node) -> str | None:
     return joined[0] if len(joined) == 1 else builder.emit("concat", joined, node.attrs, output=node.output)
 
 
+def slice_before_concat(builder: GraphBuilder, node: Node) -> str | None:
+    """slice(concat(concat(a, b), concat(c, d))) -> concat(a, c), where the slice takes whole operands; reshapes between
+    them may split and merge axes.
+    """
+    part = sliced_axis(builder, node) if node.op == "slice" else None
+    return None if part is None else _whole_operands(builder, node.inputs[0], *part)
+
+
+def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, stop: int) -> str | None:
+    """The part of a value from start to stop along an axis, as a value, or a concatenation of values, that exist; None
+    where that part was never a value.
+    """
+    source, shape = builder.producer(name), builder.value(name).shape
+    if (start, stop) == (0, shape[axis]):
+        return name
+    if source is None or source.op not in ("concat", "reshape"):
+        return None
+    if source.op == "reshape":
+        x = source.inputs[0]
+        block = sliced_before(builder.value(x).shape, shape, axis, start, stop)
+        part = None if block is None else _whole_operands(builder, x, *block)
+        return None if part is None else reshaped(builder, part, (*shape[:axis], stop - start, *shape[axis + 1 :]))
+    if axis != source.integer("axis"):
+        parts = [_whole_operands(builder, operand, axis, start, stop) for operand in source.inputs]
+        known = [part for part in parts if part is not None]
+        return builder.emit("concat", known, source.attrs, output=f"{name}_part") if len(known) == len(parts) else None
+    first = 0
+    for operand in source.inputs:
+        extent = builder.value(operand).shape[axis]
+        if first <= start and stop <= first + extent:
+            return _whole_operands(builder, operand, axis, start - first, stop - first)
+        first += extent
+    return None
+
+
 def sliced_axis(builder: GraphBuilder, node: Node) -> tuple[int, int, int] | None:
     """The only axis of which a slice takes a part without gaps, where that begins and where it ends."""
     shape = builder.value(node.inputs[0]).shape
@@ -435,6 +470,7 @@ LAYOUT_RULES = (
     merge_reshapes,
     remove_slice,
     join_slices,
+    slice_before_concat,
     sink_transpose,
     sink_transpose_of_reshape,
     normalize_before_reshape,

@@ -12,7 +12,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import _DEEPEST, _LARGEST, _Flow, fuse
+from retune.compiler.graph.fuse import _DEEPEST, LARGEST_EXPRESSION, _Flow, fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.passes.activations import ACTIVATIONS
@@ -72,7 +72,7 @@ def test_groups_are_bounded_in_depth() -> None:
 
 def test_groups_are_bounded_in_size_where_values_are_read_twice() -> None:
     groups = fuse(_graph(100, lambda builder, value: builder.emit("add", [value, value]))).groups
-    assert 2 ** max(len(group.nodes) for group in groups) <= 2 * _LARGEST
+    assert 2 ** max(len(group.nodes) for group in groups) <= 2 * LARGEST_EXPRESSION
 
 
 def test_operators_that_repeat_an_operand_are_known() -> None:

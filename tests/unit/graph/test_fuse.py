@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.fuse import fuse
 from retune.compiler.graph.ir import Graph, Value
-from retune.compiler.ops import FusionKind
 from tests.support.attributes import CONV
 from tests.support.small_graphs import bias, conv, small_graphs, start
 
@@ -85,29 +84,6 @@ def test_reshapes_and_trivial_transposes_are_aliases() -> None:
     fusion = fuse(builder.finish({"a": flat, "b": moved, "c": swapped}))
     assert dict(fusion.aliases) == {"a": "x", "b": "x"}
     assert [group.output for group in fusion.groups] == ["c"]
-
-
-def _level(*, padded: bool = True, read: bool = False) -> Graph:
-    """A level of a U-Net: two branches end to end, a convolution with bias, and perhaps another reader."""
-    builder, x = start()
-    joined = builder.emit("concat", (conv(builder, x), builder.emit("relu", (x,))), {"axis": 3})
-    weight = builder.constant(np.ones((3, 3, 16, 8), np.float32), "w")
-    made = builder.emit("conv2d", (joined, weight), CONV if padded else {**CONV, "pads": (0, 0, 0, 0)})
-    outputs = {"out": builder.emit("add", (made, bias(builder)))}
-    return builder.finish({**outputs, "more": builder.emit("exp", (joined,))} if read else outputs)
-
-
-def test_a_convolution_with_padding_takes_the_concatenation_that_it_alone_reads() -> None:
-    groups = fuse(_level()).groups
-    assert _groups(_level()) == ["conv2d", "relu", "concat+conv2d+add"]
-    assert (groups[2].core.op, groups[2].kind) == ("conv2d", FusionKind.COMPLEX)
-    assert _groups(_level(padded=False)) == ["conv2d", "relu", "concat", "conv2d+add"]
-    assert _groups(_level(read=True)) == ["conv2d", "relu", "concat", "conv2d+add", "exp"]
-    builder, x = start()
-    joined = builder.emit("concat", (x, x), {"axis": 3})
-    weight = builder.constant(np.ones((3, 3, 16, 8), np.float32), "w")
-    seen = builder.finish({"out": builder.emit("conv2d", (joined, weight), CONV), "joined": joined})
-    assert _groups(seen) == ["concat", "conv2d"]
 
 
 @settings(deadline=None)

@@ -1,0 +1,126 @@
+"""Which kernels compute what only they read, and that they compute it right."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retune.compiler.driver.compile_network import compile_graph
+from retune.compiler.executor.executors import executor_of
+from retune.compiler.graph.builder import GraphBuilder
+from retune.compiler.graph.evaluate import evaluate
+from retune.compiler.graph.ir import Attribute, Graph, Value
+from retune.compiler.graph.partition import partition
+from retune.compiler.target import HardwareParams, Target
+from tests.support.attributes import CONV
+from tests.support.small_graphs import bias, conv, start
+
+HARDWARE = HardwareParams(num_cores=2)
+LEAKY: dict[str, Attribute] = {"alpha": 0.1}
+
+
+def _kernels(graph: Graph) -> list[str]:
+    return ["+".join(call.nodes) for call in partition(graph, Target.host(), HARDWARE).kernels]
+
+
+def _part(builder: GraphBuilder, x: str, axis: int, start: int, stop: int) -> str:
+    shape = builder.value(x).shape
+    starts, stops = [0] * len(shape), list(shape)
+    starts[axis], stops[axis] = start, stop
+    return builder.emit("slice", [x], {"starts": tuple(starts), "stops": tuple(stops), "steps": (1,) * len(shape)})
+
+
+def _level(*, padded: bool = True, read: bool = False) -> Graph:
+    """A level of a U-Net: two branches end to end, a convolution with bias, and perhaps another reader."""
+    builder, x = start()
+    branches = conv(builder, x), builder.emit("exp", (x,), name="exp")
+    joined = builder.emit("concat", branches, {"axis": 3}, name="concat")
+    weight = builder.constant(np.ones((3, 3, 16, 8), np.float32), "w")
+    attrs = CONV if padded else {**CONV, "pads": (0, 0, 0, 0)}
+    made = builder.emit("conv2d", (joined, weight), attrs, name="second")
+    outputs = {"out": builder.emit("add", (made, bias(builder)), name="add")}
+    return builder.finish({**outputs, "more": builder.emit("exp", (joined,), name="last")} if read else outputs)
+
+
+def test_a_convolution_with_padding_takes_the_concatenation_that_it_alone_reads() -> None:
+    assert _kernels(_level()) == ["conv", "exp", "concat+second+add"]
+    assert _kernels(_level(padded=False)) == ["conv", "exp", "concat", "second+add"]
+    assert _kernels(_level(read=True)) == ["conv", "exp", "concat", "second+add", "last"]
+
+
+def test_the_joined_kernel_is_that_of_the_reader() -> None:
+    cut = partition(_level(), Target.host(), HARDWARE)
+    assert cut.kernels[-1].name.startswith("conv2d_3x3_c16")
+    assert cut.tunable[-1]
+
+
+def _activated(*, readers: int = 1, shown: bool = False, op: str = "leaky_relu") -> Graph:
+    builder = GraphBuilder("net", [Value("x", (1, 4, 4, 8))])
+    attrs = LEAKY if op == "leaky_relu" else {}
+    y = builder.emit(op, ("x",), attrs, name="active")
+    outputs = {f"out{number}": conv(builder, y, f"conv{number}") for number in range(readers)}
+    return builder.finish({**outputs, "shown": y} if shown else outputs)
+
+
+def test_a_convolution_with_padding_takes_cheap_operators_that_it_alone_reads() -> None:
+    assert _kernels(_activated()) == ["active+conv0"]
+    assert _kernels(_activated(readers=2)) == ["active", "conv0", "conv1"]
+    assert _kernels(_activated(shown=True)) == ["active", "conv0"]
+    # What is dear is computed once, not once a window.
+    assert _kernels(_activated(op="exp")) == ["active", "conv0"]
+
+
+def _rotary() -> Graph:
+    """x * cos + rotate_half(x) * sin, as transformers writes it."""
+    builder = GraphBuilder("net", [Value("x", (6, 2, 32)), Value("cos", (6, 1, 32)), Value("sin", (6, 1, 32))])
+    turned = builder.emit("neg", (_part(builder, "x", 2, 16, 32),))
+    halves = builder.emit("concat", (turned, _part(builder, "x", 2, 0, 16)), {"axis": 2})
+    one, other = builder.emit("mul", ("x", "cos")), builder.emit("mul", (halves, "sin"))
+    return builder.finish({"y": builder.emit("add", (one, other))})
+
+
+def test_a_rotary_embedding_is_one_kernel() -> None:
+    assert len(_kernels(_rotary())) == 1
+
+
+def _computed(graph: Graph) -> None:
+    """Compiled, the graph gives what its evaluation gives."""
+    rng = np.random.default_rng(1)
+    feed = {value.name: rng.standard_normal(value.shape, dtype=np.float32) for value in graph.inputs}
+    executor = executor_of(compile_graph(graph, Target.host(), threads=2), 2)
+    for name, array in feed.items():
+        executor.set_input(name, array)
+    executor.run()
+    for place, wanted in enumerate(evaluate(graph, feed)):
+        np.testing.assert_allclose(executor.get_output(place), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("graph", [_level(), _activated(), _rotary()], ids=["concat", "leaky_relu", "rotary"])
+def test_joined_kernels_compute_the_same(graph: Graph) -> None:
+    _computed(graph)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.data())
+def test_random_moves_and_elementwise_operators_compute_the_same(data: st.DataObject) -> None:
+    builder, x = start()
+    values = [x, builder.emit("relu", (x,))]
+    for _ in range(data.draw(st.integers(2, 9))):
+        name = data.draw(st.sampled_from(values))
+        shape = builder.value(name).shape
+        op = data.draw(st.sampled_from(["slice", "slice", "concat", "concat", "leaky_relu", "exp", "add", "conv"]))
+        alike = [one for one in values if builder.value(one).shape == shape]
+        other = data.draw(st.sampled_from(alike))
+        if op == "slice":
+            axis = data.draw(st.sampled_from([place for place in (1, 2, 3) if shape[place] > 1] or [0]))
+            first = data.draw(st.integers(0, shape[axis] - 1))
+            values.append(_part(builder, name, axis, first, data.draw(st.integers(first + 1, shape[axis]))))
+        elif op == "concat":
+            values.append(builder.emit("concat", (name, other), {"axis": data.draw(st.integers(1, 3))}))
+        elif op == "conv" and shape[3] == 8:
+            values.append(conv(builder, name))
+        elif op == "add":
+            values.append(builder.emit("add", (name, other)))
+        elif op != "conv":
+            values.append(builder.emit(op, (name,), LEAKY if op == "leaky_relu" else {}))
+    _computed(builder.finish({"y": values[-1], "z": data.draw(st.sampled_from(values[1:]))}))
