@@ -24,7 +24,7 @@ _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")
 # What is fused on a branch is recomputed with each tile of the convolution: a few operations an element, not many.
 _LONGEST_CHAIN = 8
-_DEEPEST = 24
+DEEPEST = 24
 """Element-wise nodes of a group that read each other. They become one expression, which many visitors walk
 recursively: each of these nodes is some twenty of Python's thousand frames.
 """
@@ -169,7 +169,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
             depth[index] = 1 + max(depth[one] for one in read)
             # An operator that reads its operand several times duplicates the whole expression of the operand.
             size[index] = 1 + OPS[node.op].reads * sum(size[one] for one in read)
-        if depth[region[-1]] > _DEEPEST or size[region[-1]] > LARGEST_EXPRESSION:
+        if depth[region[-1]] > DEEPEST or size[region[-1]] > LARGEST_EXPRESSION:
             break
         for index in region:
             free[index] = False

@@ -116,10 +116,14 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))
 
 
+_LEAST_SLOPE = 2.0**-14
+"""The smallest normal float16: a slope that rounds to 0 makes a NaN of infinity."""
+
+
 def _leaky_relu(call: OpCall) -> Lowered:
     (x,) = call.types
     alpha = call.number("alpha")
-    if 0 < alpha <= 1:
+    if _LEAST_SLOPE <= alpha <= 1:
         # Without a choice it is inlined wherever it is read.
         return _pointwise(call, x.shape, x.dtype, lambda e: te.maximum(e, e * alpha))
     return _pointwise(call, x.shape, x.dtype, lambda e: te.select(te.const(0, e.dtype) < e, e, e * alpha))

@@ -70,10 +70,10 @@ def _group_normalize(call: OpCall) -> Lowered:
     fits = axis not in axes and groups > 0 and x.shape[axis] % groups == 0
     call.require(fits, f"axis {axis} must be none of the axes {axes} and divide into {groups} groups")
     size = x.shape[axis] // groups
-    share = 1.0 / (size * math.prod(x.shape[place] for place in axes))
 
     def build(source: Tensor) -> Tensor:
         name = call.name
+        share = 1.0 / (size * math.prod(source.shape[place] for place in axes))
         kept = [place for place in range(len(source.shape)) if place not in axes]
         outer = tuple(source.shape[place] for place in kept)
         grouped = kept.index(axis)

@@ -26,6 +26,8 @@ _NORMALIZATIONS = ("normalize", "group_normalize")
 _BY_TABLES = ("gather", "resample")
 """Operators whose operands but the first are tables, in no order of axes."""
 
+_MOST_CONCATS = 6
+"""Concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
 _FARTHEST = 128
 """Values that are looked at to find out whether a product is behind one."""
 _MOST_REPEATED = 1 << 18
@@ -258,32 +260,37 @@ def slice_before_concat(builder: GraphBuilder, node: Node) -> str | None:
     them may split and merge axes.
     """
     part = sliced_axis(builder, node) if node.op == "slice" else None
-    return None if part is None else _whole_operands(builder, node.inputs[0], *part)
+    return None if part is None else _whole_operands(builder, node.inputs[0], *part, _MOST_CONCATS)
 
 
-def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, stop: int) -> str | None:
+def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, stop: int, most: int) -> str | None:
     """The part of a value from start to stop along an axis, as a value, or a concatenation of values, that exist; None
-    where that part was never a value.
+    where that part was never a value, or more than `most` concatenations and reshapes lie between.
     """
     source, shape = builder.producer(name), builder.value(name).shape
     if (start, stop) == (0, shape[axis]):
         return name
-    if source is None or source.op not in ("concat", "reshape"):
+    if source is None or source.op not in ("concat", "reshape") or not most:
         return None
     if source.op == "reshape":
         x = source.inputs[0]
         block = sliced_before(builder.value(x).shape, shape, axis, start, stop)
-        part = None if block is None else _whole_operands(builder, x, *block)
+        part = None if block is None else _whole_operands(builder, x, *block, most - 1)
         return None if part is None else reshaped(builder, part, (*shape[:axis], stop - start, *shape[axis + 1 :]))
     if axis != source.integer("axis"):
-        parts = [_whole_operands(builder, operand, axis, start, stop) for operand in source.inputs]
-        known = [part for part in parts if part is not None]
-        return builder.emit("concat", known, source.attrs, output=f"{name}_part") if len(known) == len(parts) else None
+        # Once for each operand, however often it is concatenated.
+        parts = {
+            operand: _whole_operands(builder, operand, axis, start, stop, most - 1)
+            for operand in dict.fromkeys(source.inputs)
+        }
+        known = [part for operand in source.inputs if (part := parts[operand]) is not None]
+        full = len(known) == len(source.inputs)
+        return builder.emit("concat", known, source.attrs, output=f"{name}_part") if full else None
     first = 0
     for operand in source.inputs:
         extent = builder.value(operand).shape[axis]
         if first <= start and stop <= first + extent:
-            return _whole_operands(builder, operand, axis, start - first, stop - first)
+            return _whole_operands(builder, operand, axis, start - first, stop - first, most - 1)
         first += extent
     return None
 
@@ -328,8 +335,15 @@ def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
     if source is None or moved is None or moved.op != "transpose":
         return None
     shape, after = builder.value(moved.output).shape, builder.value(source.output).shape
-    axes, groups = _normalized_axes(shape, after, node.ints("axes"))
+    found = _normalized_axes(shape, after, node.ints("axes"))
+    if found is None:
+        return None
+    axes, groups = found
     if not axes or len(groups) > 1 or (groups and not node.flag("centred")):
+        return None
+    # Rows that lie alike before and after the transpose, as those of windows, gain nothing: what else reads it would
+    # need one of its own.
+    if not groups and all(moved.ints("perm")[axis] == axis for axis in axes):
         return None
     op, attrs = "normalize", {**node.attrs, "axes": axes}
     for axis, number in groups.items():
@@ -339,13 +353,13 @@ def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
 
 def _normalized_axes(
     before: tuple[int, ...], after: tuple[int, ...], axes: tuple[int, ...]
-) -> tuple[tuple[int, ...], dict[int, int]]:
+) -> tuple[tuple[int, ...], dict[int, int]] | None:
     """The axes of `before` of which `axes` of `after` have all, and the number of groups of those of which they have
-    the inner part; no axes where they have another part of one.
+    the inner part; None where they have another part of one.
     """
     found = common_factors(before, after)
     if found is None:
-        return (), {}
+        return None
     factors, of_before, of_after = found
     inside = {place for axis in axes for place in of_after[axis]}
     whole: list[int] = []
@@ -353,7 +367,7 @@ def _normalized_axes(
     for axis, places in enumerate(of_before):
         outer = [place for place in places if place not in inside]
         if outer != list(places[: len(outer)]):
-            return (), {}
+            return None
         if places and not outer:
             whole.append(axis)
         elif len(outer) < len(places):

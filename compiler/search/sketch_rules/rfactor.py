@@ -13,7 +13,7 @@ from retune.compiler.search.sketch_rules.facts import has_cache_write, loop_volu
 from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 _NEGLIGIBLE = 16
-"""A stage with so many times fewer terms than another one is a negligible part of a kernel's time."""
+"""A stage that another one takes so many times as long as is a negligible part of a kernel's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class AddRfactor:
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
         """APPLY when the reduction is long for its points, the stage no write cache and its work worth the choice."""
         wanted = needs_rfactor(context, state, stage) and not has_cache_write(state, stage)
-        return Verdict.APPLY if wanted and not _is_negligible(state, stage) else Verdict.SKIP
+        return Verdict.APPLY if wanted and not _is_negligible(context, state, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
         """The outer part factored, and the inner one; the factor is 1 until the derivation ends."""
@@ -44,12 +44,15 @@ class AddRfactor:
         return (outer, stage - 1), (inner.apply(Reorder(stage, order)), stage - 1)
 
 
-def _is_negligible(state: State, stage: int) -> bool:
-    """Whether another stage evaluates so many more terms that the order of these does not matter. Each stage with the
-    choice multiplies the sketches by three.
+def _is_negligible(context: SketchContext, state: State, stage: int) -> bool:
+    """Whether all cores take so much longer for another stage that the order of these terms does not matter. Each stage
+    with the choice multiplies the sketches by three.
     """
-    terms = [prod(loop_volumes(state, number)) for number in range(len(state.stages))]
-    return _NEGLIGIBLE * terms[stage] <= max(terms)
+    cores = context.hardware.num_cores
+    points, reduction = loop_volumes(state, stage)
+    longest = max(prod(loop_volumes(state, number)) for number in range(len(state.stages))) / cores
+    # Without the choice, one core sums each point.
+    return _NEGLIGIBLE * points * reduction / min(points, cores) <= longest
 
 
 def fuse_reductions(state: State, stage: int) -> tuple[State, int]:

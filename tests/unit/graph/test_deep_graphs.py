@@ -12,7 +12,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
-from retune.compiler.graph.fuse import _DEEPEST, LARGEST_EXPRESSION, _Flow, fuse
+from retune.compiler.graph.fuse import DEEPEST, LARGEST_EXPRESSION, _Flow, fuse
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.passes.activations import ACTIVATIONS
@@ -66,7 +66,7 @@ def test_a_long_chain_compiles_and_is_right(name: str) -> None:
 
 def test_groups_are_bounded_in_depth() -> None:
     groups = fuse(_graph(1000, STEPS["sin"])).groups
-    assert max(len(group.nodes) for group in groups) == _DEEPEST
+    assert max(len(group.nodes) for group in groups) == DEEPEST
     assert sum(len(group.nodes) for group in groups) == 1000
 
 

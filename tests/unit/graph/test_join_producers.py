@@ -54,20 +54,24 @@ def test_the_joined_kernel_is_that_of_the_reader() -> None:
     assert cut.tunable[-1]
 
 
-def _activated(*, readers: int = 1, shown: bool = False, op: str = "leaky_relu") -> Graph:
-    builder = GraphBuilder("net", [Value("x", (1, 4, 4, 8))])
-    attrs = LEAKY if op == "leaky_relu" else {}
-    y = builder.emit(op, ("x",), attrs, name="active")
-    outputs = {f"out{number}": conv(builder, y, f"conv{number}") for number in range(readers)}
-    return builder.finish({**outputs, "shown": y} if shown else outputs)
+def test_a_convolution_with_padding_takes_slices_and_no_activations() -> None:
+    builder = GraphBuilder("net", [Value("x", (1, 4, 4, 16))])
+    part = builder.emit(
+        "slice", ("x",), {"starts": (0, 0, 0, 0), "stops": (1, 4, 4, 8), "steps": (1,) * 4}, name="part"
+    )
+    active = builder.emit("leaky_relu", (conv(builder, part, "one"),), LEAKY, name="active")
+    both = {"y": conv(builder, active, "two"), "z": builder.emit("exp", (active,), name="exp")}
+    assert _kernels(builder.finish(both)) == ["part+one+active", "two", "exp"]
+    builder, x = start()
+    active = builder.emit("leaky_relu", (x,), LEAKY, name="active")
+    assert _kernels(builder.finish({"y": conv(builder, active, "one")})) == ["active", "one"]
 
 
-def test_a_convolution_with_padding_takes_cheap_operators_that_it_alone_reads() -> None:
-    assert _kernels(_activated()) == ["active+conv0"]
-    assert _kernels(_activated(readers=2)) == ["active", "conv0", "conv1"]
-    assert _kernels(_activated(shown=True)) == ["active", "conv0"]
-    # What is dear is computed once, not once a window.
-    assert _kernels(_activated(op="exp")) == ["active", "conv0"]
+def test_what_is_broadcast_is_computed_once() -> None:
+    builder = GraphBuilder("net", [Value("x", (8, 8, 16)), Value("scale", (1, 1, 16))])
+    gate = builder.emit("sigmoid", ("scale",), name="gate")
+    graph = builder.finish({"y": builder.emit("mul", ("x", gate), name="scaled")})
+    assert _kernels(graph) == ["gate", "scaled"]
 
 
 def _rotary() -> Graph:
@@ -95,7 +99,7 @@ def _computed(graph: Graph) -> None:
         np.testing.assert_allclose(executor.get_output(place), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("graph", [_level(), _activated(), _rotary()], ids=["concat", "leaky_relu", "rotary"])
+@pytest.mark.parametrize("graph", [_level(), _rotary()], ids=["concat", "rotary"])
 def test_joined_kernels_compute_the_same(graph: Graph) -> None:
     _computed(graph)
 
