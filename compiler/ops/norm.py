@@ -1,7 +1,7 @@
 """Normalizations; the variance is the mean of squared differences from the mean, which does not cancel."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,11 +29,15 @@ def layer_norm(source: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: 
     return te.compute(source.shape, lambda *i: normal[i] * scale[i[first:]] + bias[i[first:]], name=name)
 
 
-def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str) -> Tensor:
+def _normalized(
+    source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str, axis: int = -1, groups: int = 0
+) -> Tensor:
+    """Over `axes`; with `groups`, also over each group of neighbors along `axis`, of which there are so many."""
     kept = [place for place in range(len(source.shape)) if place not in axes]
     outer = tuple(source.shape[place] for place in kept)
+    size = source.shape[axis] // groups if groups else 1
     # A factor in place of a division for every row.
-    share = 1.0 / math.prod(source.shape[axis] for axis in axes)
+    share = 1.0 / (size * math.prod(source.shape[axis] for axis in axes))
 
     def row(point: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(point[place] for place in kept)
@@ -42,13 +46,27 @@ def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centre
         at: dict[int, Expr] = {**dict(zip(kept, row, strict=True)), **dict(zip(axes, inner, strict=True))}
         return tuple(at[place] for place in range(len(source.shape)))
 
+    def whole(parts: Tensor) -> Callable[[tuple[Expr, ...]], Expr]:
+        """The sum that belongs to a row, of the sums of all rows: its own, or that of its group."""
+        if not groups:
+            return lambda i: parts[i]
+        place = kept.index(axis)
+        member = te.reduce_axis(size, "member")
+
+        def total(*i: Expr) -> Expr:
+            return te.sum(parts[(*i[:place], i[place] * size + member, *i[place + 1 :])], member)
+
+        sums = te.compute((*outer[:place], groups, *outer[place + 1 :]), total, name=f"{parts.name}_groups")
+        return lambda i: sums[(*i[:place], i[place] // size, *i[place + 1 :])]
+
     # Two sets of axes, since each of the two sums is a compute of its own.
     k = [te.reduce_axis(source.shape[axis], f"k{axis}") for axis in axes]
     q = [te.reduce_axis(source.shape[axis], f"q{axis}") for axis in axes]
     mean: Tensor | None = None
     if centred:
-        total = te.compute(outer, lambda *i: te.sum(source[point(i, k)], k), name=f"{name}_sum")
-        mean = te.compute(outer, lambda *i: total[i] * share, name=f"{name}_mean")
+        total = whole(te.compute(outer, lambda *i: te.sum(source[point(i, k)], k), name=f"{name}_sum"))
+        # A mean and a factor for each element of `axis`, so that those who read them are in vectors.
+        mean = te.compute(outer, lambda *i: total(i) * share, name=f"{name}_mean")
 
     def difference(at: tuple[Expr, ...]) -> Expr:
         return source[at] if mean is None else source[at] - mean[row(at)]
@@ -58,9 +76,9 @@ def _normalized(source: Tensor, axes: tuple[int, ...], epsilon: float, *, centre
         return te.sum(one * one, q)
 
     # Two passes: E[x^2] - E[x]^2 would cancel where the mean is large against the deviation.
-    squares = te.compute(outer, square, name=f"{name}_squares")
+    squares = whole(te.compute(outer, square, name=f"{name}_squares"))
     # One root a row; each element costs a subtraction and a product.
-    factor = te.compute(outer, lambda *i: te.rsqrt(squares[i] * share + epsilon), name=f"{name}_factor")
+    factor = te.compute(outer, lambda *i: te.rsqrt(squares(i) * share + epsilon), name=f"{name}_factor")
     return te.compute(source.shape, lambda *i: difference(i) * factor[row(i)], name=name)
 
 
@@ -69,53 +87,16 @@ def _group_normalize(call: OpCall) -> Lowered:
     axes, axis, groups = call.require_axes(), call.require_axis(), call.integer("groups")
     fits = axis not in axes and groups > 0 and x.shape[axis] % groups == 0
     call.require(fits, f"axis {axis} must be none of the axes {axes} and divide into {groups} groups")
-    size = x.shape[axis] // groups
 
     def build(source: Tensor) -> Tensor:
-        name = call.name
-        share = 1.0 / (size * math.prod(source.shape[place] for place in axes))
-        kept = [place for place in range(len(source.shape)) if place not in axes]
-        outer = tuple(source.shape[place] for place in kept)
-        grouped = kept.index(axis)
-
-        def of_groups(parts: Tensor, what: str) -> Tensor:
-            """The sum of each group, from what each element of the axis has in it."""
-            member = te.reduce_axis(size, "member")
-            shape = (*outer[:grouped], groups, *outer[grouped + 1 :])
-
-            def total(*i: Expr) -> Expr:
-                return te.sum(parts[(*i[:grouped], i[grouped] * size + member, *i[grouped + 1 :])], member)
-
-            return te.compute(shape, total, name=f"{name}_{what}")
-
-        def group(i: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            return (*i[:grouped], i[grouped] // size, *i[grouped + 1 :])
-
-        def row(i: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            return tuple(i[place] for place in kept)
-
-        def at(i: tuple[Expr, ...], inner: list[Axis]) -> tuple[Expr, ...]:
-            known: dict[int, Expr] = {**dict(zip(kept, i, strict=True)), **dict(zip(axes, inner, strict=True))}
-            return tuple(known[place] for place in range(len(source.shape)))
-
-        k = [te.reduce_axis(source.shape[place], f"k{place}") for place in axes]
-        q = [te.reduce_axis(source.shape[place], f"q{place}") for place in axes]
-        # Each element of the axis has a sum, a mean and a factor of its own, so that all of them are in vectors.
-        sums = te.compute(outer, lambda *i: te.sum(source[at(i, k)], k), name=f"{name}_sums")
-        total = of_groups(sums, "sum")
-        mean = te.compute(outer, lambda *i: total[group(i)] * share, name=f"{name}_mean")
-
-        def square(*i: Expr) -> Expr:
-            one = source[at(i, q)] - mean[i]
-            return te.sum(one * one, q)
-
-        squares = te.compute(outer, square, name=f"{name}_squares")
-        deviation = of_groups(squares, "deviation")
         epsilon = call.number("epsilon")
-        factor = te.compute(outer, lambda *i: te.rsqrt(deviation[group(i)] * share + epsilon), name=f"{name}_factor")
-        return te.compute(source.shape, lambda *i: (source[i] - mean[row(i)]) * factor[row(i)], name=name)
+        return _normalized(source, axes, epsilon, centred=True, name=call.name, axis=axis, groups=groups)
 
     return Lowered(x.shape, x.dtype, build)
+
+
+def _normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
+    return _normalized_array(arrays[0], call.ints("axes"), call.number("epsilon"), centred=call.flag("centred"))
 
 
 def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
@@ -123,17 +104,13 @@ def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     axis, groups = call.integer("axis"), call.integer("groups")
     split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     axes = (axis + 1, *(place + (place > axis) for place in call.ints("axes")))
-    split = split - split.mean(axis=axes, keepdims=True)
-    deviation = np.sqrt((split * split).mean(axis=axes, keepdims=True) + x.dtype.type(call.number("epsilon")))
-    return np.asarray((split / deviation).reshape(x.shape))
+    return _normalized_array(split, axes, call.number("epsilon"), centred=True).reshape(x.shape)
 
 
-def _normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    (x,) = arrays
-    axes = call.ints("axes")
-    if call.flag("centred"):
+def _normalized_array(x: Array, axes: tuple[int, ...], epsilon: float, *, centred: bool) -> Array:
+    if centred:
         x = x - x.mean(axis=axes, keepdims=True)
-    return np.asarray(x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + x.dtype.type(call.number("epsilon"))))
+    return np.asarray(x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + x.dtype.type(epsilon)))
 
 
 def _batch_norm(call: OpCall) -> Lowered:
