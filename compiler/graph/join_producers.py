@@ -4,7 +4,8 @@ Slices, concatenations and element-wise operators are computed element by elemen
 kernel has no more loop nests than its reader alone: nothing is stored in between.
 
     x ─► slice ─► neg ─► concat ─► mul ─► add        a rotary embedding: five groups become one
-    x, y ─► concat ─► conv2d                         a convolution with padding copies its input anyway
+    x, y ─► concat ─► conv2d                         a convolution with padding copies its input anyway, and one
+                                                     of single points sums over x and then over y
 """
 
 from collections.abc import Callable
@@ -15,8 +16,6 @@ from retune.compiler.ops import OPS, FusionKind
 
 _COPIES = ("slice", "concat")
 """Operators of which each element of the result is an element of an operand, in the same order."""
-_PADDED = ("conv2d", "conv3d")
-"""Operators that copy their first operand with padding around it."""
 
 
 def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]) -> Fusion:
@@ -49,7 +48,7 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
 
 def _candidates(graph: Graph, group: FusedOp) -> list[str]:
     """The values of which one node of a group reads each element once, where it may as well compute them."""
-    if group.core.op in _PADDED and any(group.core.ints("pads")):
+    if group.kind is FusionKind.COMPLEX:
         names = [group.core.inputs[0]]
     elif _is_copy_or_elementwise(group.core):
         names = [name for node in group.nodes for name in node.inputs if not _is_repeated(graph, name, node)]

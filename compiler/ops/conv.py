@@ -17,8 +17,7 @@ from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute
 from retune.compiler.ops.matmul import require_bytes
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, product
-from retune.compiler.ops.shape import CONCATENATED
-from retune.compiler.te.tensor import Axis, ComputeOp, Tensor
+from retune.compiler.te.tensor import CONCATENATED, Axis, ComputeOp, Tensor
 
 LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 """Channels first and last, by the number of spatial dimensions."""

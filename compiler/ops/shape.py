@@ -8,10 +8,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, broadcast_shapes, element
-from retune.compiler.te.tensor import Tensor
-
-CONCATENATED = "concat_axis"
-"""The attribute of a concatenation's operation that holds its axis; readers may read its operands instead."""
+from retune.compiler.te.tensor import CONCATENATED, Tensor
 
 
 def _reshape(call: OpCall) -> Lowered:

@@ -4,13 +4,19 @@ They are pure functions with the reference's definitions.
 """
 
 from functools import lru_cache
+from itertools import pairwise
 
 from retune.compiler.dtype import accumulated
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Attached, Inlined, State
-from retune.compiler.te.tensor import LOOKS_UP_TABLES, Axis, ComputeOp, ExternOp, Reduce
+from retune.compiler.te.tensor import CONCATENATED, LOOKS_UP_TABLES, Axis, ComputeOp, ExternOp, Reduce
+
+LEAST_PIECE = 16
+"""Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
+_MOST_PIECES = 8
+"""Each operand of a concatenation that is summed over is a loop of its own."""
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
@@ -80,13 +86,13 @@ def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
 @lru_cache(maxsize=4096)
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
     """Whether every read is a plain one in axis order, and the body is cheap and without a branch; or the operation
-    looks up tables, whose reads in loop order stay few.
+    looks up tables, whose reads in loop order stay few, or puts end to end what its readers sum over.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp):
         return False
     # As in TVM, what reads nothing is a constant and always inlined.
-    if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs:
+    if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs or _is_summed_piece_by_piece(dag, op_id):
         return True
     for node in walk(op.body):
         # As in TVM, of all calls exp alone is too dear to be repeated by every reader.
@@ -98,6 +104,39 @@ def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
         if matched is None or matched != sorted(set(matched)):
             return False
     return True
+
+
+def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether an operation is a few long tensors end to end along an axis that all readers sum over: lowering splits
+    the sum at the seams, so that each of its loops reads one tensor, without a branch.
+    """
+    op = dag.ops[op_id]
+    if not isinstance(op, ComputeOp) or CONCATENATED not in op.attrs:
+        return False
+    axis = op.attrs[CONCATENATED]
+    for reader in dag.readers[op_id]:
+        reading = dag.ops[reader]
+        sums = reading.reduce_axes if isinstance(reading, ComputeOp) else ()
+        if not all(indices[axis] in sums for source, indices in dag.reads[reader] if source == op_id):
+            return False
+    widths = piece_widths(op, axis)
+    return widths is not None and len(widths) <= _MOST_PIECES and min(widths) >= LEAST_PIECE
+
+
+def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
+    """How many elements of an axis come from each operand of a concatenation, all of them where nothing is chosen along
+    that axis; None where a choice is not by one index.
+    """
+    chosen = op.axes[axis]
+    seams = {0, chosen.extent}
+    for node in walk(op.body):
+        if isinstance(node, Select):
+            match node.condition:
+                case Binary(op=BinaryOp.LT, lhs=Axis() as index, rhs=Const(value=place)):
+                    seams |= {int(place)} if index == chosen else set()
+                case _:
+                    return None
+    return [after - before for before, after in pairwise(sorted(seams))]
 
 
 @lru_cache(maxsize=4096)

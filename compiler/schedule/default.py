@@ -9,17 +9,18 @@ naive loops, which tuning improves.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
 
-from retune.compiler.ir.expr import Binary, BinaryOp, Const, Select
+from retune.compiler.ir.expr import Const, Select
 from retune.compiler.ir.visit import walk
 from retune.compiler.schedule.access import (
+    LEAST_PIECE,
     consumers,
     elementwise_match,
     is_given_to_function,
     is_strictly_inlineable,
     needs_multi_level_tiling,
+    piece_widths,
     reduces_rows,
     single_elementwise_consumer,
 )
@@ -54,8 +55,6 @@ two still fit the ways of a first-level cache.
 """
 _FEW_READS = 2.5
 """Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two."""
-_LEAST_PIECE = 16
-"""Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
 """An axis of at most so many elements that none of these divides is taken whole, of a longer one a divisor."""
@@ -204,24 +203,8 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
     # Lowering splits vectors at the seams of a concatenation along the last axis; those along others stay outside of
     # vectors. Any other branch would stand inside the reader's.
-    widths = _piece_widths(op)
-    return once and widths is not None and (len(widths) < 2 or min(widths) >= _LEAST_PIECE)
-
-
-def _piece_widths(op: ComputeOp) -> list[int] | None:
-    """How many elements of the last axis come from each operand of a concatenation, all of them where nothing is chosen
-    along that axis; None where a choice is not by one index.
-    """
-    last = op.axes[-1]
-    seams = {0, last.extent}
-    for node in walk(op.body):
-        if isinstance(node, Select):
-            match node.condition:
-                case Binary(op=BinaryOp.LT, lhs=Axis() as axis, rhs=Const(value=place)):
-                    seams |= {int(place)} if axis == last else set()
-                case _:
-                    return None
-    return [after - before for before, after in pairwise(sorted(seams))]
+    widths = piece_widths(op, len(op.axes) - 1)
+    return once and widths is not None and (len(widths) < 2 or min(widths) >= LEAST_PIECE)
 
 
 def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:

@@ -21,6 +21,9 @@ from retune.compiler.ir.visit import substitute, walk
 LOOKS_UP_TABLES = "looks_up_tables"
 """The attribute of a compute that finds a few elements by small tables: it is inlined where it can be, never tiled."""
 
+CONCATENATED = "concat_axis"
+"""The attribute of a compute that puts tensors end to end: the axis. Readers may read these tensors instead."""
+
 
 class AxisKind(IntEnum):
     """Whether an axis indexes the result or is summed over."""

@@ -5,8 +5,8 @@ Each guard that stays is as far out as it can be; guards do not make the code gr
     before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
     after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
             for i.1 in 2: body(3, i.1)
-A parallel loop stays whole: its iterations choose the part that they run. A vector loop is also split where a value
-that it stores is chosen, as at the seams of a concatenation: lanes that choose cost more than two vectors.
+A parallel loop stays whole: its iterations choose the part that they run. A vector loop or one that sums is also split
+where a value that it stores is chosen, as at the seams of a concatenation: choosing costs more than two loops.
 
     before: vector j in 96: y[j] = a[j] if j < 32 else b[j - 32]
     after:  vector j in 32: y[j] = a[j];  vector j in 64: y[j + 32] = b[j]
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from retune.compiler.ir.affine import Affine, IndexForm
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
 from retune.compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
-from retune.compiler.ir.rewrite import has_stmt, statements_of, walk_in_scope
+from retune.compiler.ir.rewrite import has_stmt, perfect_nest, statements_of, walk_in_scope
 from retune.compiler.ir.stmt import (
     LEAVES,
     Allocate,
@@ -41,7 +41,7 @@ from retune.compiler.ir.stmt import (
     ranges_inside,
     walk_stmt,
 )
-from retune.compiler.ir.visit import children, find, has, replace_nodes, substitute, uses
+from retune.compiler.ir.visit import children, find, has, replace_nodes, substitute, uses, variables
 
 MAX_COPIES = 16
 """How often the innermost statement of a nest may be written because of guards."""
@@ -211,17 +211,28 @@ def _only_choice(value: Expr) -> Select | None:
 
 
 def _seams(loop: For, ranges: Ranges) -> list[int]:
-    """The iterations of a vector loop at which its value changes to another choice, whatever loops around it do."""
-    if loop.kind is not LoopKind.VECTOR or not isinstance(loop.body, Store):
+    """The iterations at which the value that a loop stores, a vector loop or one that sums, changes to another choice,
+    whatever the loops around it do.
+    """
+    loops, leaf = perfect_nest(loop)
+    if not isinstance(leaf, Store):
         return []
-    limit, inside = range_of(loop), ranges_inside(loop, ranges)
+    moving = variables(*leaf.indices)
+    if loop.var in moving and (loop.kind is not LoopKind.VECTOR or len(loops) > 1):
+        return []
+    deciding = {one.var for one in loops if one is loop or one.var not in moving}
+    limit, inside = range_of(loop), {**ranges, **{one.var: range_of(one) for one in loops}}
     seams: set[int] = set()
-    choice: Expr | None = _only_choice(loop.body.value)
+    choice: Expr | None = _only_choice(leaf.value)
     while isinstance(choice, Select):
         for form in _undecided(choice.condition, inside):
-            if set(form.terms) == {loop.var}:
-                first, last = _solved(form.terms[loop.var], form.const, limit)
-                seams |= {first, last + 1}
+            slope = form.terms.get(loop.var, 0)
+            if slope and deciding.issuperset(form.terms):
+                rest = form.plus(Affine(0, {loop.var: 1}), -slope)
+                # Between where it always holds and where it may, loops inside decide.
+                for worst in limits(rest, inside):
+                    first, last = _solved(slope, worst, limit)
+                    seams |= {first, last + 1}
         choice = choice.otherwise
     return sorted(seam for seam in seams if limit[0] < seam <= limit[1])
 

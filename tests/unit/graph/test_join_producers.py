@@ -48,6 +48,28 @@ def test_a_convolution_with_padding_takes_the_concatenation_that_it_alone_reads(
     assert _kernels(_level(read=True)) == ["conv", "exp", "concat", "second+add", "last"]
 
 
+@pytest.mark.parametrize(
+    ("widths", "kernels"),
+    [((32, 16), ["concat+conv+add"]), ((40, 24, 72), ["concat+conv+add"]), ((32, 8), ["concat", "conv+add"])],
+)
+def test_a_convolution_of_points_sums_over_one_operand_after_the_other(
+    widths: tuple[int, ...], kernels: list[str]
+) -> None:
+    graph = _of_points(widths)
+    assert _kernels(graph) == kernels
+    _computed(graph)
+
+
+def _of_points(widths: tuple[int, ...]) -> Graph:
+    """A 1 x 1 convolution with bias of a concatenation."""
+    builder = GraphBuilder("net", [Value(f"x{place}", (1, 7, 9, width)) for place, width in enumerate(widths)])
+    joined = builder.emit("concat", tuple(f"x{place}" for place in range(len(widths))), {"axis": 3}, name="concat")
+    rng = np.random.default_rng(0)
+    weight = builder.constant(rng.standard_normal((1, 1, sum(widths), 8), np.float32), "w")
+    made = builder.emit("conv2d", (joined, weight), {**CONV, "pads": (0, 0, 0, 0)}, name="conv")
+    return builder.finish({"out": builder.emit("add", (made, bias(builder)), name="add")})
+
+
 def test_the_joined_kernel_is_that_of_the_reader() -> None:
     cut = partition(_level(), Target.host(), HARDWARE)
     assert cut.kernels[-1].name.startswith("conv2d_3x3_c16")

@@ -9,7 +9,7 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.schedule.access import elementwise_match, is_strictly_inlineable, needs_multi_level_tiling
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
-from retune.compiler.te.tensor import Tensor
+from retune.compiler.te.tensor import CONCATENATED, Tensor
 
 
 def matmul(n: int, wrap: bool = False, name: str = "C") -> list[Tensor]:
@@ -86,6 +86,21 @@ def test_what_is_strictly_inlineable() -> None:
     for tensor, expected in cases:
         dag = ComputeDAG([a, tensor])
         assert is_strictly_inlineable(dag, dag.id_of(tensor)) is expected, tensor.name
+
+
+@pytest.mark.parametrize(("first", "expected"), [(32, True), (8, False)])
+def test_long_tensors_end_to_end_are_inlined_where_they_are_summed(*, first: int, expected: bool) -> None:
+    a, b = te.placeholder((8, first), name="A"), te.placeholder((8, 64 - first), name="B")
+    joined = te.compute(
+        (8, 64), lambda i, j: te.if_then_else(j < first, a[i, j], b[i, j - first]), "joined", attrs={CONCATENATED: 1}
+    )
+    k = te.reduce_axis(64, "k")
+    total = te.compute((8,), lambda i: te.sum(joined[i, k], k), "total")
+    turned = te.compute((64,), lambda i: te.sum(joined[i // 8, k], k), "turned")
+    assert is_strictly_inlineable(ComputeDAG([a, b, total]), 2) is expected
+    assert is_strictly_inlineable(ComputeDAG([a, b, turned]), 2) is expected
+    copied = te.compute((8, 64), lambda i, j: joined[i, j] + 1.0, "copied")
+    assert not is_strictly_inlineable(ComputeDAG([a, b, copied]), 2)
 
 
 def test_elementwise_match_looks_through_single_readers() -> None:

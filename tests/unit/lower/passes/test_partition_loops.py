@@ -115,3 +115,34 @@ def test_what_was_put_end_to_end(widths: tuple[int, ...], *, split: bool) -> Non
     (found,) = outputs = function.outputs()
     function(*function.prepared(*arrays), *outputs)
     np.testing.assert_array_equal(found, np.concatenate(arrays, axis=1))
+
+
+def _sum_end_to_end(*widths: int) -> ComputeDAG:
+    """The product of rows of several arrays, one behind the other, with a matrix."""
+    dag = _end_to_end(*widths)
+    joined, weights = dag.outputs[0], te.placeholder((sum(widths), 16), name="w")
+    k = te.reduce_axis((0, sum(widths)), "k")
+    product = te.compute((3, 16), lambda i, j: te.sum(joined[i, k] * weights[k, j], axis=k), "z")
+    return ComputeDAG([*dag.inputs, weights, product])
+
+
+@pytest.mark.parametrize(
+    ("widths", "inner", "sums"),
+    [((32, 64), 0, 2), ((24, 40, 16), 8, 3), ((24, 40), 16, 4), ((5, 1, 8), 0, 3)],
+    ids=["whole", "a split that divides", "a split that does not", "short"],
+)
+def test_a_sum_is_split_where_it_reads_another_operand(widths: tuple[int, ...], inner: int, sums: int) -> None:
+    dag, joined = _sum_end_to_end(*widths), len(widths)
+    product = joined + 2
+    steps: list[Step] = [ComputeInline(joined)] + ([Split(product, 2, sum(widths), (inner,))] if inner else [])
+    steps.append(Annotate(product, 1, Annotation.VECTORIZE))
+    function = PartitionLoops().apply(loops(dag, *steps))
+    text = str(function)
+    assert "if" not in text
+    assert text.count("= (z[") == sums
+    kernel = build_kernel(SearchTask("t", dag, Target.host(), HardwareParams(1)), steps, "k")
+    arrays = [np.random.default_rng(each).random(tensor.shape, "float32") for each, tensor in enumerate(dag.inputs)]
+    run = KernelFunction(load_kernels([kernel])["k"])
+    (found,) = outputs = run.outputs()
+    run(*run.prepared(*arrays), *outputs)
+    np.testing.assert_allclose(found, np.concatenate(arrays[:-1], axis=1) @ arrays[-1], rtol=1e-5)
