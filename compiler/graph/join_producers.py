@@ -6,16 +6,18 @@ kernel has no more loop nests than its reader alone: nothing is stored in betwee
     x ─► slice ─► neg ─► concat ─► mul ─► add        a rotary embedding: five groups become one
     x, y ─► concat ─► conv2d                         a convolution with padding copies its input anyway, and one
                                                      of single points sums over x and then over y
+    x ─► reshape ─► transpose ─► reshape ─► add      windows of an image
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from retune.compiler.graph.fuse import DEEPEST, LARGEST_EXPRESSION, FusedOp, Fusion
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ops import OPS, FusionKind
 
-_COPIES = ("slice", "concat")
-"""Operators of which each element of the result is an element of an operand, in the same order."""
+_COPIES = ("slice", "concat", "transpose", "pad")
+"""Operators of which each element of the result is an element of an operand, or a constant."""
+_MOVES = (*_COPIES, "reshape")
 
 
 def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]) -> Fusion:
@@ -28,34 +30,67 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
     made: dict[str, FusedOp] = {}
     # In running order: what a group reads has been joined with its own producers by then.
     for group in fusion.groups:
-        for name in _candidates(graph, group):
-            producer = made.get(name)
-            alone = name not in graph.outputs and all(node in group.nodes for node in readers[name])
-            if producer is None or not alone or not all(map(_is_copy_or_elementwise, producer.nodes)):
+        names = _candidates(graph, group)
+        # Grows while it is walked: what a group has taken in reads values of its own.
+        for name in names:
+            views = [graph.nodes[places[view]] for view in _views(fusion.aliases, name)]
+            source = views[0].inputs[0] if views else name
+            producer = made.get(source)
+            inside = (*views, *group.nodes)
+            values = (source, *(view.output for view in views))
+            alone = all(value not in graph.outputs and all(one in inside for one in readers[value]) for value in values)
+            if producer is not None and alone and _suits(producer, group, name):
+                taken = (*producer.nodes, *views)
+            elif views and views[-1].op == "slice" and any(views[-1].inputs[0] in node.inputs for node in group.nodes):
+                # The group reads all of the value anyway, so that it needs no view of it.
+                taken = (views[-1],)
+            else:
                 continue
-            # With an activation before it, a convolution would be another task to tune than those without.
-            if group.kind is FusionKind.COMPLEX and producer.nodes[-1].op not in _COPIES:
-                continue
-            nodes = tuple(sorted((*producer.nodes, *group.nodes), key=lambda node: places[node.output]))
+            # A view may be among the nodes already.
+            nodes = tuple(
+                graph.nodes[place] for place in sorted({places[one.output] for one in (*taken, *group.nodes)})
+            )
             joined = FusedOp(nodes, nodes.index(group.core))
             small = len(nodes) <= DEEPEST and _expression_size(nodes) <= LARGEST_EXPRESSION
             if small and nests(joined) == nests(group):
+                if producer is not None and producer.nodes[0] in taken:
+                    del made[source]
                 group = joined
-                del made[name]
+                names += [other for other in _candidates(graph, group) if other not in names]
         made[group.output] = group
     return Fusion(tuple(made.values()), fusion.aliases)
 
 
 def _candidates(graph: Graph, group: FusedOp) -> list[str]:
-    """The values of which one node of a group reads each element once, where it may as well compute them."""
-    if group.kind is FusionKind.COMPLEX:
+    """The values of which the nodes of a group read each element once, where they may as well compute them."""
+    if group.kind in (FusionKind.COMPLEX, FusionKind.REDUCTION):
         names = [group.core.inputs[0]]
     elif _is_copy_or_elementwise(group.core):
         names = [name for node in group.nodes for name in node.inputs if not _is_repeated(graph, name, node)]
     else:
         names = []
-    uses = [name for node in group.nodes for name in node.inputs]
-    return [name for name in names if uses.count(name) == 1]
+    return list(dict.fromkeys(names))
+
+
+def _views(aliases: Mapping[str, str], name: str) -> list[str]:
+    """The values, `name` last, that show the memory of one of another shape, each of that before it."""
+    views: list[str] = []
+    while name in aliases:
+        views.insert(0, name)
+        name = aliases[name]
+    return views
+
+
+def _suits(producer: FusedOp, group: FusedOp, name: str) -> bool:
+    """Whether a group may compute what a producer does, which it alone reads, as `name`."""
+    if not all(map(_is_copy_or_elementwise, producer.nodes)):
+        return False
+    reads = sum(node.inputs.count(name) for node in group.nodes)
+    if group.kind is FusionKind.REDUCTION or reads > 1:
+        # Copies alone cost no more where they are read more than once.
+        return all(node.op in _MOVES for node in producer.nodes)
+    # With an activation before it, a convolution would be another task to tune than those without.
+    return group.kind is not FusionKind.COMPLEX or producer.nodes[-1].op in _COPIES
 
 
 def _is_repeated(graph: Graph, name: str, node: Node) -> bool:
@@ -73,4 +108,4 @@ def _expression_size(nodes: tuple[Node, ...]) -> int:
 
 def _is_copy_or_elementwise(node: Node) -> bool:
     """Whether each element of a node's result is computed of at most one element of each operand."""
-    return node.op in _COPIES or OPS[node.op].kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
+    return node.op in _MOVES or OPS[node.op].kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)

@@ -11,6 +11,7 @@ from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
 from retune.compiler.graph.passes.fold_constants import FoldConstants
 from retune.compiler.graph.passes.fold_scales import FoldScales
 from retune.compiler.graph.passes.merge_products import MergeProducts
+from retune.compiler.graph.passes.move_rows import MoveRows
 from retune.compiler.graph.passes.pad_rows import PadRows
 from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
 from retune.compiler.graph.passes.quantized import Quantized
@@ -53,6 +54,8 @@ PIPELINE: tuple[GraphPass, ...] = (
     PadRows(),
     # At the end: a transpose that has become a reshape no longer cancels against another transpose.
     Simplify(name="settle", rules=SETTLING_RULES),
+    # After all rules that let transposes sink, which would move them back.
+    MoveRows(),
     CommonSubexpressions(name="common_subexpressions_again"),
 )
 

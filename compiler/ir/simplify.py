@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from retune.compiler.ir.affine import Affine, IndexForm, affine
-from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Select
+from retune.compiler.ir.expr import INDEX, Binary, BinaryOp, Const, Expr, Load, Select, select
 from retune.compiler.ir.interval import Ranges, as_index, limits
-from retune.compiler.ir.visit import parts, transform
+from retune.compiler.ir.visit import has, parts, replace_nodes, transform, variables
 
 _Rule = Callable[[IndexForm, int, Ranges], Expr | None]
 
@@ -38,6 +38,25 @@ def simplify(expr: Expr, ranges: Ranges) -> Expr:
         return None
 
     return transform(expr, rule)
+
+
+def choose_rows(expr: Expr) -> Expr:
+    """The expression with one read in place of a choice between two rows of a buffer, as of an image that is rolled: it
+    is the row that is chosen, and every element along it is read without a branch.
+
+        before: select(i < 53, x[i + 3, k], x[i - 53, k])        after: x[select(i < 53, i + 3, i - 53), k]
+    """
+
+    def rule(node: Select) -> Expr | None:
+        match node.then, node.otherwise:
+            case Load(buffer, (*rows, last)), Load(other, (*others, end)) if buffer == other and last == end:
+                if variables(node.condition).isdisjoint(variables(last)):
+                    pairs = zip(rows, others, strict=True)
+                    chosen = (one if one == two else select(node.condition, one, two) for one, two in pairs)
+                    return Load(buffer, (*chosen, last))
+        return None
+
+    return replace_nodes(expr, Select, rule) if has(Select, expr) else expr
 
 
 def _divisor_of(node: Expr) -> int:

@@ -18,15 +18,23 @@ def _reshape(call: OpCall) -> Lowered:
     call.require(fits, f"cannot become {list(shape)}")
 
     def build(source: Tensor) -> Tensor:
+        # The innermost axes that stay, whose places need no arithmetic.
+        kept = 0
+        while kept < min(len(shape), len(source.shape)) and shape[-1 - kept] == source.shape[-1 - kept]:
+            kept += 1
+
         def body(*axes: Expr) -> Expr:
+            outer, inner = axes[: len(axes) - kept], axes[len(axes) - kept :]
             flat: Expr = te.const(0)
-            for axis, extent in zip(axes, shape, strict=True):
+            for axis, extent in zip(outer, shape, strict=False):
                 flat = flat * extent + axis
-            indices = []
-            for place, extent in enumerate(source.shape):
+            indices: list[Expr] = []
+            split = source.shape[: len(source.shape) - kept]
+            for place, extent in enumerate(split):
                 # What the extents decide of these quotients and remainders is simplified when the tensor is lowered.
-                quotient = flat // math.prod(source.shape[place + 1 :])
+                quotient = flat // math.prod(split[place + 1 :])
                 indices.append(quotient % extent if place else quotient)
+            indices += inner
             return source[tuple(indices)]
 
         return te.compute(shape, body, name=call.name)

@@ -8,10 +8,19 @@ from itertools import pairwise
 
 from retune.compiler.dtype import accumulated
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
-from retune.compiler.ir.visit import walk
+from retune.compiler.ir.visit import uses, walk
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Attached, Inlined, State
-from retune.compiler.te.tensor import CONCATENATED, LOOKS_UP_TABLES, Axis, ComputeOp, ExternOp, Reduce
+from retune.compiler.te.tensor import (
+    CONCATENATED,
+    LOOKS_UP_TABLES,
+    Axis,
+    ComputeOp,
+    ExternOp,
+    Operation,
+    Reduce,
+    TensorRead,
+)
 
 LEAST_PIECE = 16
 """Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
@@ -86,13 +95,15 @@ def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
 @lru_cache(maxsize=4096)
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
     """Whether every read is a plain one in axis order, and the body is cheap and without a branch; or the operation
-    looks up tables, whose reads in loop order stay few, or puts end to end what its readers sum over.
+    looks up tables, whose reads in loop order stay few, or only says where what its readers read lies.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp):
         return False
     # As in TVM, what reads nothing is a constant and always inlined.
-    if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs or _is_summed_piece_by_piece(dag, op_id):
+    if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs:
+        return True
+    if _is_summed_piece_by_piece(dag, op_id) or _moves_rows(dag, op_id):
         return True
     for node in walk(op.body):
         # As in TVM, of all calls exp alone is too dear to be repeated by every reader.
@@ -121,6 +132,34 @@ def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
             return False
     widths = piece_widths(op, axis)
     return widths is not None and len(widths) <= _MOST_PIECES and min(widths) >= LEAST_PIECE
+
+
+def _moves_rows(dag: ComputeDAG, op_id: int) -> bool:
+    """Whether each row of an operation, along its last axis, is a row of an operand, and no product reads it, which
+    would find its place again and again; or is one of zeros, as around an image, and nothing that reduces reads it.
+    """
+    op = dag.ops[op_id]
+    if not isinstance(op, ComputeOp) or not op.axes or op.axes[-1].extent < LEAST_PIECE:
+        return False
+    reductions = [reader for reader in dag.readers[op_id] if _reduces(dag.ops[reader])]
+    if any(needs_multi_level_tiling(dag, reader) for reader in reductions):
+        return False
+    return _is_row(op.body, op.axes[-1], may_be_constant=not reductions)
+
+
+def _reduces(op: Operation) -> bool:
+    return isinstance(op, ComputeOp) and bool(op.reduce_axes)
+
+
+def _is_row(value: Expr, last: Axis, *, may_be_constant: bool) -> bool:
+    """Whether a value is an element of a row that is chosen without a look at the axis along it."""
+    match value:
+        case Select(condition, then, otherwise):
+            sides = (_is_row(side, last, may_be_constant=may_be_constant) for side in (then, otherwise))
+            return not uses(condition, last) and all(sides)
+        case TensorRead(_, indices):
+            return bool(indices) and indices[-1] == last and not any(uses(index, last) for index in indices[:-1])
+    return may_be_constant and isinstance(value, Const)
 
 
 def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
@@ -164,7 +203,9 @@ def reduces_rows(dag: ComputeDAG, op_id: int) -> bool:
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not op.axes:
         return False
-    fastest = [indices[-1] for _, indices in dag.reads[op_id] if indices]
+    # What does not move with the sum is read once for all of it.
+    moving = [indices for _, indices in dag.reads[op_id] if any(uses(index, *op.reduce_axes) for index in indices)]
+    fastest = [indices[-1] for indices in moving]
     return op.reduce_axes[-1] in fastest and op.axes[-1] not in fastest
 
 

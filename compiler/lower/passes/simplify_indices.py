@@ -1,4 +1,4 @@
-"""Simplify the quotients and remainders of indices.
+"""Simplify the quotients and remainders of indices, and choices between rows.
 
 It is exact; what cannot be decided from the extents of the loops stays. `retune.compiler.ir.simplify` has the rules.
 
@@ -9,22 +9,25 @@ It is exact; what cannot be decided from the extents of the loops stays. `retune
     after:  for t in 32: vector v in 4: s[t // 2, (t % 2) * 4 + v]
 Such indices come from layouts that were chosen for the loops, from tensors that were reshaped, and from loops that were
 fused and split again.
+
+    before: y[i, k] = select(i < 53, x[i + 3, k], x[i - 53, k])
+    after:  y[i, k] = x[select(i < 53, i + 3, i - 53), k]
 """
 
 from dataclasses import dataclass, replace
 
 from retune.compiler.ir.rewrite import map_exprs_in_scope
-from retune.compiler.ir.simplify import simplify
+from retune.compiler.ir.simplify import choose_rows, simplify
 from retune.compiler.ir.stmt import LoopFunction
 
 
 @dataclass(frozen=True, slots=True)
 class SimplifyIndices:
-    """Resolves quotients and remainders by the ranges of the variables."""
+    """Resolves quotients and remainders by the ranges of the variables, and chooses rows by their index."""
 
     name: str = "simplify-indices"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
         """The kernel with simpler indices."""
-        body = map_exprs_in_scope(function.body, simplify, {})
+        body = map_exprs_in_scope(function.body, lambda expr, ranges: choose_rows(simplify(expr, ranges)), {})
         return function if body is function.body else replace(function, body=body)

@@ -11,12 +11,14 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Attribute, Graph, Value
 from retune.compiler.graph.partition import partition
+from retune.compiler.graph.pipeline import optimize
 from retune.compiler.target import HardwareParams, Target
 from tests.support.attributes import CONV
 from tests.support.small_graphs import bias, conv, start
 
 HARDWARE = HardwareParams(num_cores=2)
 LEAKY: dict[str, Attribute] = {"alpha": 0.1}
+MOVES = ("slice", "concat", "transpose", "pad", "windows", "roll")
 
 
 def _kernels(graph: Graph) -> list[str]:
@@ -126,27 +128,59 @@ def test_joined_kernels_compute_the_same(graph: Graph) -> None:
     _computed(graph)
 
 
+def _windows(builder: GraphBuilder, x: str) -> str:
+    """The rows of `x` in another order: those of two columns beside each other where the width is even."""
+    batch, height, width, channels = builder.value(x).shape
+    part = 2 if width % 2 == 0 else 1
+    apart = builder.emit("reshape", (x,), {"shape": (batch, height, width // part, part, channels)})
+    turned = builder.emit("transpose", (apart,), {"perm": (0, 2, 1, 3, 4)})
+    return builder.emit("reshape", (turned,), {"shape": (batch, width // part, height * part, channels)})
+
+
 @settings(deadline=None, max_examples=15)
 @given(st.data())
 def test_random_moves_and_elementwise_operators_compute_the_same(data: st.DataObject) -> None:
-    builder, x = start()
-    values = [x, builder.emit("relu", (x,))]
+    # Rows are moved by their readers from 16 elements on.
+    builder = GraphBuilder("net", [Value("x", (1, 4, 6, 16))])
+    values = ["x", builder.emit("relu", ("x",))]
     for _ in range(data.draw(st.integers(2, 9))):
         name = data.draw(st.sampled_from(values))
         shape = builder.value(name).shape
-        op = data.draw(st.sampled_from(["slice", "slice", "concat", "concat", "leaky_relu", "exp", "add", "conv"]))
+        op = data.draw(st.sampled_from([*MOVES, *MOVES, "leaky_relu", "exp", "add", "conv", "points", "normalize"]))
         alike = [one for one in values if builder.value(one).shape == shape]
         other = data.draw(st.sampled_from(alike))
         if op == "slice":
             axis = data.draw(st.sampled_from([place for place in (1, 2, 3) if shape[place] > 1] or [0]))
             first = data.draw(st.integers(0, shape[axis] - 1))
             values.append(_part(builder, name, axis, first, data.draw(st.integers(first + 1, shape[axis]))))
+        elif op == "roll":
+            axis, place = data.draw(st.integers(1, 2)), 1
+            if shape[axis] > 1:
+                parts = _part(builder, name, axis, place, shape[axis]), _part(builder, name, axis, 0, place)
+                values.append(builder.emit("concat", parts, {"axis": axis}))
         elif op == "concat":
             values.append(builder.emit("concat", (name, other), {"axis": data.draw(st.integers(1, 3))}))
+        elif op == "transpose":
+            perm = data.draw(st.sampled_from([(0, 2, 1, 3), (0, 3, 1, 2), (2, 0, 1, 3), (0, 1, 3, 2)]))
+            values.append(builder.emit("transpose", (name,), {"perm": perm}))
+        elif op == "pad":
+            before = (0, data.draw(st.integers(0, 1)), data.draw(st.integers(0, 1)), 0)
+            attrs: dict[str, Attribute] = {"pads_before": before, "pads_after": (0, 1, 0, 0), "value": 2.0}
+            values.append(builder.emit("pad", (name,), attrs))
+        elif op == "windows":
+            values.append(_windows(builder, name))
+        elif op == "normalize":
+            normal = builder.emit("normalize", (name,), {"axes": (3,), "centred": True, "epsilon": 1e-3})
+            values.append(builder.emit("mul", (normal, builder.scalar(3.0, "float32"))))
         elif op == "conv" and shape[3] == 8:
             values.append(conv(builder, name))
+        elif op == "points":
+            weight = builder.constant(np.linspace(-0.2, 0.2, shape[3] * 16, dtype=np.float32), "w")
+            weight = builder.emit("reshape", (weight,), {"shape": (1, 1, shape[3], 16)})
+            values.append(builder.emit("conv2d", (name, weight), {**CONV, "pads": (0, 0, 0, 0)}))
         elif op == "add":
             values.append(builder.emit("add", (name, other)))
-        elif op != "conv":
+        elif op in ("leaky_relu", "exp"):
             values.append(builder.emit(op, (name,), LEAKY if op == "leaky_relu" else {}))
-    _computed(builder.finish({"y": values[-1], "z": data.draw(st.sampled_from(values[1:]))}))
+    graph = builder.finish({"y": values[-1], "z": data.draw(st.sampled_from(values[1:]))})
+    _computed(optimize(graph) if data.draw(st.booleans()) else graph)

@@ -1,0 +1,121 @@
+"""Moves copies of whole rows, as those into windows, before the normalization of these rows.
+
+The kernel of the normalization then reads the rows where they lie, and no kernel copies them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.graph.passes.layout_rules import reshaped
+
+_SCALES = ("mul", "add")
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Normalize rows after they are moved, where nothing else reads them as they lay before.
+
+    before: y = transpose(reshape(normalize(x) * scale + shift))
+    after:  y = normalize(transpose(reshape(x))) * scale + shift
+    """
+
+    name: str = "move_rows"
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with normalizations after moves."""
+        consumers = graph.consumers()
+        moved = {_last_move(graph, consumers, node) for node in graph.nodes if node.op == "normalize"}
+
+        def convert(builder: GraphBuilder, node: Node) -> str | None:
+            return _normalized_later(builder, node) if node.output in moved else None
+
+        return rewrite(graph, convert)
+
+
+def _last_move(graph: Graph, consumers: Mapping[str, Sequence[Node]], norm: Node) -> str | None:
+    """The one value that is read of the moved rows of a normalization, if anything moves them and nothing else reads
+    them.
+    """
+    shape = graph.values[norm.output].shape
+    if norm.ints("axes") != (len(shape) - 1,):
+        return None
+    rows = norm.output
+    while (scaled := _scale_of(graph, consumers.get(rows, ()))) is not None and rows not in graph.outputs:
+        rows = scaled
+    values, moves = {rows}, list[Node]()
+    for node in graph.nodes:
+        if values.issuperset(node.inputs) and node.inputs and _keeps_rows(graph, node):
+            values.add(node.output)
+            moves.append(node)
+    inside = [move.output for move in moves]
+    read = [
+        name
+        for name in (rows, *inside)
+        if name in graph.outputs or any(one.output not in inside for one in consumers.get(name, ()))
+    ]
+    is_moved = any(move.op in ("transpose", "concat") for move in moves)
+    return read[0] if is_moved and len(read) == 1 and read[0] != rows else None
+
+
+def _scale_of(graph: Graph, readers: Sequence[Node]) -> str | None:
+    """The result of the only reader, where that combines all rows with the same constant."""
+    if len(readers) != 1 or readers[0].op not in _SCALES:
+        return None
+    name, shape = readers[0].inputs[1], graph.values[readers[0].output].shape
+    same = name in graph.constants and graph.values[name].size in (1, shape[-1])
+    return readers[0].output if same and graph.values[name].shape[-1:] in ((), (1,), shape[-1:]) else None
+
+
+def _keeps_rows(graph: Graph, node: Node) -> bool:
+    """Whether a node's rows, along the last axis, are rows of its operands."""
+    shape, before = graph.values[node.output].shape, graph.values[node.inputs[0]].shape
+    if not shape or not before or shape[-1] != before[-1]:
+        return False
+    match node.op:
+        case "reshape" | "slice":
+            return True
+        case "transpose":
+            return node.ints("perm")[-1] == len(shape) - 1
+        case "concat":
+            return node.integer("axis") != len(shape) - 1
+    return False
+
+
+def _normalized_later(builder: GraphBuilder, last: Node) -> str:
+    """What `last`, the last move, gives: the moved rows, normalized."""
+    known: dict[str, str] = {}
+
+    def unscaled(name: str) -> str:
+        """The value as it is where the moves come first."""
+        if name not in known:
+            node = builder.producer(name)
+            assert node is not None, "moves end at a normalization"
+            if node.op in (*_SCALES, "normalize"):
+                scales[:] = _scales(builder, node)
+                known[name] = scales[0].inputs[0]
+            else:
+                known[name] = builder.emit(node.op, [unscaled(one) for one in node.inputs], node.attrs, name=node.name)
+        return known[name]
+
+    scales: list[Node] = []
+    result = builder.emit(last.op, [unscaled(one) for one in last.inputs], last.attrs, name=last.name)
+    norm, *others = scales
+    rank, width = len(builder.value(result).shape), builder.value(result).shape[-1]
+    result = builder.emit("normalize", [result], {**norm.attrs, "axes": (rank - 1,)}, name=norm.name)
+    for node in others:
+        factor = builder.value(node.inputs[1])
+        flat = reshaped(builder, factor.name, (width,) if factor.size == width else ())
+        result = builder.emit(node.op, [result, flat], node.attrs, name=node.name)
+    return result
+
+
+def _scales(builder: GraphBuilder, node: Node | None) -> list[Node]:
+    """A normalization and what combines its rows with constants, up to `node`."""
+    found: list[Node] = []
+    while node is not None and node.op != "normalize":
+        found.insert(0, node)
+        node = builder.producer(node.inputs[0])
+    assert node is not None, "scales come after a normalization"
+    return [node, *found]
