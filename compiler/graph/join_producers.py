@@ -107,5 +107,9 @@ def _expression_size(nodes: tuple[Node, ...]) -> int:
 
 
 def _is_copy_or_elementwise(node: Node) -> bool:
-    """Whether each element of a node's result is computed of at most one element of each operand."""
+    """Whether each element of a node's result is computed of at most one element of each operand, in rows that lie in
+    memory as the operand's do.
+    """
+    if node.op == "transpose":
+        return node.ints("perm")[-1] == len(node.ints("perm")) - 1
     return node.op in _MOVES or OPS[node.op].kind in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
