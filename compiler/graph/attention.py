@@ -4,9 +4,11 @@ A kernel of its own for each writes all scores to memory and reads them again, t
 block of their rows after the other (`retune.compiler.schedule.row_blocks`).
 
     product ─► scale ─► mask ─► softmax ─► product      three groups become one
+    product ─► softmax ─► product ─► silu               three groups become two
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from retune.compiler.graph.fuse import FusedOp, Fusion
 from retune.compiler.graph.ir import Graph
@@ -22,7 +24,7 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
     for node in graph.nodes:
         for name in node.inputs:
             readers[name] = readers.get(name, 0) + 1
-    joined: dict[str, FusedOp] = {}
+    joined: dict[str, tuple[FusedOp, ...]] = {}
     taken: set[str] = set()
     for group in fusion.groups:
         softmax = made.get(group.core.inputs[0]) if group.core.op in PRODUCTS else None
@@ -32,13 +34,24 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
             continue
         alone = readers[softmax.output] == readers[first.output] == 1
         if alone and _is_softmax(graph, softmax) and first.core.op in PRODUCTS:
-            whole = FusedOp((*first.nodes, *softmax.nodes, *group.nodes), len(first.nodes) + 1 + group.place)
-            if fits(whole):
-                joined[group.output] = whole
+            parts = next((parts for parts in _ways(first, softmax, group) if fits(parts[0])), None)
+            if parts is not None:
+                joined[group.output] = parts
                 taken |= {softmax.output, first.output}
     # A joined group stands where its last part stood: what it reads was computed before.
-    groups = (joined.get(group.output, group) for group in fusion.groups if group.output not in taken)
-    return Fusion(tuple(groups), fusion.aliases)
+    groups = (joined.get(group.output, (group,)) for group in fusion.groups if group.output not in taken)
+    return Fusion(tuple(chain.from_iterable(groups)), fusion.aliases)
+
+
+def _ways(first: FusedOp, softmax: FusedOp, second: FusedOp) -> Iterator[tuple[FusedOp, ...]]:
+    """The three groups as one, and as one with what follows the second product behind it: to store and to read its
+    result is less than to store and to read all scores.
+    """
+    before, place = (*first.nodes, *softmax.nodes), len(first.nodes) + 1 + second.place
+    yield (FusedOp((*before, *second.nodes), place),)
+    core, others = second.nodes[: second.place + 1], second.nodes[second.place + 1 :]
+    if others:
+        yield FusedOp((*before, *core), place), FusedOp(others)
 
 
 def is_attention(group: FusedOp) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, broadcast_shapes, element
-from retune.compiler.te.tensor import CONCATENATED, Tensor
+from retune.compiler.te.tensor import CONCATENATED, MOVES_ELEMENTS, Tensor
 
 
 def _reshape(call: OpCall) -> Lowered:
@@ -37,7 +37,7 @@ def _reshape(call: OpCall) -> Lowered:
             indices += inner
             return source[tuple(indices)]
 
-        return te.compute(shape, body, name=call.name)
+        return te.compute(shape, body, name=call.name, attrs={MOVES_ELEMENTS: True})
 
     return Lowered(shape, x.dtype, build)
 
@@ -50,7 +50,9 @@ def _transpose(call: OpCall) -> Lowered:
 
     def build(source: Tensor) -> Tensor:
         inverse = [perm.index(axis) for axis in range(len(perm))]
-        return te.compute(shape, lambda *i: source[tuple(i[place] for place in inverse)], name=call.name)
+        return te.compute(
+            shape, lambda *i: source[tuple(i[place] for place in inverse)], name=call.name, attrs={MOVES_ELEMENTS: True}
+        )
 
     return Lowered(shape, x.dtype, build)
 
@@ -77,7 +79,7 @@ def _concat(call: OpCall) -> Lowered:
             assert value is not None
             return value
 
-        return te.compute(shape, body, name=call.name, attrs={CONCATENATED: axis})
+        return te.compute(shape, body, name=call.name, attrs={CONCATENATED: axis, MOVES_ELEMENTS: True})
 
     return Lowered(shape, first.dtype, build)
 
@@ -97,7 +99,7 @@ def _slice(call: OpCall) -> Lowered:
         def body(*i: Expr) -> Expr:
             return source[tuple(index * step + start for index, start, step in zip(i, starts, steps, strict=True))]
 
-        return te.compute(shape, body, name=call.name)
+        return te.compute(shape, body, name=call.name, attrs={MOVES_ELEMENTS: True})
 
     return Lowered(shape, x.dtype, build)
 
@@ -128,7 +130,7 @@ def _pad(call: OpCall) -> Lowered:
             # Lazily, since beside the source there is nothing to read.
             return te.if_then_else(te.logical_and(*conditions), inside, te.const(call.number("value"), x.dtype))
 
-        return te.compute(shape, body, name=call.name)
+        return te.compute(shape, body, name=call.name, attrs={MOVES_ELEMENTS: True})
 
     return Lowered(shape, x.dtype, build)
 

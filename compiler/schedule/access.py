@@ -14,6 +14,7 @@ from retune.compiler.schedule.state import Attached, Inlined, State
 from retune.compiler.te.tensor import (
     CONCATENATED,
     LOOKS_UP_TABLES,
+    MOVES_ELEMENTS,
     Axis,
     ComputeOp,
     ExternOp,
@@ -135,14 +136,17 @@ def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
 
 
 def _moves_rows(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether each row of an operation, along its last axis, is a row of an operand, and no product reads it, which
-    would find its place again and again; or is one of zeros, as around an image, and nothing that reduces reads it.
+    """Whether each row of an operation that moves elements, along its last axis, is a row of an operand, and only
+    reductions of whole rows read it: any other would find the place of a row again and again. Rows of zeros, as around
+    an image, are alike where nothing reduces them.
     """
     op = dag.ops[op_id]
-    if not isinstance(op, ComputeOp) or not op.axes or op.axes[-1].extent < LEAST_PIECE:
+    if not isinstance(op, ComputeOp) or MOVES_ELEMENTS not in op.attrs:
         return False
-    reductions = [reader for reader in dag.readers[op_id] if _reduces(dag.ops[reader])]
-    if any(needs_multi_level_tiling(dag, reader) for reader in reductions):
+    if not op.axes or op.axes[-1].extent < LEAST_PIECE:
+        return False
+    reductions = [place for place in dag.readers[op_id] if _reduces(dag.ops[place])]
+    if not all(reduces_rows(dag, place) and not needs_multi_level_tiling(dag, place) for place in reductions):
         return False
     return _is_row(op.body, op.axes[-1], may_be_constant=not reductions)
 

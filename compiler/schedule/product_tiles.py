@@ -33,9 +33,9 @@ _PIECE = 1.5
 """How many vectors a part of one costs where lanes cannot be left out: what remains of a row after whole vectors is
 loaded in pieces of powers of two, 15 lanes as 8, 4, 2 and 1.
 """
-_AN_END, _RAGGED = 1.1, 1.05
-"""How much longer a smaller tile at an end takes than its multiply-adds and loads, and by how much tiles that leave
-such ends must be faster than others.
+_AN_END, _A_FAR_END, _RAGGED = 1.1, 2.0, 1.05
+"""How much longer a smaller tile at an end takes than its multiply-adds and loads, where what it reads again lies near
+and where it does not, and by how much tiles that leave such ends must be faster than others.
 """
 _ENDING_ROWS = 8
 """Most rows of a tile that leaves a smaller one: more, at a distance of a power of two, evict each other from the
@@ -96,7 +96,8 @@ def register_tile(
 ) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
-    the `depth` of the sums also of those that leave smaller tiles at the ends, where what these read again lies near;
+    the `depth` of the sums also of those that leave smaller tiles at the ends, of strips where what these read again
+    lies near;
     with `divides` strips must divide the columns, so only rows have smaller tiles; with `packs` the factor that is read
     along the strips is packed, with its last strip padded.
     All columns of one row, where no such tile fills half a vector.
@@ -116,11 +117,11 @@ def register_tile(
                 # Sums, a row of one factor (of which a single row needs one vector at a time), a value of the other.
                 needed = height * held + (held if height > 1 else 1) + 1
                 fits = needed <= hardware.registers and height <= rows
-                if not fits or (rows % height and not (near and height <= _ENDING_ROWS)):
+                if not fits or (rows % height and (not depth or height > _ENDING_ROWS)):
                     continue
                 cycles = sum(
                     high * wide * _cycles(each, _vectors_of(part, lanes, hardware)[1], hardware)
-                    * (1.0 if (each, part) == (height, strip) else _AN_END)
+                    * (1.0 if (each, part) == (height, strip) else _AN_END if near else _A_FAR_END)
                     for each, high in _parts(rows, height)
                     for part, wide in _parts(columns, strip)
                 )  # fmt: skip

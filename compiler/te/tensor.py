@@ -21,6 +21,11 @@ from retune.compiler.ir.visit import substitute, walk
 LOOKS_UP_TABLES = "looks_up_tables"
 """The attribute of a compute that finds a few elements by small tables: it is inlined where it can be, never tiled."""
 
+MOVES_ELEMENTS = "moves_elements"
+"""The attribute of a compute each element of which is one of what it reads, or a constant: what reads it may as well
+find the element there.
+"""
+
 CONCATENATED = "concat_axis"
 """The attribute of a compute that puts tensors end to end: the axis. Readers may read these tensors instead."""
 

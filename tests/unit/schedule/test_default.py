@@ -286,7 +286,8 @@ def test_a_register_tile_fits_the_registers(
         (17, 120, 720, (6, 16)),
         (289, 120, 720, (4, 24)),
         (49, 768, 768, (5, 16)),
-        (49, 768, 3072, (7, 8)),  # what smaller tiles read again lies far
+        (49, 768, 3072, (4, 24)),  # what smaller tiles read again lies far, but there is one in twelve
+        (9, 768, 3072, (3, 24)),
         (128, 384, 1536, (4, 24)),
         (1, 1000, 512, (1, 40)),
         (7, 2048, 512, (4, 16)),  # strips of 24 are not packed
