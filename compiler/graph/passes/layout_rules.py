@@ -14,7 +14,13 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node, Value
-from retune.compiler.graph.passes.shapes import common_factors, reshaped_broadcast, sliced_before, transposed_reshape
+from retune.compiler.graph.passes.shapes import (
+    common_factors,
+    reshaped_broadcast,
+    rows_first,
+    sliced_before,
+    transposed_reshape,
+)
 from retune.compiler.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
@@ -28,6 +34,8 @@ _BY_TABLES = ("gather", "resample")
 
 _MOST_CONCATS = 6
 """Concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
+_LEAST_ROW = 16
+"""Elements of a row that is worth moving as a whole."""
 _FARTHEST = 128
 """Values that are looked at to find out whether a product is behind one."""
 _MOST_REPEATED = 1 << 18
@@ -326,6 +334,23 @@ def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
     return _transpose(builder, result, perm, node.output)
 
 
+def move_rows_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
+    """reshape(transpose(x)) -> transpose(reshape(transpose(x))), of which the inner transpose moves rows of x and the
+    outer one their axis, which can then sink.
+    """
+    source = builder.producer(node.inputs[0]) if node.op == "reshape" else None
+    if source is None or source.op != "transpose":
+        return None
+    x = builder.value(source.inputs[0])
+    found = rows_first(x.shape, source.ints("perm"), node.ints("shape")) if x.shape[-1] >= _LEAST_ROW else None
+    if found is None:
+        return None
+    first, shape, perm = found
+    moved = _transpose(builder, x.name, first, source.output)
+    result = builder.emit("reshape", [moved], {"shape": shape}, name=node.name, output=node.output)
+    return _transpose(builder, result, perm, node.output)
+
+
 def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
     """normalize(reshape(transpose(x))) -> reshape(group_normalize(transpose(x))), where the reshape splits channels
     into groups; a plain normalize where it only merges axes. The transpose can then sink.
@@ -487,6 +512,7 @@ LAYOUT_RULES = (
     slice_before_concat,
     sink_transpose,
     sink_transpose_of_reshape,
+    move_rows_before_reshape,
     normalize_before_reshape,
     sink_reshape,
     sink_reshape_of_slice,

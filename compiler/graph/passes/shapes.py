@@ -97,6 +97,25 @@ def transposed_reshape(
     return tuple(after[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(after)))
 
 
+def rows_first(
+    shape: Sequence[int], perm: Sequence[int], after: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """How to transpose x without moving its last axis, what to reshape that to, and how to transpose that, in place of
+    reshaping the transpose of x to `after`.
+
+    `shape` is that of x. None when the last axis stays anyway, or becomes one with others.
+    """
+    turned, last = tuple(shape[axis] for axis in perm), len(shape) - 1
+    groups = [(new, [perm[place] for place in old]) for new, old in aligned_axes(after, turned)]
+    of_last = next((group for group in groups if last in group[1]), groups[-1])
+    if perm[-1] == last or [axis for axis in of_last[1] if shape[axis] != 1] != [last]:
+        return None
+    ordered = [*(group for group in groups if group is not of_last), of_last]
+    axes = [axis for new, _ in ordered for axis in new]
+    kept = [axis for _, old in ordered for axis in old if axis != last]
+    return (*kept, last), tuple(after[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(after)))
+
+
 def sliced_before(
     before: tuple[int, ...], after: tuple[int, ...], axis: int, start: int, stop: int
 ) -> tuple[int, int, int] | None:
