@@ -9,7 +9,7 @@ kernel has no more loop nests than its reader alone: nothing is stored in betwee
     x ─► reshape ─► transpose ─► reshape ─► add      windows of an image
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from retune.compiler.graph.fuse import DEEPEST, LARGEST_EXPRESSION, FusedOp, Fusion
 from retune.compiler.graph.ir import Graph, Node
@@ -18,6 +18,8 @@ from retune.compiler.ops import OPS, FusionKind
 _COPIES = ("slice", "concat", "transpose", "pad")
 """Operators of which each element of the result is an element of an operand, or a constant."""
 _MOVES = (*_COPIES, "reshape")
+_PADDED = ("conv2d", "conv3d")
+"""Operators that copy their first operand with padding around it."""
 
 
 def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]) -> Fusion:
@@ -37,8 +39,7 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
             source = views[0].inputs[0] if views else name
             producer = made.get(source)
             inside = (*views, *group.nodes)
-            values = (source, *(view.output for view in views))
-            alone = all(value not in graph.outputs and all(one in inside for one in readers[value]) for value in values)
+            alone = _is_read_by(graph, fusion.aliases, readers, source, inside)
             if producer is not None and alone and _suits(producer, group, name):
                 taken = (*producer.nodes, *views)
             elif views and views[-1].op == "slice" and any(views[-1].inputs[0] in node.inputs for node in group.nodes):
@@ -72,6 +73,20 @@ def _candidates(graph: Graph, group: FusedOp) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _is_read_by(
+    graph: Graph, aliases: Mapping[str, str], readers: Mapping[str, Sequence[Node]], name: str, nodes: Collection[Node]
+) -> bool:
+    """Whether nothing but some nodes reads a value, or shows its memory to others."""
+    left = [name]
+    while left:
+        name = left.pop()
+        found = readers.get(name, ())
+        if name in graph.outputs or not all(node in nodes for node in found):
+            return False
+        left += [node.output for node in found if node.output in aliases]
+    return True
+
+
 def _views(aliases: Mapping[str, str], name: str) -> list[str]:
     """The values, `name` last, that show the memory of one of another shape, each of that before it."""
     views: list[str] = []
@@ -85,12 +100,18 @@ def _suits(producer: FusedOp, group: FusedOp, name: str) -> bool:
     """Whether a group may compute what a producer does, which it alone reads, as `name`."""
     if not all(map(_is_copy_or_elementwise, producer.nodes)):
         return False
-    reads = sum(node.inputs.count(name) for node in group.nodes)
-    if group.kind is FusionKind.REDUCTION or reads > 1:
-        # Copies alone cost no more where they are read more than once.
-        return all(node.op in _MOVES for node in producer.nodes)
-    # With an activation before it, a convolution would be another task to tune than those without.
-    return group.kind is not FusionKind.COMPLEX or producer.nodes[-1].op in _COPIES
+    if all(node.op in _MOVES for node in producer.nodes):
+        return True
+    match group.kind:
+        case FusionKind.COMPLEX:
+            # One with padding copies its input, so it computes every element once. With an activation at the end it
+            # would be another task to tune than those without.
+            is_padded = group.core.op in _PADDED and any(group.core.ints("pads"))
+            return is_padded and producer.nodes[-1].op in _COPIES
+        case FusionKind.REDUCTION:
+            return False
+    # What is read more than once would be computed more than once.
+    return sum(node.inputs.count(name) for node in group.nodes) == 1
 
 
 def _is_repeated(graph: Graph, name: str, node: Node) -> bool:

@@ -11,6 +11,8 @@ from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.layout_rules import reshaped
 
 _SCALES = ("mul", "add")
+_MOST_MOVES = 32
+"""More than that is no window or roll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ def _last_move(graph: Graph, consumers: Mapping[str, Sequence[Node]], norm: Node
         if values.issuperset(node.inputs) and node.inputs and _keeps_rows(graph, node):
             values.add(node.output)
             moves.append(node)
+    if len(moves) > _MOST_MOVES:
+        return None
     inside = [move.output for move in moves]
     read = [
         name
@@ -63,9 +67,11 @@ def _scale_of(graph: Graph, readers: Sequence[Node]) -> str | None:
     """The result of the only reader, where that combines all rows with the same constant."""
     if len(readers) != 1 or readers[0].op not in _SCALES:
         return None
-    name, shape = readers[0].inputs[1], graph.values[readers[0].output].shape
-    same = name in graph.constants and graph.values[name].size in (1, shape[-1])
-    return readers[0].output if same and graph.values[name].shape[-1:] in ((), (1,), shape[-1:]) else None
+    (rows, name), shape = readers[0].inputs, graph.values[readers[0].output].shape
+    if name not in graph.constants or graph.values[rows].shape != shape:
+        return None
+    size, width = graph.values[name].size, graph.values[name].shape[-1:]
+    return readers[0].output if size == 1 or (size == shape[-1] and width == shape[-1:]) else None
 
 
 def _keeps_rows(graph: Graph, node: Node) -> bool:

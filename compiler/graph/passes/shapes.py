@@ -103,12 +103,14 @@ def rows_first(
     """How to transpose x without moving its last axis, what to reshape that to, and how to transpose that, in place of
     reshaping the transpose of x to `after`.
 
-    `shape` is that of x. None when the last axis stays anyway, or becomes one with others.
+    `shape` is that of x. None unless the last axis comes to the front, behind the first axis at most, as channels do
+    for which an image has a plane each, and stays an axis.
     """
     turned, last = tuple(shape[axis] for axis in perm), len(shape) - 1
     groups = [(new, [perm[place] for place in old]) for new, old in aligned_axes(after, turned)]
     of_last = next((group for group in groups if last in group[1]), groups[-1])
-    if perm[-1] == last or [axis for axis in of_last[1] if shape[axis] != 1] != [last]:
+    in_front = last in (perm[0], *perm[1:2]) and perm[0] in (0, last)
+    if perm[-1] == last or not in_front or [axis for axis in of_last[1] if shape[axis] != 1] != [last]:
         return None
     ordered = [*(group for group in groups if group is not of_last), of_last]
     axes = [axis for new, _ in ordered for axis in new]

@@ -62,6 +62,24 @@ def test_a_convolution_of_points_sums_over_one_operand_after_the_other(
     _computed(graph)
 
 
+def test_a_convolution_of_points_computes_no_activations() -> None:
+    builder = GraphBuilder("net", [Value("x", (1, 4, 4, 16))])
+    joined = builder.emit("concat", ("x", builder.emit("exp", ("x",), name="exp")), {"axis": 3}, name="concat")
+    weight = builder.constant(np.ones((1, 1, 32, 8), np.float32), "w")
+    made = builder.emit("conv2d", (joined, weight), {**CONV, "pads": (0, 0, 0, 0)}, name="conv")
+    assert _kernels(builder.finish({"y": made})) == ["exp", "concat+conv"]
+
+
+def test_a_value_stays_where_others_read_a_view_of_it() -> None:
+    builder = GraphBuilder("net", [Value("x", (8, 16)), Value("w", (8, 16))])
+    whole = builder.emit("concat", ("x", "w"), {"axis": 0}, name="whole")
+    part = _part(builder, whole, 0, 0, 4)
+    both = builder.emit("concat", (part, whole), {"axis": 0}, name="both")
+    graph = builder.finish({"y": both, "z": builder.emit("softmax", (part,), {"axis": 1}, name="softmax")})
+    assert _kernels(graph) == ["whole", "slice+both", "softmax"]
+    _computed(graph)
+
+
 def _of_points(widths: tuple[int, ...]) -> Graph:
     """A 1 x 1 convolution with bias of a concatenation."""
     builder = GraphBuilder("net", [Value(f"x{place}", (1, 7, 9, width)) for place, width in enumerate(widths)])
