@@ -1,7 +1,7 @@
 """Joins kernels that move or change single elements with the only kernel that reads them.
 
-Slices, concatenations and element-wise operators are computed element by element where they are read, if the joined
-kernel has no more loop nests than its reader alone: nothing is stored in between.
+What moves elements and element-wise operators are computed element by element where they are read, if the joined kernel
+has no more loop nests than its reader alone: nothing is stored in between.
 
     x ─► slice ─► neg ─► concat ─► mul ─► add        a rotary embedding: five groups become one
     x, y ─► concat ─► conv2d                         a convolution with padding copies its input anyway, and one
@@ -18,6 +18,7 @@ from retune.compiler.ops import OPS, FusionKind
 _COPIES = ("slice", "concat", "transpose", "pad")
 """Operators of which each element of the result is an element of an operand, or a constant."""
 _MOVES = (*_COPIES, "reshape")
+"""These, and views that are computed as a part of a kernel."""
 _PADDED = ("conv2d", "conv3d")
 """Operators that copy their first operand with padding around it."""
 

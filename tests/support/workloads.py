@@ -71,12 +71,13 @@ def double_matmul(n: int) -> ComputeDAG:
     return ComputeDAG([a, b, c, e])
 
 
-def joined_convolution(size: int, channels: tuple[int, int], filters: int) -> ComputeDAG:
-    """A 3x3 convolution, padded, of two images that lie end to end, and relu: one kernel of a network."""
+def joined_convolution(size: int, channels: tuple[int, int], filters: int, kernel: int = 3) -> ComputeDAG:
+    """A convolution of two images that lie end to end, padded to their size, and relu: one kernel of a network."""
     inputs = [Value(name, (1, size, size, count)) for name, count in zip("ab", channels, strict=True)]
     builder = GraphBuilder("level", inputs)
-    weight = builder.constant(np.zeros((3, 3, sum(channels), filters), np.float32), "w")
-    attrs: dict[str, Attribute] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "groups": 1}
+    weight = builder.constant(np.zeros((kernel, kernel, sum(channels), filters), np.float32), "w")
+    pads = (kernel // 2,) * 4
+    attrs: dict[str, Attribute] = {"strides": (1, 1), "pads": pads, "dilations": (1, 1), "groups": 1}
     joined = builder.emit("concat", ("a", "b"), {"axis": 3})
     made = builder.emit("conv2d", (joined, weight), {**attrs, "layout": "NHWC"})
     graph = builder.finish({"y": builder.emit("relu", (made,))})

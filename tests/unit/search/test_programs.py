@@ -112,6 +112,7 @@ CASES: dict[str, tuple[ComputeDAG, Callable[..., Array], int]] = {
     "prime rows and columns": (matmul(67, 101, 12), expect_matmul, 20),
     "prime image": (conv_residual_nhwc(37, 8), expect_residual, 16),
     "joined": (joined_convolution(7, (12, 20), 24), expect_joined, 24),
+    "joined points": (joined_convolution(7, (24, 40), 24, kernel=1), expect_joined, 24),
     "bn_relu": (conv_bn_relu(1, 9, 4, 6, 3, 2, 1), expect_bn_relu, 16),
     "pool": (max_pool(6, 20), expect_pool, 4),
     "few points": (matmul(4, 6, 64), expect_matmul, 20),
