@@ -26,7 +26,7 @@ from retune.compiler.te.tensor import (
 LEAST_PIECE = 16
 """Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
 _MOST_PIECES = 8
-"""Each operand of a concatenation that is summed over is a loop of its own."""
+"""Each operand of a concatenation that is summed over is a loop of its own, and each whose rows are reduced a branch."""
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
@@ -137,13 +137,13 @@ def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
 
 def _moves_rows(dag: ComputeDAG, op_id: int) -> bool:
     """Whether each row of an operation that moves elements, along its last axis, is a row of an operand, and only
-    reductions of whole rows read it: any other would find the place of a row again and again. Rows of zeros, as around
-    an image, are alike where nothing reduces them.
+    reductions of whole rows read it: any other would find the place of a row again and again. Where nothing reduces
+    them, some rows may be constant, as those around an image.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or MOVES_ELEMENTS not in op.attrs:
         return False
-    if not op.axes or op.axes[-1].extent < LEAST_PIECE:
+    if not op.axes or op.axes[-1].extent < LEAST_PIECE or len(dag.reads[op_id]) > _MOST_PIECES:
         return False
     reductions = [place for place in dag.readers[op_id] if _reduces(dag.ops[place])]
     if not all(reduces_rows(dag, place) and not needs_multi_level_tiling(dag, place) for place in reductions):

@@ -203,7 +203,7 @@ def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
     once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
     # Lowering splits vectors at the seams of a concatenation along the last axis; those along others stay outside of
     # vectors. Any other branch would stand inside the reader's.
-    widths = piece_widths(op, len(op.axes) - 1)
+    widths = piece_widths(op, len(op.axes) - 1) if op.axes else [1]
     return once and widths is not None and (len(widths) < 2 or min(widths) >= LEAST_PIECE)
 
 

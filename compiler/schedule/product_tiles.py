@@ -96,10 +96,9 @@ def register_tile(
 ) -> tuple[int, int]:
     """(rows, columns) of the fastest register tile of a product, by the throughput of multiply-adds and loads and the
     latency of sums, of those that divide it and leave registers for a row of one factor and a value of the other. With
-    the `depth` of the sums also of those that leave smaller tiles at the ends, of strips where what these read again
-    lies near;
-    with `divides` strips must divide the columns, so only rows have smaller tiles; with `packs` the factor that is read
-    along the strips is packed, with its last strip padded.
+    the `depth` of the sums also of those that leave smaller tiles at the ends, at those of the columns only where what
+    these read again lies near; with `divides` strips must divide the columns, so only rows have smaller tiles; with
+    `packs` the factor that is read along the strips is packed, with its last strip padded.
     All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))

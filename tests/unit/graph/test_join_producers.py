@@ -80,6 +80,22 @@ def test_a_value_stays_where_others_read_a_view_of_it() -> None:
     _computed(graph)
 
 
+@pytest.mark.parametrize(("count", "kernels"), [(8, 1), (16, 2)])
+def test_a_norm_reads_the_rows_of_a_few_operands(count: int, kernels: int) -> None:
+    builder = GraphBuilder("net", [Value(f"x{place}", (2, 32)) for place in range(count)])
+    whole = builder.emit("concat", tuple(f"x{place}" for place in range(count)), {"axis": 0})
+    graph = builder.finish({"y": builder.emit("softmax", (whole,), {"axis": 1})})
+    assert len(_kernels(graph)) == kernels
+    _computed(graph)
+
+
+def test_a_number_is_computed_in_one_kernel() -> None:
+    builder = GraphBuilder("net", [Value("x", ())])
+    graph = builder.finish({"y": builder.emit("neg", (builder.emit("exp", ("x",)),))})
+    assert len(_kernels(graph)) == 1
+    _computed(graph)
+
+
 def _of_points(widths: tuple[int, ...]) -> Graph:
     """A 1 x 1 convolution with bias of a concatenation."""
     builder = GraphBuilder("net", [Value(f"x{place}", (1, 7, 9, width)) for place, width in enumerate(widths)])
