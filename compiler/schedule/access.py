@@ -26,7 +26,7 @@ from retune.compiler.te.tensor import (
 LEAST_PIECE = 16
 """Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
 _MOST_PIECES = 8
-"""Each operand of a concatenation that is summed over is a loop of its own, and each whose rows are reduced a branch."""
+"""Each operand of a concatenation that is summed over is a loop of its own, each whose rows are reduced a branch."""
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
