@@ -9,7 +9,7 @@ import numpy as np
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Node
-from retune.compiler.graph.passes.layout_rules import cut, reshaped
+from retune.compiler.graph.passes.views import cut, reshaped
 
 _JOINED = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 """The operator by which an update joins the element that is there."""

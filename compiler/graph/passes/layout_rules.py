@@ -18,9 +18,15 @@ from retune.compiler.graph.passes.shapes import (
     common_factors,
     reshaped_broadcast,
     rows_first,
-    sliced_before,
     transposed_reshape,
 )
+from retune.compiler.graph.passes.slice_rules import (
+    join_slices,
+    remove_slice,
+    sink_reshape_of_slice,
+    slice_before_concat,
+)
+from retune.compiler.graph.passes.views import reshaped
 from retune.compiler.ops import OPS, FusionKind
 
 _REDUCTIONS = ("reduce_prod", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
@@ -32,8 +38,6 @@ _NORMALIZATIONS = ("normalize", "group_normalize")
 _BY_TABLES = ("gather", "resample")
 """Operators whose operands but the first are tables, in no order of axes."""
 
-_MOST_CONCATS = 6
-"""Concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
 _LEAST_ROW = 16
 """Elements of a row that is worth moving as a whole."""
 _FARTHEST = 128
@@ -98,16 +102,6 @@ def merge_reshapes(builder: GraphBuilder, node: Node) -> str | None:
     if source is not None and source.op == "reshape":
         return builder.emit("reshape", source.inputs, node.attrs, name=node.name, output=node.output)
     return None
-
-
-def remove_slice(builder: GraphBuilder, node: Node) -> str | None:
-    """A slice of everything -> x."""
-    return node.inputs[0] if node.op == "slice" and _keeps_shape(builder, node) else None
-
-
-def _keeps_shape(builder: GraphBuilder, node: Node) -> bool:
-    shape = builder.value(node.inputs[0]).shape
-    return not any(node.ints("starts")) and node.ints("stops") == shape and set(node.ints("steps")) <= {1}
 
 
 def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
@@ -223,101 +217,6 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
     if wanted is not None and array is None:
         wanted = (*(1 for _ in range(len(x.shape) - len(wanted))), *wanted)
     return None if wanted is None else reshaped(builder, name, wanted)
-
-
-def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
-    """slice(reshape(x)) -> reshape(slice(x)), where the part is one block of x along one axis."""
-    source = builder.producer(node.inputs[0]) if node.op == "slice" else None
-    part = None if source is None or source.op != "reshape" else sliced_axis(builder, node)
-    if source is None or part is None:
-        return None
-    axis, start, stop = part
-    before, after = (builder.value(name).shape for name in (source.inputs[0], source.output))
-    block = sliced_before(before, after, axis, start, stop)
-    if block is None:
-        return None
-    shape = (*after[:axis], stop - start, *after[axis + 1 :])
-    return builder.emit("reshape", [cut(builder, source.inputs[0], *block)], {"shape": shape}, output=node.output)
-
-
-def join_slices(builder: GraphBuilder, node: Node) -> str | None:
-    """concat(x[a:b], x[b:c], ...) -> concat(x[a:c], ...), sliced along the axis that is concatenated."""
-    if node.op != "concat":
-        return None
-    axis = node.integer("axis")
-    parts: list[tuple[str, int, int]] = []
-    for name in node.inputs:
-        source = builder.producer(name)
-        block = None if source is None or source.op != "slice" else sliced_axis(builder, source)
-        # An operand that is no such slice is all of itself.
-        whole, start, stop = name, 0, builder.value(name).shape[axis]
-        if source is not None and block is not None and block[0] == axis:
-            whole, start, stop = source.inputs[0], *block[1:]
-        if parts and parts[-1][0] == whole and parts[-1][2] == start:
-            parts[-1] = whole, parts[-1][1], stop
-        else:
-            parts.append((whole, start, stop))
-    if len(parts) == len(node.inputs):
-        return None
-    joined = [cut(builder, whole, axis, start, stop) for whole, start, stop in parts]
-    return joined[0] if len(joined) == 1 else builder.emit("concat", joined, node.attrs, output=node.output)
-
-
-def slice_before_concat(builder: GraphBuilder, node: Node) -> str | None:
-    """slice(concat(concat(a, b), concat(c, d))) -> concat(a, c), where the slice takes whole operands; reshapes between
-    them may split and merge axes.
-    """
-    part = sliced_axis(builder, node) if node.op == "slice" else None
-    return None if part is None else _whole_operands(builder, node.inputs[0], *part, _MOST_CONCATS)
-
-
-def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, stop: int, most: int) -> str | None:
-    """The part of a value from start to stop along an axis, as a value, or a concatenation of values, that exist; None
-    where that part was never a value, or more than `most` concatenations and reshapes lie between.
-    """
-    source, shape = builder.producer(name), builder.value(name).shape
-    if (start, stop) == (0, shape[axis]):
-        return name
-    if source is None or source.op not in ("concat", "reshape") or not most:
-        return None
-    if source.op == "reshape":
-        x = source.inputs[0]
-        block = sliced_before(builder.value(x).shape, shape, axis, start, stop)
-        part = None if block is None else _whole_operands(builder, x, *block, most - 1)
-        return None if part is None else reshaped(builder, part, (*shape[:axis], stop - start, *shape[axis + 1 :]))
-    if axis != source.integer("axis"):
-        # Once for each operand, however often it is concatenated.
-        parts = {
-            operand: _whole_operands(builder, operand, axis, start, stop, most - 1)
-            for operand in dict.fromkeys(source.inputs)
-        }
-        known = [part for operand in source.inputs if (part := parts[operand]) is not None]
-        full = len(known) == len(source.inputs)
-        return builder.emit("concat", known, source.attrs, output=f"{name}_part") if full else None
-    first = 0
-    for operand in source.inputs:
-        extent = builder.value(operand).shape[axis]
-        if first <= start and stop <= first + extent:
-            return _whole_operands(builder, operand, axis, start - first, stop - first, most - 1)
-        first += extent
-    return None
-
-
-def sliced_axis(builder: GraphBuilder, node: Node) -> tuple[int, int, int] | None:
-    """The only axis of which a slice takes a part without gaps, where that begins and where it ends."""
-    shape = builder.value(node.inputs[0]).shape
-    bounds = zip(shape, node.ints("starts"), node.ints("stops"), strict=True)
-    parts = [(axis, start, stop) for axis, (extent, start, stop) in enumerate(bounds) if stop - start != extent]
-    return parts[0] if len(parts) == 1 and set(node.ints("steps")) == {1} else None
-
-
-def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int) -> str:
-    """The part of `x` from start to stop along an axis."""
-    shape = builder.value(x).shape
-    starts, stops = [0] * len(shape), list(shape)
-    starts[axis], stops[axis] = start, stop
-    attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": (1,) * len(shape)}
-    return builder.emit("slice", [x], attrs, output=f"{x}_part")
 
 
 def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
@@ -444,13 +343,6 @@ def _untransposed(builder: GraphBuilder, name: str, perm: tuple[int, ...]) -> st
     if _moves_units_only(shape, inverse):
         return reshaped(builder, name, tuple(shape[axis] for axis in inverse))
     return None
-
-
-def reshaped(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
-    """A value in another shape; the value itself where it has that."""
-    if builder.value(name).shape == shape:
-        return name
-    return builder.emit("reshape", [name], {"shape": shape}, output=name)
 
 
 def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attribute], tuple[int, ...]]:

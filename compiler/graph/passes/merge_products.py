@@ -13,7 +13,7 @@ from retune.compiler.dtype import is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Array, Graph, Node
 from retune.compiler.graph.memoize import memoized
-from retune.compiler.graph.passes.layout_rules import reshaped
+from retune.compiler.graph.passes.views import reshaped
 from retune.compiler.ops.conv import LAYOUTS
 
 _CONVOLUTIONS = ("conv2d", "conv3d")

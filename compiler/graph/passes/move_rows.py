@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
-from retune.compiler.graph.passes.layout_rules import reshaped
+from retune.compiler.graph.passes.views import reshaped
 
+_MOVES = ("reshape", "slice", "transpose", "concat")
 _SCALES = ("mul", "add")
 _MOST_MOVES = 32
 """More than that is no window or roll."""
@@ -91,37 +92,34 @@ def _keeps_rows(graph: Graph, node: Node) -> bool:
 
 def _normalized_later(builder: GraphBuilder, last: Node) -> str:
     """What `last`, the last move, gives: the moved rows, normalized."""
-    known: dict[str, str] = {}
+    rows = last.inputs[0]
+    while (move := builder.producer(rows)) is not None and move.op in _MOVES:
+        rows = move.inputs[0]
+    norm, *scales = _scales(builder, rows)
+    known = {rows: norm.inputs[0]}
 
-    def unscaled(name: str) -> str:
+    def moved(name: str) -> str:
         """The value as it is where the moves come first."""
-        if name not in known:
-            node = builder.producer(name)
-            assert node is not None, "moves end at a normalization"
-            if node.op in (*_SCALES, "normalize"):
-                scales[:] = _scales(builder, node)
-                known[name] = scales[0].inputs[0]
-            else:
-                known[name] = builder.emit(node.op, [unscaled(one) for one in node.inputs], node.attrs, name=node.name)
+        node = builder.producer(name)
+        if name not in known and node is not None:
+            known[name] = builder.emit(node.op, [moved(one) for one in node.inputs], node.attrs, name=node.name)
         return known[name]
 
-    scales: list[Node] = []
-    result = builder.emit(last.op, [unscaled(one) for one in last.inputs], last.attrs, name=last.name)
-    norm, *others = scales
+    result = builder.emit(last.op, [moved(one) for one in last.inputs], last.attrs, name=last.name)
     rank, width = len(builder.value(result).shape), builder.value(result).shape[-1]
     result = builder.emit("normalize", [result], {**norm.attrs, "axes": (rank - 1,)}, name=norm.name)
-    for node in others:
+    for node in scales:
         factor = builder.value(node.inputs[1])
         flat = reshaped(builder, factor.name, (width,) if factor.size == width else ())
         result = builder.emit(node.op, [result, flat], node.attrs, name=node.name)
     return result
 
 
-def _scales(builder: GraphBuilder, node: Node | None) -> list[Node]:
-    """A normalization and what combines its rows with constants, up to `node`."""
+def _scales(builder: GraphBuilder, rows: str) -> list[Node]:
+    """A normalization and what combines its rows with constants, up to the value `rows`."""
     found: list[Node] = []
-    while node is not None and node.op != "normalize":
+    while not found or found[0].op != "normalize":
+        node = builder.producer(found[0].inputs[0] if found else rows)
+        assert node is not None, "moves end at a normalization"
         found.insert(0, node)
-        node = builder.producer(node.inputs[0])
-    assert node is not None, "scales come after a normalization"
-    return [node, *found]
+    return found
