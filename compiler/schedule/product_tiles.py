@@ -47,6 +47,9 @@ _A_ROW_BYTES, _FAR = 1 << 10, 2.0
 """Where a factor is not packed and its rows are longer than this, those of a strip lie on a page each, and the product
 takes so many times as long (1.1 to 2.4 measured) as one whose strips are packed.
 """
+_SHORTEST = 4
+"""So many times as long as a strip may a vector be: a shorter one costs no more than to choose between values by lane.
+"""
 _LEAST_COLUMNS = 16
 """A product whose rows are shorter has no register tile."""
 _NEAR_BYTES = 1 << 18
@@ -102,6 +105,8 @@ def register_tile(
     All columns of one row, where no such tile fills half a vector.
     """
     lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
+    while columns <= lanes // 2:  # a shorter vector has no idle lanes
+        lanes //= 2
     far = columns * item_bytes(dtype) > _A_ROW_BYTES
     best, least = (1, columns), inf
     for vectors in (*_VECTORS, -(-columns // lanes)):
@@ -200,7 +205,8 @@ def _is_packed(state: State, stage_id: int) -> bool:
 
 def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int:
     """How many neighbors along the last axis of a product read the same of the factor that is broadcast: all, or the
-    results of a group of a grouped convolution, unless these are less than a vector. Strips must divide the latter.
+    results of a group of a grouped convolution, unless these are much less than a vector. Strips must divide the
+    latter.
     """
     op = state.stages[stage_id].op
     assert isinstance(op, ComputeOp), "only what is computed has axes"
@@ -214,7 +220,7 @@ def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int
         and node.lhs == last
         and isinstance(node.rhs, Const)
     ]
-    return min((size for size in groups if size >= lanes and last.extent % size == 0), default=last.extent)
+    return min((size for size in groups if _SHORTEST * size >= lanes and last.extent % size == 0), default=last.extent)
 
 
 def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:

@@ -139,7 +139,7 @@ def test_rows_of_a_register_tile_share_what_is_read_along_the_strip() -> None:
     assert lines(ComputeDAG([whole, b, few])) == ["for q (0,9)", "unroll i (0,7)", "vectorize j (0,37)", "few = ..."]
 
 
-@pytest.mark.parametrize("size", [16, 48, 64, 80])
+@pytest.mark.parametrize("size", [4, 8, 12, 16, 48, 64, 80])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_a_strip_stays_inside_a_group_of_a_grouped_product(size: int, lanes: int) -> None:
     a, b, q = te.placeholder((7, 54), name="a"), te.placeholder((9, 6 * size), name="b"), te.reduce_axis(9, "q")
@@ -148,6 +148,8 @@ def test_a_strip_stays_inside_a_group_of_a_grouped_product(size: int, lanes: int
     dag = ComputeDAG([a, b, product])
     (strip,) = (line for line in str(replay(dag, default_steps(dag, hardware))).splitlines() if "vectorize" in line)
     assert size % int(strip.rpartition(",")[2].rstrip(")")) == 0
+    (rows,) = (line for line in str(replay(dag, default_steps(dag, hardware))).splitlines() if "unroll" in line)
+    assert rows.strip() == "unroll i (0,7)" or size > lanes
 
 
 def depthwise(step: int) -> ComputeDAG:
