@@ -133,13 +133,15 @@ def in_row_blocks(
     after:  parallel i.0: {for j: for k: s[i.1, j] += …; p[i.1, j] = …; for n: for j: o[i, n] += …}
     """
     first, second = blocks.first, blocks.second
-    columns, dtype = axes_of(state, first)[-1].extent, state.dag.ops[first].dtypes[0]
+    op = state.dag.ops[first]
+    assert isinstance(op, ComputeOp), "a product is computed"
+    columns, depth = op.axes[-1].extent, prod(axis.extent for axis in op.reduce_axes)
     # What remains of many strips costs less than narrower strips that leave nothing.
-    pair = 2 * hardware.vector_unit_bytes // item_bytes(dtype)
+    pair = 2 * hardware.vector_unit_bytes // item_bytes(op.dtype)
     columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
     tiles = BlockTiles(
         blocks.rows,
-        register_tile(blocks.rows, columns, hardware, dtype),
+        register_tile(blocks.rows, columns, hardware, op.dtype, depth),
         register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, state.dag.ops[second].dtypes[0]),
     )
     state = placed_in_blocks(state, blocks, tiles)

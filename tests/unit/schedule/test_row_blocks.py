@@ -8,10 +8,12 @@ import pytest
 from retune.compiler import te
 from retune.compiler.driver.build import build
 from retune.compiler.ops import OPS
+from retune.compiler.schedule.bounds import infer_bounds
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.row_blocks import find_row_blocks
 from retune.compiler.schedule.state import replay
+from retune.compiler.target import HardwareParams
 from tests.support.attention import attention, attention_of
 
 SIZES = [
@@ -24,6 +26,7 @@ SIZES = [
     (197, 2, 33, 16),
     (1, 4, 64, 32),
     (6, 2, 130, 17),
+    (100, 2, 101, 48),
 ]
 
 
@@ -45,6 +48,14 @@ def test_all_is_computed_inside_the_rows_of_a_block() -> None:
     lines = str(replay(dag, default_steps(dag))).splitlines()[1:]
     assert [line for line in lines if not line.startswith(" ")] == ["parallel h@i.0@ (0,16)"]
     assert [line.split(" = ")[0].strip() for line in lines if "=" in line][-2:] == ["shares", "result"]
+
+
+def test_the_scores_of_rows_that_no_tile_divides_are_computed_in_tiles_of_several_rows() -> None:
+    dag = attention(49, 64, 49, 32)
+    hardware = HardwareParams(num_cores=2, vector_unit_bytes=64, vector_registers=32)
+    lines = str(infer_bounds(replay(dag, default_steps(dag, hardware)))).splitlines()
+    (place,) = (number for number, line in enumerate(lines) if "products = " in line)
+    assert [line.strip() for line in lines[place - 2 : place]] == ["unroll i.1 (0,5)", "vectorize j.1 (0,49)"]
 
 
 @pytest.mark.parametrize(("sizes", "rows"), [((64, 1, 40, 16), 4), ((640, 8, 1024, 64), 40), ((1500, 6, 1500, 64), 30)])
