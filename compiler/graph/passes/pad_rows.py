@@ -1,11 +1,13 @@
 """Pads the rows of products that no register tile divides, such as the 197 tokens of a vision transformer.
 
+It begins at products with weights, and at the scores of attention: rotary embeddings cut tokens off and join them again
+in between.
 Whatever follows row by row is computed on the padded rows too. Only padding elements are computed from padding
 elements, and graph outputs are not padded. A softmax along a padded axis sees minus infinity in the padding and writes
 zeros, which a product may sum over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -15,8 +17,12 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Graph, Node
 from retune.compiler.ops import OPS, FusionKind
 
-_TILES = range(4, 15)
-"""Rows of a register tile that keep the multipliers busy: fewer load more than they compute, more do not fit."""
+_TILES = range(4, 9)
+"""Rows of a register tile that keep the multipliers busy: fewer load more than they compute, more do not fit beside
+strips of several vectors.
+"""
+_FEW = 14
+"""So many rows are a tile of their own."""
 # At most 1 / 32 more work: less than an uneven tile loses. 197 rows become 200.
 _LANES, _SPARE = 8, 32
 """Rows become a multiple of `_LANES`, which are whole vectors too, where that makes 1 of `_SPARE` more at the most."""
@@ -25,6 +31,10 @@ _WORTHWHILE = 2**12
 """Elements of the other operand from which on a product repays a copy of its rows."""
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+Extents = Mapping[int, int]
+"""How many elements there are along some axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +50,11 @@ class PadRows:
 
     def apply(self, graph: Graph) -> Graph:
         """The graph with lengthened values between its inputs and outputs."""
-        if not any(node.op == "dense" and _is_odd(graph, node) for node in graph.nodes):
+        consumers = graph.consumers()
+        odd = {node.output: axes for node in graph.nodes if (axes := _odd_rows(graph, consumers, node))}
+        if not odd:
             return graph
-        rewriter = _Rewriter(graph, GraphBuilder(graph.name, graph.inputs))
+        rewriter = _Rewriter(graph, GraphBuilder(graph.name, graph.inputs), odd)
         for name, array in graph.constants.items():
             rewriter.exact[name] = rewriter.builder.constant(array, name)
         for node in graph.nodes:
@@ -54,19 +66,58 @@ def even(extent: int) -> int:
     """The extent itself where a tile divides it, else the next multiple of `_LANES`, or if that is far the next one
     that a tile divides.
     """
-    # Ends: among any 14 successive numbers a tile divides one.
+    # Ends: 4 divides one of any four successive numbers.
     divided = next(longer for longer in range(extent, 2 * extent) if any(longer % tile == 0 for tile in _TILES))
     vectors = -(-extent // _LANES) * _LANES
     return vectors if divided > extent and _SPARE * (vectors - extent) <= extent else divided
 
 
-def _is_odd(graph: Graph, node: Node) -> bool:
-    rows, weight = graph.values[node.inputs[0]].shape[0], graph.values[node.inputs[1]]
-    return rows > _TILES[-1] and even(rows) != rows and weight.size >= _WORTHWHILE and weight.dtype in _FLOATS
+def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node) -> Extents:
+    """The axis of an operand's rows, by the operand's place, where a product repays a longer copy of them."""
+    words = _words(node)
+    if words is None or not (node.op == "dense" or _are_scores(graph, consumers, node)):
+        return {}
+    # The columns of scores are rows of the second operand; those of the others are channels.
+    places = (0,) if node.op == "dense" else (0, 1)
+    return {place: axis for place in places if (axis := _odd_axis(graph, node, words, place)) is not None}
 
 
-Extents = Mapping[int, int]
-"""How many elements there are along some axes."""
+def _odd_axis(graph: Graph, node: Node, words: Sequence[str], place: int) -> int | None:
+    """The axis along which an operand is worth a longer copy, if there is one."""
+    ours, others = words[place], words[1 - place]
+    value, other = (graph.values[node.inputs[each]] for each in (place, 1 - place))
+    # Letters of all three words number products that are computed apart.
+    apart = {*ours} & {*words[2]}
+    size = prod(extent for letter, extent in zip(others, other.shape, strict=True) if letter not in apart)
+    found = [axis for axis, letter in enumerate(ours) if letter not in others]
+    if len(found) != 1 or size < _WORTHWHILE or value.dtype not in _FLOATS:
+        return None
+    rows = value.shape[found[0]]
+    return found[0] if rows > _FEW and even(rows) != rows else None
+
+
+def _are_scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node) -> bool:
+    """Whether all that becomes of a product is the argument of a softmax along its columns."""
+    rank = len(graph.values[node.output].shape)
+    while len(readers := consumers.get(node.output, ())) == 1 and node.output not in graph.outputs:
+        node = readers[0]
+        if node.op == "softmax":
+            return node.integer("axis") == rank - 1
+        if OPS[node.op].kind not in _POINTWISE:
+            return False
+    return False
+
+
+def _words(node: Node) -> tuple[str, str, str] | None:
+    """The letters of the axes of a product's operands and result: those that only operands have are summed over."""
+    match node.op:
+        case "contract":
+            return node.text("left"), node.text("right"), node.text("result")
+        case "batch_matmul":
+            return "bmk", "bkn", "bmn"
+        case "dense":
+            return "mk", "kn", "mn"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +137,7 @@ class _Rewriter:
 
     graph: Graph
     builder: GraphBuilder
+    odd: Mapping[str, Mapping[int, int]]
     exact: dict[str, str] = field(default_factory=dict)
     _long: dict[str, _Long] = field(default_factory=dict)
     _nodes: Mapping[str, Node] = field(init=False)
@@ -137,8 +189,10 @@ class _Rewriter:
         """The node's result with more rows; None where its operands have none, or it does not treat rows alone."""
         if any(self.graph.values[name].dtype not in _FLOATS for name in (*node.inputs, node.output)):
             return None
-        if node.op == "dense" and node.inputs[0] not in self._long and _is_odd(self.graph, node):
-            self._with(node.inputs[0], {0: even(self.graph.values[node.inputs[0]].shape[0])})
+        for place, axis in self.odd.get(node.output, {}).items():
+            name = node.inputs[place]
+            if name not in self._long:
+                self._with(name, {axis: even(self.graph.values[name].shape[axis])})
         extents: dict[int, int] = {}
         zero: set[int] = set()
         for place, operand in enumerate(node.inputs):
@@ -189,16 +243,16 @@ class _Rewriter:
     def _summed(self, node: Node) -> tuple[dict[int, int], ...]:
         """For each operand the axes over which a product may sum to a longer extent, as one operand has zeros there."""
         found: tuple[dict[int, int], ...] = tuple({} for _ in node.inputs)
-        if node.op != "contract":
+        words = _words(node)
+        if words is None or node.op == "dense":  # whose weights would lose their packing
             return found
-        words = node.text("left"), node.text("right")
         for place, operand in enumerate(node.inputs):
             long = self._long.get(operand)
             # A longer reduction is correct if one factor is zero in the padding and the other finite: the added
             # products are 0.
             for axis in () if long is None else long.zero:
                 letter = words[place][axis]
-                if long is not None and letter in words[1 - place] and letter not in node.text("result"):
+                if long is not None and letter in words[1 - place] and letter not in words[2]:
                     for other in (0, 1):
                         found[other][words[other].index(letter)] = long.extents[axis]
         return found
@@ -206,16 +260,11 @@ class _Rewriter:
     def _kept(self, node: Node, place: int, axis: int) -> int | None:
         """The axis of the result along which it treats the elements along an operand's `axis` one by one."""
         shape, result = self.graph.values[node.inputs[place]].shape, self.graph.values[node.output].shape
+        words = _words(node)
+        if words is not None:
+            letter = words[place][axis]
+            return words[2].index(letter) if letter not in words[1 - place] else None
         match node.op:
-            case "dense":
-                return (0, 1)[place] if axis == place else None
-            case "batch_matmul":
-                return axis if axis == place + 1 else None
-            case "contract":
-                words = node.text("left"), node.text("right")
-                letter = words[place][axis]
-                alone = letter not in words[1 - place]
-                return node.text("result").index(letter) if alone else None
             case "softmax" | "log_softmax":
                 return None if axis == node.integer("axis") else axis
             case "normalize":

@@ -19,7 +19,7 @@ from retune.compiler.graph.verify import verify
 from retune.compiler.target import Target
 from tests.support.encoder_layer import encoder_layer
 
-TILES = range(4, 15)
+TILES = range(4, 9)
 WIDTH = 64
 
 
@@ -75,6 +75,35 @@ def test_a_layer_of_a_transformer_is_lengthened_once(rows: int, options: dict[st
 @pytest.mark.parametrize("rows", [1, 14, 16, 18, 196])
 def test_rows_that_tiles_divide_stay(rows: int) -> None:
     graph = optimize(encoder_layer(rows=rows, width=WIDTH, heads=2), [])
+    assert PadRows().apply(graph) is graph
+
+
+def _turned_attention(rows: int) -> Graph:
+    """Attention whose tokens but the first are turned, as by a rotary embedding: no longer rows of a product."""
+    b = GraphBuilder("net", [Value("q", (2, rows, WIDTH)), Value("k", (2, rows, WIDTH)), Value("v", (2, rows, WIDTH))])
+    ends: dict[str, Attribute] = {"starts": (0, 0, 0), "stops": (2, 1, WIDTH), "steps": (1, 1, 1)}
+    rest: dict[str, Attribute] = {"starts": (0, 1, 0), "stops": (2, rows, WIDTH), "steps": (1, 1, 1)}
+    one = b.emit("slice", ["q"], ends)
+    turned = b.emit("concat", [one, b.emit("neg", [b.emit("slice", ["q"], rest)])], {"axis": 1})
+    words: dict[str, Attribute] = {"left": "bqd", "right": "bkd", "result": "bqk"}
+    scores = b.emit("mul", [b.emit("contract", [turned, "k"], words), b.scalar(0.125, "float32")])
+    shares = b.emit("softmax", [scores], {"axis": 2})
+    return b.finish({"y": b.emit("batch_matmul", [shares, "v"])})
+
+
+@pytest.mark.parametrize(("rows", "longer"), [(67, 68), (169, 170), (257, 264), (143, 144), (200, 200)])
+def test_attention_is_lengthened_where_its_tokens_are_of_no_product(rows: int, longer: int) -> None:
+    graph = _turned_attention(rows)
+    best = optimize(graph)
+    agree(best, graph)
+    scores = next(node for node in best.nodes if node.op == "softmax")
+    assert best.values[scores.output].shape == (2, longer, longer)
+
+
+def test_scores_that_others_read_stay() -> None:
+    b = GraphBuilder("net", [Value("q", (2, 67, WIDTH)), Value("k", (2, WIDTH, 67))])
+    scores = b.emit("batch_matmul", ["q", "k"])
+    graph = b.finish({"y": b.emit("softmax", [scores], {"axis": 2}), "z": b.emit("exp", [scores])})
     assert PadRows().apply(graph) is graph
 
 
