@@ -33,8 +33,8 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
     made: dict[str, FusedOp] = {}
     # In running order: what a group reads has been joined with its own producers by then.
     for group in fusion.groups:
-        names = _candidates(graph, group)
-        # Grows while it is walked: what a group has taken in reads values of its own.
+        names, shared = _candidates(graph, group), list[str]()
+        # Grows while it is walked: what a group has taken in reads values of its own, and may be what else read one.
         for name in names:
             views = [graph.nodes[places[view]] for view in _views(fusion.aliases, name)]
             source = views[0].inputs[0] if views else name
@@ -47,6 +47,7 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
                 # The group reads all of the value anyway, so that it needs no view of it.
                 taken = (views[-1],)
             else:
+                shared += [] if alone else [name]
                 continue
             # A view may be among the nodes already.
             nodes = tuple(
@@ -58,7 +59,8 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
                 if producer is not None and producer.nodes[0] in taken:
                     del made[source]
                 group = joined
-                names += [other for other in _candidates(graph, group) if other not in names]
+                names += [*shared, *(other for other in _candidates(graph, group) if other not in names)]
+                shared = []
         made[group.output] = group
     return Fusion(tuple(made.values()), fusion.aliases)
 

@@ -61,7 +61,10 @@ def _last_move(graph: Graph, consumers: Mapping[str, Sequence[Node]], norm: Node
         if name in graph.outputs or any(one.output not in inside for one in consumers.get(name, ()))
     ]
     is_moved = any(move.op in ("transpose", "concat") for move in moves)
-    return read[0] if is_moved and len(read) == 1 and read[0] != rows else None
+    if not is_moved or len(read) != 1 or read[0] == rows:
+        return None
+    # Rows that are there twice would be normalized twice.
+    return read[0] if graph.values[read[0]].size <= graph.values[rows].size else None
 
 
 def _scale_of(graph: Graph, readers: Sequence[Node]) -> str | None:

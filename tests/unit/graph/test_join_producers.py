@@ -80,6 +80,15 @@ def test_a_value_stays_where_others_read_a_view_of_it() -> None:
     _computed(graph)
 
 
+def test_a_value_is_taken_once_all_its_readers_are() -> None:
+    builder = GraphBuilder("net", [Value("x", (8, 16))])
+    part = _part(builder, "x", 1, 0, 8)
+    turned = builder.emit("neg", (part,), name="turned")
+    graph = builder.finish({"y": builder.emit("concat", (part, turned), {"axis": 0})})
+    assert len(_kernels(graph)) == 1
+    _computed(graph)
+
+
 @pytest.mark.parametrize(("count", "kernels"), [(8, 1), (16, 2)])
 def test_a_norm_reads_the_rows_of_a_few_operands(count: int, kernels: int) -> None:
     builder = GraphBuilder("net", [Value(f"x{place}", (2, 32)) for place in range(count)])
