@@ -257,7 +257,7 @@ class BodyEmitter(ExpressionEmitter):
         pointer = self.temporaries[known] = self.writer.fresh("buf")
         # In the entry block LLVM gives an alloca a fixed frame slot; inside a loop it would grow the stack each time.
         self.writer.entry.append(f"  {pointer} = alloca [{size} x {memory_type(buffer.dtype)}], align 64")
-        self.storage[buffer] = Storage(pointer, lanes)
+        self.storage[buffer] = Storage(pointer, lanes, _is_roomy(buffer, stmt.body))
         self.stack_bytes += size * item_bytes(buffer.dtype)
         self.statement(stmt.body)
 
@@ -276,9 +276,11 @@ class BodyEmitter(ExpressionEmitter):
         value = self.splat(value, max(lanes, value.lanes))
         mask = self.mask_of(value.lanes) if storage.lanes == 1 else None
         if mask is not None and stmt.buffer.scope == "register":
-            # A blend and a plain store: through a masked store SROA would not promote the alloca to a register.
-            old = self.evaluate(Load(stmt.buffer, stmt.indices))
-            value = self.result(f"select {mask.typed}, {value.typed}, {old.typed}", mask.lanes, old.dtype)
+            # Without a masked store, through which SROA would not promote the alloca to a register. Where nobody reads
+            # the lanes past the end of the loop, they need not keep what they have, which takes an instruction.
+            if self.active is None or not storage.is_roomy:
+                old = self.evaluate(Load(stmt.buffer, stmt.indices))
+                value = self.result(f"select {mask.typed}, {value.typed}, {old.typed}", mask.lanes, old.dtype)
             mask = None
         value = self.to_memory(value, stmt.buffer.dtype)
         place = self.place(stmt.buffer, stmt.indices)
@@ -298,6 +300,15 @@ class BodyEmitter(ExpressionEmitter):
                 self.writer.put(f"store {memory_type(stmt.buffer.dtype)} {item}, ptr {scalar}, align {size}")
         # Loads are reused within a block until the buffer is written; buffers do not overlap, so others stay valid.
         self.writer.loaded.pop(stmt.buffer.name, None)
+
+
+def _is_roomy(buffer: Buffer, body: Stmt) -> bool:
+    """Whether all loops along the rows of registers have one extent, so that none reads past the end of another."""
+    if buffer.scope != "register" or not buffer.shape:
+        return False
+    last = [indices[-1] for one, indices in _accesses(body) if one == buffer]
+    loops = [stmt for stmt in walk_stmt(body) if isinstance(stmt, For) and stmt.var in last]
+    return len({loop.extent for loop in loops}) == 1 and {loop.var for loop in loops} >= {*last}
 
 
 def _accesses(body: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:

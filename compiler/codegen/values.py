@@ -68,10 +68,13 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a buffer lives. `lanes` > 1 when every element is a vector: an accumulator inside a vector loop."""
+    """Where a buffer lives. `lanes` > 1 when every element is a vector: an accumulator inside a vector loop. `is_roomy`
+    says that nobody reads what lies past the end of the loops along its rows.
+    """
 
     pointer: str
     lanes: int = 1
+    is_roomy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

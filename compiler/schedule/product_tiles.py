@@ -50,8 +50,8 @@ takes so many times as long (1.1 to 2.4 measured) as one whose strips are packed
 _SHORTEST = 4
 """So many times as long as a strip may a vector be: a shorter one costs no more than to choose between values by lane.
 """
-_LEAST_COLUMNS = 16
-"""A product whose rows are shorter has no register tile."""
+_LEAST_COLUMNS, _LEAST_OF_ONE_ROW = 4, 16
+"""A product whose rows, or whose only row, are shorter has no register tile: too few sums to hide their latency."""
 _NEAR_BYTES = 1 << 18
 """Half of the smallest second-level cache of today's x86 cores: so much of one factor stays there beside the other."""
 
@@ -71,7 +71,8 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
     if not along:
         return None
     places = range(len(op.axes) - 1, -1, -1)
-    return next((place for place in places if op.axes[place].extent > 1 and _is_shared(op.axes[place], along)), -1)
+    rows = next((place for place in places if op.axes[place].extent > 1 and _is_shared(op.axes[place], along)), -1)
+    return None if rows < 0 and op.axes[-1].extent < _LEAST_OF_ONE_ROW else rows
 
 
 def _read_along(state: State, stage_id: int) -> list[tuple[Expr, ...]]:

@@ -107,9 +107,18 @@ def test_pooling_gets_vectors_and_a_matmul_naive_loops() -> None:
     k = te.reduce_axis(3, "k")
     pool = te.compute((8, 8, 32), lambda n, h, c: te.max(x[n, h + k, c], k), "pool")
     assert lines(ComputeDAG([x, pool])) == ["parallel n@h@ (0,64)", "vectorize c (0,32)", "for k (0,3)", "pool = ..."]
-    a, b, q = te.placeholder((80, 9), name="a"), te.placeholder((9, 7), name="b"), te.reduce_axis(9, "q")
-    product = te.compute((80, 7), lambda i, j: te.sum(a[i, q] * b[q, j], q), "product")
-    assert lines(ComputeDAG([a, b, product])) == ["parallel i (0,80)", "for j (0,7)", "for q (0,9)", "product = ..."]
+    a, b, q = te.placeholder((80, 9), name="a"), te.placeholder((9, 3), name="b"), te.reduce_axis(9, "q")
+    product = te.compute((80, 3), lambda i, j: te.sum(a[i, q] * b[q, j], q), "product")
+    assert lines(ComputeDAG([a, b, product])) == ["parallel i (0,80)", "for j (0,3)", "for q (0,9)", "product = ..."]
+
+
+def test_a_few_columns_are_a_tile_of_several_rows() -> None:
+    def tile(rows: int) -> list[str]:
+        a, b, q = te.placeholder((rows, 9), name="a"), te.placeholder((9, 7), name="b"), te.reduce_axis(9, "q")
+        return lines(ComputeDAG([a, b, te.compute((rows, 7), lambda i, j: te.sum(a[i, q] * b[q, j], q), "product")]))
+
+    assert tile(80)[-3:] == ["unroll i.1 (0,8)", "vectorize j (0,7)", "product = ..."]
+    assert "vectorize j (0,7)" not in tile(1)  # too few sums to hide the latency of each
 
 
 def test_a_product_gets_a_register_tile() -> None:
