@@ -1,4 +1,7 @@
-"""Normalizations; the variance is the mean of squared differences from the mean, which does not cancel."""
+"""Normalizations; the variance is the mean of squared differences from the mean, which does not cancel.
+
+Those of halves compute in float32: a sum of squares soon exceeds the largest float16.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.dtype import accumulated
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
 from retune.compiler.te.tensor import Axis, Tensor
@@ -36,6 +40,7 @@ def _normalized(
     kept = [place for place in range(len(source.shape)) if place not in axes]
     outer = tuple(source.shape[place] for place in kept)
     size = source.shape[axis] // groups if groups else 1
+    wide = accumulated(source.dtype)
     # A factor in place of a division for every row.
     share = 1.0 / (size * math.prod(source.shape[axis] for axis in axes))
 
@@ -64,12 +69,13 @@ def _normalized(
     q = [te.reduce_axis(source.shape[axis], f"q{axis}") for axis in axes]
     mean: Tensor | None = None
     if centred:
-        total = whole(te.compute(outer, lambda *i: te.sum(source[point(i, k)], k), name=f"{name}_sum"))
+        total = whole(te.compute(outer, lambda *i: te.sum(te.cast(wide, source[point(i, k)]), k), name=f"{name}_sum"))
         # A mean and a factor for each element of `axis`, so that those who read them are in vectors.
         mean = te.compute(outer, lambda *i: total(i) * share, name=f"{name}_mean")
 
     def difference(at: tuple[Expr, ...]) -> Expr:
-        return source[at] if mean is None else source[at] - mean[row(at)]
+        value = te.cast(wide, source[at])
+        return value if mean is None else value - mean[row(at)]
 
     def square(*i: Expr) -> Expr:
         one = difference(point(i, q))
@@ -79,7 +85,7 @@ def _normalized(
     squares = whole(te.compute(outer, square, name=f"{name}_squares"))
     # One root a row; each element costs a subtraction and a product.
     factor = te.compute(outer, lambda *i: te.rsqrt(squares(i) * share + epsilon), name=f"{name}_factor")
-    return te.compute(source.shape, lambda *i: difference(i) * factor[row(i)], name=name)
+    return te.compute(source.shape, lambda *i: te.cast(source.dtype, difference(i) * factor[row(i)]), name=name)
 
 
 def _group_normalize(call: OpCall) -> Lowered:
@@ -108,9 +114,11 @@ def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _normalized_array(x: Array, axes: tuple[int, ...], epsilon: float, *, centred: bool) -> Array:
+    wide = x.astype(accumulated(x.dtype.name))
     if centred:
-        x = x - x.mean(axis=axes, keepdims=True)
-    return np.asarray(x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + x.dtype.type(epsilon)))
+        wide = wide - wide.mean(axis=axes, keepdims=True)
+    normal = wide / np.sqrt((wide * wide).mean(axis=axes, keepdims=True) + wide.dtype.type(epsilon))
+    return np.asarray(normal, x.dtype)
 
 
 def _batch_norm(call: OpCall) -> Lowered:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import accumulated, is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import (
     channels_last,
@@ -50,8 +50,8 @@ def _avg_pool2d(call: OpCall) -> Lowered:
         def body(*axes: Expr) -> Expr:
             if call.flag("count_include_pad") or not _windows_leave(call, shape, x.shape):
                 # Every window has the same number of elements: a constant factor instead of a division.
-                return total[axes] * (1.0 / (height * width))
-            return total[axes] / te.cast(dtype, _elements_inside(call, axes, x.shape))
+                return te.cast(dtype, total[axes] * (1.0 / (height * width)))
+            return te.cast(dtype, total[axes] / te.cast(total.dtype, _elements_inside(call, axes, x.shape)))
 
         return te.compute(shape, body, name=call.name)
 
@@ -79,7 +79,8 @@ def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str)
         if leaves:
             # The identity of the reduction stands for padding, so it never wins a maximum nor adds to a sum.
             value = te.if_then_else(_inside(indices, data.shape, leaves), value, outside)
-        return te.max(value, window) if maximum else te.sum(value, window)
+        # A sum of halves may exceed them, while their mean does not.
+        return te.max(value, window) if maximum else te.sum(te.cast(accumulated(data.dtype), value), window)
 
     return te.compute(shape, body, name=name)
 
@@ -134,6 +135,7 @@ def _max_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 def _avg_pool2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x = channels_last(call, arrays[0])
+    x = x.astype(accumulated(x.dtype.name))
     kernel = call.ints("kernel")
     total = window_view(call, x, kernel, (1, 1), 0).sum(axis=(-2, -1))
     if call.flag("count_include_pad"):

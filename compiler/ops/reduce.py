@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import accumulated, is_float
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
@@ -42,13 +42,21 @@ def _mean(call: OpCall) -> Lowered:
 
     def build(x: Tensor) -> Tensor:
         axes = call.ints("axes")
-        total = _reduce(x, axes, te.sum, shape, call.flag("keepdims"), f"{call.name}_sum")
+        total = _reduce(x, axes, _sum_wide, shape, call.flag("keepdims"), f"{call.name}_sum")
         count = math.prod(x.shape[axis] for axis in axes)
-        # A multiplication is several times cheaper than a division; for floats it differs by one rounding.
-        divided = (lambda *i: total[i] * (1.0 / count)) if is_float(dtype) else (lambda *i: total[i] / count)
+
+        def divided(*i: Expr) -> Expr:
+            # A multiplication is several times cheaper than a division; for floats it differs by one rounding.
+            return te.cast(dtype, total[i] * (1.0 / count) if is_float(dtype) else total[i] / count)
+
         return te.compute(shape, divided, name=call.name)
 
     return Lowered(shape, dtype, build)
+
+
+def _sum_wide(value: Expr, axes: Sequence[Axis]) -> Expr:
+    """The sum in a type that a sum of halves does not exceed."""
+    return te.sum(te.cast(accumulated(value.dtype), value), axes)
 
 
 def _reduce(source: Tensor, axes: Sequence[int], combine: _Combine, shape: Shape, keepdims: bool, name: str) -> Tensor:
@@ -167,8 +175,9 @@ def _extreme_array(function: Callable[..., Array], *, largest: bool) -> _Evaluat
 
 
 def _mean_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    if arrays[0].size:
-        return _reduce_array(np.mean)(call, arrays)
+    (x,) = arrays
+    if x.size:
+        return _reduce_array(np.mean)(call, [x.astype(accumulated(x.dtype.name))])
     # As NumPy has it, which would warn.
     return np.full(_reduced_shape(call), math.nan)
 
