@@ -90,7 +90,7 @@ def _odd_axis(graph: Graph, node: Node, words: Sequence[str], place: int) -> int
     apart = {*ours} & {*words[2]}
     size = prod(extent for letter, extent in zip(others, other.shape, strict=True) if letter not in apart)
     found = [axis for axis, letter in enumerate(ours) if letter not in others]
-    if len(found) != 1 or size < _WORTHWHILE or value.dtype not in _FLOATS:
+    if len(found) != 1 or size < _WORTHWHILE or value.dtype not in _FLOATS or value.name in graph.constants:
         return None
     rows = value.shape[found[0]]
     return found[0] if rows > _FEW and even(rows) != rows else None
@@ -103,7 +103,8 @@ def _are_scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Nod
         node = readers[0]
         if node.op == "softmax":
             return node.integer("axis") == rank - 1
-        if OPS[node.op].kind not in _POINTWISE:
+        # A mask of truth values is not padded, and the scores would be cut to its size again.
+        if OPS[node.op].kind not in _POINTWISE or any(graph.values[name].dtype not in _FLOATS for name in node.inputs):
             return False
     return False
 

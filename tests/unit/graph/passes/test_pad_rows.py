@@ -100,10 +100,16 @@ def test_attention_is_lengthened_where_its_tokens_are_of_no_product(rows: int, l
     assert best.values[scores.output].shape == (2, longer, longer)
 
 
-def test_scores_that_others_read_stay() -> None:
-    b = GraphBuilder("net", [Value("q", (2, 67, WIDTH)), Value("k", (2, WIDTH, 67))])
-    scores = b.emit("batch_matmul", ["q", "k"])
-    graph = b.finish({"y": b.emit("softmax", [scores], {"axis": 2}), "z": b.emit("exp", [scores])})
+@pytest.mark.parametrize("kind", ["read", "along rows", "masked", "constant"])
+def test_scores_stay_where_their_product_alone_would_be_longer(kind: str) -> None:
+    inputs = [Value("q", (2, 67, WIDTH)), Value("k", (2, WIDTH, 68)), Value("mask", (67, 68), "bool")]
+    b = GraphBuilder("net", inputs)
+    q = b.constant(np.ones((2, 67, WIDTH), np.float32), "asked") if kind == "constant" else "q"
+    scores = b.emit("batch_matmul", [q, "k"])
+    outputs = {"z": b.emit("exp", [scores])} if kind == "read" else {}
+    if kind == "masked":
+        scores = b.emit("where", ["mask", scores, b.scalar(-1e9, "float32")])
+    graph = b.finish({"y": b.emit("softmax", [scores], {"axis": 1 if kind == "along rows" else 2}), **outputs})
     assert PadRows().apply(graph) is graph
 
 
