@@ -213,7 +213,7 @@ def _parsed(text: str) -> tuple[str, dict[str, str], int]:
         if option == _NUM_CORES or (option in _WITHOUT_EFFECT and option not in fields):
             continue
         if option not in fields or not value:
-            known = ", ".join(f"{name}=..." for name in fields)
+            known = ", ".join(f"{name}=..." for name in (*fields, _NUM_CORES))
             raise TargetError(f"target {text!r}: cannot read {word!r}; known options: {known}")
         if fields[option] in values:
             raise TargetError(f"target {text!r}: the option {option} is given twice")

@@ -9,6 +9,7 @@ from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.compile_network import fastest_alternatives
 from retune.compiler.driver.explain import Explanation, SearchFacts, find_names, time_kernel
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
+from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.limits import MachineLimits, measure_limits
 from retune.compiler.driver.operators import is_operator
 from retune.compiler.errors import OptionError
@@ -72,7 +73,7 @@ class KernelExplainer:
                 raise OptionError(f"the run tuned an operator, {source}; only kernels of networks can be explained")
             threads, target = threads or int(asked["threads"]), target or str(asked["target"])
             shapes = shapes or tuple(str(asked.get("shapes") or "").split())
-        count = config.thread_count(config.usable_cores()) if threads is None else threads
+        count = threads_of(Target(target or HOST), threads)
         network = extract_network(source, target or HOST, count, shapes, winograd)
         return cls(network, KnownPrograms.of(network, home, None), home)
 

@@ -231,7 +231,8 @@ def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
     if device:
         raise OptionError(f"the device {device} belongs to a fleet: say which one, for instance prefect")
     cores = config.usable_cores()
-    if options.threads is not None and options.threads > cores:
-        raise OptionError(f"threads must be between 1 and {cores}, not {options.threads}")
-    target = str(Target.host() if options.target is None else Target(options.target))
-    return replace(options, threads=options.threads or cores, target=target, on_device=None)
+    machine = Target.host() if options.target is None else Target(options.target)
+    threads = options.threads or machine.num_cores or cores
+    if threads > cores:
+        raise OptionError(f"threads must be between 1 and {cores}, not {threads}")
+    return replace(options, threads=threads, target=str(machine), on_device=None)

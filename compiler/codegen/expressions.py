@@ -101,7 +101,8 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         items = self.each_lane(lambda: self.evaluate(expr).text)
         lanes = len(items) if self.mask is None else self.mask.lanes
         kind = llvm_type(expr.dtype, lanes)
-        text = "poison"
+        # Lanes that are left out are zeros: they may reach a division, where poison is undefined behavior.
+        text = "poison" if self.mask is None else "zeroinitializer"
         for lane, item in enumerate(items):
             text = self.writer.value(f"insertelement {kind} {text}, {llvm_type(expr.dtype)} {item}, i64 {lane}")
         return Value(text, lanes, expr.dtype)

@@ -117,8 +117,7 @@ def _normalized_array(x: Array, axes: tuple[int, ...], epsilon: float, *, centre
     wide = x.astype(accumulated(x.dtype.name))
     if centred:
         wide = wide - wide.mean(axis=axes, keepdims=True)
-    normal = wide / np.sqrt((wide * wide).mean(axis=axes, keepdims=True) + wide.dtype.type(epsilon))
-    return np.asarray(normal, x.dtype)
+    return np.asarray(wide / np.sqrt((wide * wide).mean(axis=axes, keepdims=True) + wide.dtype.type(epsilon)))
 
 
 def _batch_norm(call: OpCall) -> Lowered:

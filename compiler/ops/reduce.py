@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import accumulated, is_float
+from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
@@ -55,8 +55,9 @@ def _mean(call: OpCall) -> Lowered:
 
 
 def _sum_wide(value: Expr, axes: Sequence[Axis]) -> Expr:
-    """The sum in a type that a sum of halves does not exceed."""
-    return te.sum(te.cast(accumulated(value.dtype), value), axes)
+    """The sum in a type that a sum of halves or of short integers does not exceed."""
+    is_short = not is_float(value.dtype) and item_bytes(value.dtype) < item_bytes("int32")
+    return te.sum(te.cast("int32" if is_short else accumulated(value.dtype), value), axes)
 
 
 def _reduce(source: Tensor, axes: Sequence[int], combine: _Combine, shape: Shape, keepdims: bool, name: str) -> Tensor:
@@ -153,7 +154,11 @@ def _without(indices: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
 
 
 def _reduce_array(function: Callable[..., Array]) -> _Evaluate:
-    return lambda call, arrays: function(arrays[0], axis=call.ints("axes"), keepdims=call.flag("keepdims"))
+    def evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        return function(x.astype(accumulated(x.dtype.name)), axis=call.ints("axes"), keepdims=call.flag("keepdims"))
+
+    return evaluate
 
 
 def _extreme_array(function: Callable[..., Array], *, largest: bool) -> _Evaluate:
@@ -177,22 +182,22 @@ def _extreme_array(function: Callable[..., Array], *, largest: bool) -> _Evaluat
 def _mean_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
     if x.size:
-        return _reduce_array(np.mean)(call, [x.astype(accumulated(x.dtype.name))])
+        return _reduce_array(np.mean)(call, arrays)
     # As NumPy has it, which would warn.
     return np.full(_reduced_shape(call), math.nan)
 
 
 def _softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
-    axis = call.integer("axis")
-    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    axis, wide = call.integer("axis"), x.astype(accumulated(x.dtype.name))
+    powers = np.exp(wide - wide.max(axis=axis, keepdims=True))
     return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
 
 
 def _log_softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
-    axis = call.integer("axis")
-    shifted = x - x.max(axis=axis, keepdims=True)
+    axis, wide = call.integer("axis"), x.astype(accumulated(x.dtype.name))
+    shifted = wide - wide.max(axis=axis, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)))
 
 

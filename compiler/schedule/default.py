@@ -114,13 +114,13 @@ def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -
         stands = not isinstance(stage.location, Inlined) and number not in finished
         if isinstance(stage.op, ComputeOp) and stands and stage.op.axes:
             # A copy of what a stage reads stands before it, so later stages have higher numbers by then.
-            added = len(state.stages) - len(given)
-            row_axis, reader = row_axis_of(state, number + added), _reader_of(state, number + added)
+            place = number + (added := len(state.stages) - len(given))
+            row_axis, reader = row_axis_of(state, place, hardware), _reader_of(state, place)
             # Of several products that one stage reads, the first is inside its loops.
             if row_axis is None or reader is None or reader - added in finished:
-                state = _annotated(state, number + added, hardware)
+                state = _annotated(state, place, hardware)
             else:
-                state = _with_reader(state, number + added, reader, row_axis, hardware)
+                state = _with_reader(state, place, reader, row_axis, hardware)
                 finished.add(reader - added)
     return _plain(state)
 
@@ -232,7 +232,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     turned = _turned(state, stage_id)
     if turned is not None:
         state = _blocked(state, stage_id, turned)
-    row_axis = row_axis_of(state, stage_id)
+    row_axis = row_axis_of(state, stage_id, hardware)
     if row_axis is not None:
         state = _in_strips(state, stage_id, row_axis, hardware)
     stage = state.stages[stage_id]

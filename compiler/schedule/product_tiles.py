@@ -50,17 +50,22 @@ takes so many times as long (1.1 to 2.4 measured) as one whose strips are packed
 _SHORTEST = 4
 """So many times as long as a strip may a vector be: a shorter one costs no more than to choose between values by lane.
 """
-_LEAST_COLUMNS, _LEAST_OF_ONE_ROW = 4, 16
-"""A product whose rows, or whose only row, are shorter has no register tile: too few sums to hide their latency."""
+_FEW_COLUMNS, _LEAST_COLUMNS = 16, 4
+"""A product of fewer columns has no register tile where sums in vectors are faster, or in any case."""
+_LEAST_SUMS, _MOST_IDLE = 20, 2.6
+"""Sums in vectors are, of a packed factor, where fewer rows times columns wait for the latency of a sum, or where a row
+costs so many times as much as its share of vectors: 5, 6, 7, 11 or 15 columns without masks, by measurements.
+"""
 _NEAR_BYTES = 1 << 18
 """Half of the smallest second-level cache of today's x86 cores: so much of one factor stays there beside the other."""
 
 
-def row_axis_of(state: State, stage_id: int) -> int | None:
+def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = None) -> int | None:
     """The axis of which a few places share what a product reads along its last axis, -1 when there is none.
 
     Places of a window that moves by one share what they read too, beside the weights of a depthwise convolution. None
-    for a stage that is no product of floating-point numbers, or reads nothing along its last axis.
+    for a stage that is no product of floating-point numbers, or reads nothing along its last axis; and for one of few
+    columns, unless a register tile of it is faster than sums in vectors on `hardware`.
     """
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not needs_multi_level_tiling(state.dag, stage_id):
@@ -72,7 +77,21 @@ def row_axis_of(state: State, stage_id: int) -> int | None:
         return None
     places = range(len(op.axes) - 1, -1, -1)
     rows = next((place for place in places if op.axes[place].extent > 1 and _is_shared(op.axes[place], along)), -1)
-    return None if rows < 0 and op.axes[-1].extent < _LEAST_OF_ONE_ROW else rows
+    is_tiled = op.axes[-1].extent >= _FEW_COLUMNS or (
+        hardware is not None and _suits_few_columns(state, stage_id, rows, hardware)
+    )
+    return rows if is_tiled else None
+
+
+def _suits_few_columns(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> bool:
+    """Whether a register tile of all columns is faster than sums in vectors, which a packed factor allows."""
+    if not _is_packed(state, stage_id):
+        return True
+    axes = axes_of(state, stage_id)
+    columns, rows = axes[-1].extent, axes[row_axis].extent if row_axis >= 0 else 1
+    lanes = _lanes_for(columns, hardware, state.dag.ops[stage_id].dtypes[0])
+    _, vectors = _vectors_of(columns, lanes, hardware)
+    return rows * columns >= _LEAST_SUMS and vectors * lanes <= _MOST_IDLE * columns
 
 
 def _read_along(state: State, stage_id: int) -> list[tuple[Expr, ...]]:
@@ -103,11 +122,9 @@ def register_tile(
     the `depth` of the sums also of those that leave smaller tiles at the ends, at those of the columns only where what
     these read again lies near; with `divides` strips must divide the columns, so only rows have smaller tiles; with
     `packs` the factor that is read along the strips is packed, with its last strip padded.
-    All columns of one row, where no such tile fills half a vector.
+    All columns of one row, where no such tile fills half a vector that is no longer than it needs to be.
     """
-    lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
-    while columns <= lanes // 2:  # a shorter vector has no idle lanes
-        lanes //= 2
+    lanes = _lanes_for(columns, hardware, dtype)
     far = columns * item_bytes(dtype) > _A_ROW_BYTES
     best, least = (1, columns), inf
     for vectors in (*_VECTORS, -(-columns // lanes)):
@@ -136,6 +153,14 @@ def register_tile(
                 if cycles < least:
                     best, least = (height, strip), cycles
     return best
+
+
+def _lanes_for(columns: int, hardware: HardwareParams, dtype: str) -> int:
+    """The lanes of a vector that a row of at least one column fills to more than half."""
+    lanes = max(1, hardware.vector_unit_bytes // item_bytes(accumulated(dtype)))
+    while columns <= lanes // 2:
+        lanes //= 2
+    return lanes
 
 
 def _parts(extent: int, size: int) -> tuple[tuple[int, int], ...]:
@@ -172,7 +197,7 @@ def split_for_tile(
     # Rows of a depthwise convolution share parts of their windows, of which smaller tiles have less.
     is_depthwise = len(_read_along(state, stage_id)) > 1
     depth = 0 if is_depthwise else prod(axis.extent for axis in op.reduce_axes)
-    columns, every = _columns_alike(state, stage_id, hardware), axes[last].extent
+    columns, every = columns_alike(op, hardware), axes[last].extent
     packs = _is_packed(state, stage_id)
     height, strip = register_tile(rows, columns, hardware, op.dtype, depth, divides=columns < every, packs=packs)
     inner: list[str] = []
@@ -204,18 +229,15 @@ def _is_packed(state: State, stage_id: int) -> bool:
     )
 
 
-def _columns_alike(state: State, stage_id: int, hardware: HardwareParams) -> int:
+def columns_alike(op: ComputeOp, hardware: HardwareParams) -> int:
     """How many neighbors along the last axis of a product read the same of the factor that is broadcast: all, or the
     results of a group of a grouped convolution, unless these are much less than a vector. Strips must divide the
-    latter.
+    latter: one that reads several groups chooses among them by lane.
     """
-    op = state.stages[stage_id].op
-    assert isinstance(op, ComputeOp), "only what is computed has axes"
     last, lanes = op.axes[-1], hardware.vector_unit_bytes // item_bytes(accumulated(op.dtype))
-    nodes = (node for _, indices in state.dag.reads[stage_id] for index in indices for node in walk(index))
     groups = [
         int(node.rhs.value)
-        for node in nodes
+        for node in walk(op.body)
         if isinstance(node, Binary)
         and node.op is BinaryOp.FLOORDIV
         and node.lhs == last

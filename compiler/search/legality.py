@@ -2,7 +2,8 @@
 
 `legal` rejects programs that cannot run or are hopeless on any machine. `promising`, the static filters, also rejects
 programs known to be slow before they are built: a step of the innermost loop needs more vector registers than there
-are, or the unrolled code exceeds what the compiler and the instruction cache can handle.
+are, its vectors cross the groups of a grouped convolution, or the unrolled code exceeds what the compiler and the
+instruction cache can handle.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler.schedule.choices import LoopChoices
+from retune.compiler.schedule.product_tiles import columns_alike
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.options import SearchOptions
@@ -40,11 +42,16 @@ def legal(
 def promising(
     nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, options: SearchOptions, count: int
 ) -> Mask:
-    """Mask (B,): register tiles fit the registers together with their operands, and the code is of bearable length."""
+    """Mask (B,): register tiles fit the registers together with their operands and read one group, and the code is of
+    bearable length.
+    """
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
         vector, unroll = choices.vector.get(nest.stage, 0), choices.unroll.get(nest.stage, 0)
         # One accumulator too many is stored and loaded in every step of the innermost loop.
         good &= tile_registers(nest, vector, hardware, count) <= hardware.registers
+        if nest.op.reduce_axes and nest.op.axes:
+            alike = columns_alike(nest.op, hardware)
+            good &= (np.asarray(vector) == 0) | (alike % np.asarray(nest.loops[-1].extent) == 0)
         good &= straight_line(nest, vector, unroll, hardware, count) <= options.max_straight_line
     return good

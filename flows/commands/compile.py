@@ -13,7 +13,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import ApplyHistoryBest, telling_nothing
 from retune.compiler.driver.extract import extract_network
-from retune.compiler.driver.hardware import target_on
+from retune.compiler.driver.hardware import target_on, threads_of
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.executor.library import Library, require_suffix
@@ -50,7 +50,8 @@ def compile_network(
     """Compile a network with the best records there are, measuring nothing. Prints which kernels have no record."""
     output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
-    count, target = options.threads or config.thread_count(config.usable_cores()), options.target
+    target = options.target
+    count = threads_of(Target(target or HOST), options.threads)
     require_thread_count(count)
     number = gpu_of_key(Target(target or HOST).traits.device)
     gpu = None if number is None else gpu_here(number)

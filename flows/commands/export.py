@@ -14,6 +14,7 @@ from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import extract_part, parse_shape
+from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.onnx_export import (
     PROVIDER,
     RUNTIMES,
@@ -128,7 +129,7 @@ def _export_provider(
 def _compile_parts(
     network: str, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
 ) -> tuple[OffloadedModel, list[CompiledNetwork]]:
-    count = options.threads or config.thread_count(config.usable_cores())
+    count = threads_of(Target(options.target or HOST), options.threads)
     require_thread_count(count)
     offloaded = offload_network(network, shapes=shapes)
     # Shared by all parts: their kernels are linked into one library, where each symbol may stand once.

@@ -33,7 +33,21 @@ def test_records_of_this_machine_then_logs_then_nothing(
     elsewhere = [_record(task, "another machine") for task in others]
     ParquetRecordStore(folder / "state").append([_record(first, config.device_name()), *elsewhere])
     append_log(folder / "logs" / "tuned.json", [split_by_one(second)])
-    assert run(monkeypatch, "compile", "mlp", "--threads", "1", "--log", "logs", "-o", "out.retune", "--json") == 0
+    assert (
+        run(
+            monkeypatch,
+            "compile",
+            "mlp",
+            "--target",
+            "llvm -num-cores=1",
+            "--log",
+            "logs",
+            "-o",
+            "out.retune",
+            "--json",
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     network = CompiledNetwork.load(folder / "out.retune")
     origins = {kernel.workload_key: kernel.origin for kernel in network.coverage}

@@ -71,6 +71,8 @@ def test_defaults_are_filled_in() -> None:
     assert made.trials == DEFAULT_TRIALS
     assert made.threads == config.usable_cores()
     assert job(minutes=2.0).options.trials is None
+    assert job(target="llvm -num-cores=1").threads == 1
+    assert job(target="llvm -num-cores=1", threads=config.usable_cores()).threads == config.usable_cores()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ _LANES, _SPARE = 8, 32
 # A row takes part in as many multiply-adds as the other operand has elements, here 64 x 64, for one copy of itself.
 _WORTHWHILE = 2**12
 """Elements of the other operand from which on a product repays a copy of its rows."""
+_WORTHWHILE_SCORES = 2**14
+"""The same of attention, whose smaller tiles at the ends cost less than copies of up to 200 tokens of 64 numbers."""
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
@@ -77,6 +79,8 @@ def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node)
     words = _words(node)
     if words is None or not (node.op == "dense" or _are_scores(graph, consumers, node)):
         return {}
+    if node.op != "dense" and words[1][-1] != words[2][-1]:  # read across its rows, as no tile does
+        return {}
     # The columns of scores are rows of the second operand; those of the others are channels.
     places = (0,) if node.op == "dense" else (0, 1)
     return {place: axis for place in places if (axis := _odd_axis(graph, node, words, place)) is not None}
@@ -90,7 +94,8 @@ def _odd_axis(graph: Graph, node: Node, words: Sequence[str], place: int) -> int
     apart = {*ours} & {*words[2]}
     size = prod(extent for letter, extent in zip(others, other.shape, strict=True) if letter not in apart)
     found = [axis for axis, letter in enumerate(ours) if letter not in others]
-    if len(found) != 1 or size < _WORTHWHILE or value.dtype not in _FLOATS or value.name in graph.constants:
+    least = _WORTHWHILE if node.op == "dense" else _WORTHWHILE_SCORES
+    if len(found) != 1 or size < least or value.dtype not in _FLOATS or value.name in graph.constants:
         return None
     rows = value.shape[found[0]]
     return found[0] if rows > _FEW and even(rows) != rows else None

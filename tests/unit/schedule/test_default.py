@@ -112,13 +112,23 @@ def test_pooling_gets_vectors_and_a_matmul_naive_loops() -> None:
     assert lines(ComputeDAG([a, b, product])) == ["parallel i (0,80)", "for j (0,3)", "for q (0,9)", "product = ..."]
 
 
-def test_a_few_columns_are_a_tile_of_several_rows() -> None:
-    def tile(rows: int) -> list[str]:
-        a, b, q = te.placeholder((rows, 9), name="a"), te.placeholder((9, 7), name="b"), te.reduce_axis(9, "q")
-        return lines(ComputeDAG([a, b, te.compute((rows, 7), lambda i, j: te.sum(a[i, q] * b[q, j], q), "product")]))
-
-    assert tile(80)[-3:] == ["unroll i.1 (0,8)", "vectorize j (0,7)", "product = ..."]
-    assert "vectorize j (0,7)" not in tile(1)  # too few sums to hide the latency of each
+@pytest.mark.parametrize(
+    ("size", "width", "packed", "tiled"),
+    [
+        ((80, 7), 64, True, True),
+        ((80, 7), 32, True, False),  # in parts of 4, 2 and 1 lanes
+        ((80, 7), 32, False, True),
+        ((2, 8), 32, True, False),  # two sums, each of which waits for the one before
+        ((80, 8), 32, True, True),
+        ((80, 3), 32, False, False),
+    ],
+)
+def test_a_few_columns_are_a_tile_of_several_rows(size: tuple[int, int], width: int, packed: bool, tiled: bool) -> None:
+    a, b, q = te.placeholder((size[0], 9), name="a"), te.placeholder((9, size[1]), name="b"), te.reduce_axis(9, "q")
+    attrs = {"layout_free_placeholders": (b,)} if packed else {}
+    dag = ComputeDAG([a, b, te.compute(size, lambda i, j: te.sum(a[i, q] * b[q, j], q), "product", attrs)])
+    hardware = HardwareParams(num_cores=1, vector_unit_bytes=width, vector_registers=32)
+    assert (f"vectorize j (0,{size[1]})" in str(replay(dag, default_steps(dag, hardware)))) == tiled
 
 
 def test_a_product_gets_a_register_tile() -> None:

@@ -99,3 +99,18 @@ def test_what_the_definition_unrolls_is_not_filtered() -> None:
     for space in build_spaces(task, SearchOptions(max_straight_line=1)):
         for _, group in space.groups(space.sample(np.random.default_rng(0), 100)):
             assert space.legal(group).any()
+
+
+@pytest.mark.parametrize(("strip", "good"), [(4, True), (12, True), (6, True), (8, False), (24, False)])
+def test_vectors_that_cross_groups_of_a_convolution_are_not_sampled(strip: int, good: bool) -> None:
+    a, b, k = te.placeholder((7, 16), name="a"), te.placeholder((4, 48), name="b"), te.reduce_axis(4, "k")
+    dag = ComputeDAG([a, b, te.compute((7, 48), lambda i, j: te.sum(a[i, j // 12 * 4 + k] * b[k, j], k), "c")])
+    steps = (Split(2, 1, 48, (strip,)), Reorder(2, (1, 3, 0, 2)), Annotate(2, 3, 2))
+    state = replay(dag, steps)
+    assert promising(statement_nests(state), choices_of(state), HARDWARE, OPTIONS, 1).tolist() == [good]
+
+
+def test_a_sum_of_everything_has_no_groups() -> None:
+    a, k = te.placeholder((64,), name="a"), te.reduce_axis(64, "k")
+    state = State.initial(ComputeDAG([a, te.compute((), lambda: te.sum(a[k], k), "total")]))
+    assert promising(statement_nests(state), choices_of(state), HARDWARE, OPTIONS, 1).tolist() == [True]
