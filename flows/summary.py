@@ -25,7 +25,7 @@ def show_report(report: Report, stream: TextIO) -> None:
         console.print(warning, style="bold yellow", soft_wrap=True)
     console.print(_latencies(report))
     console.print(
-        f"tuned is {report.speedup:.2f} times as fast as untuned, "
+        f"tuned is {'roughly ' if warning else ''}{report.speedup:.2f} times as fast as untuned, "
         f"after {report.trials} trials in {report.elapsed:.0f} s",
         soft_wrap=True,
     )

@@ -48,12 +48,14 @@ def test_the_table_has_whole_headings_and_the_hottest_kernel_first(
     assert ("tuned record" in first) == (width == 80)
     assert "not used: 1 more ways to compute these kernels" in text
     assert "busy" not in text.replace(str(tmp_path), "")
+    assert "tuned is 2.00 times as fast as untuned" in text
 
 
 def test_contention_warning_precedes_the_latencies(tmp_path: Path) -> None:
     stream = io.StringIO()
     show_report(replace(report(tmp_path), contention=0.5), stream)
     assert 0 < stream.getvalue().index("busy (contention 50%)") < stream.getvalue().index("latency ms")
+    assert "tuned is roughly 2.00 times as fast as untuned" in stream.getvalue()
 
 
 def test_it_ends_with_a_link_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
