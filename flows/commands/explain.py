@@ -39,6 +39,8 @@ def explain(
         raise OptionError("name a kernel, or ask for the slowest ones, not both")
     if stage is not None and stage not in STAGES:
         raise OptionError(f"there is no stage {stage!r}; there are {', '.join(STAGES)}")
+    if kernel is None and slowest is None and (stage is not None or html is not None):
+        raise OptionError("--stage and --html are of kernels: name one, or ask for the --slowest")
     explainer = KernelExplainer.of(source, home_of(store), threads, target, tuple(shape or ()))
     if kernel is None and slowest is None:
         for row in explainer.rows():

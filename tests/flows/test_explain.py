@@ -108,6 +108,7 @@ def test_command_lists_kernels_prints_stages_and_writes_a_page(
     ("words", "said"),
     [
         (("mlp", "dens_k784"), "there is no kernel 'dens_k784'; the nearest are"),
+        (("mlp", "--stage", "asm"), "name one, or ask for the --slowest"),
         (("mlp", KERNEL, "--stage", "assembly"), "there is no stage 'assembly'"),
         (("mlp", "--slowest", "2"), "no kernel of mlp was measured on this machine"),
         (("mlp", KERNEL, "--slowest", "2"), "not both"),
