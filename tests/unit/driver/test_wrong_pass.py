@@ -50,9 +50,9 @@ def test_a_planted_bug_is_found_with_the_line_it_changed(monkeypatch: pytest.Mon
     assert found is not None
     assert found.name == "simplify-indices"
     assert "by the definition" in found.reason
-    assert [line.strip() for line in found.difference.splitlines() if line[0] in "+-"] == [
-        "-    for k.s2 in 4:",
-        "+    for k.s2 in 3:",
+    assert [(line[0], line[1:].strip()) for line in found.difference.splitlines() if line[0] in "+-"] == [
+        ("-", "for k.s2 in 4:"),
+        ("+", "for k.s2 in 3:"),
     ]
 
 
