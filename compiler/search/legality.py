@@ -12,6 +12,7 @@ import numpy as np
 
 from retune.compiler.schedule.choices import LoopChoices
 from retune.compiler.schedule.product_tiles import columns_alike
+from retune.compiler.schedule.state import Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.options import SearchOptions
@@ -50,8 +51,18 @@ def promising(
         vector, unroll = choices.vector.get(nest.stage, 0), choices.unroll.get(nest.stage, 0)
         # One accumulator too many is stored and loaded in every step of the innermost loop.
         good &= tile_registers(nest, vector, hardware, count) <= hardware.registers
-        if nest.op.reduce_axes and nest.op.axes:
-            alike = columns_alike(nest.op, hardware)
-            good &= (np.asarray(vector) == 0) | (alike % np.asarray(nest.loops[-1].extent) == 0)
+        good &= ~_crosses_groups(nest, vector, hardware, count)
         good &= straight_line(nest, vector, unroll, hardware, count) <= options.max_straight_line
     return good
+
+
+def _crosses_groups(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Mask:
+    """Mask (B,): a vector of results reads several groups of a grouped convolution."""
+    nothing = np.zeros(count, dtype=np.bool_)
+    if not nest.op.reduce_axes or not nest.op.axes:
+        return nothing
+    loop, alike = nest.loops[-1], columns_alike(nest.op, hardware)
+    # Vectors along another axis read what is alike in each.
+    if alike == nest.op.axes[-1].extent or loop.key not in nest.write.index[-1].terms:
+        return nothing
+    return np.broadcast_to((np.asarray(vector) != 0) & (alike % np.asarray(loop.extent) != 0), (count,))

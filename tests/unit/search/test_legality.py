@@ -110,6 +110,14 @@ def test_vectors_that_cross_groups_of_a_convolution_are_not_sampled(strip: int, 
     assert promising(statement_nests(state), choices_of(state), HARDWARE, OPTIONS, 1).tolist() == [good]
 
 
+@pytest.mark.parametrize("divisor", [1, 3, 7])
+def test_vectors_along_another_axis_cross_no_groups(divisor: int) -> None:
+    a, b, k = te.placeholder((16, 4), name="a"), te.placeholder((4, 7), name="b"), te.reduce_axis(4, "k")
+    dag = ComputeDAG([a, b, te.compute((16, 7), lambda i, j: te.sum(a[i, k] * b[k, j // divisor], k), "c")])
+    state = replay(dag, (Reorder(2, (1, 2, 0)), Annotate(2, 2, 2)))
+    assert promising(statement_nests(state), choices_of(state), HARDWARE, OPTIONS, 1).tolist() == [True]
+
+
 def test_a_sum_of_everything_has_no_groups() -> None:
     a, k = te.placeholder((64,), name="a"), te.reduce_axis(64, "k")
     state = State.initial(ComputeDAG([a, te.compute((), lambda: te.sum(a[k], k), "total")]))
