@@ -14,6 +14,7 @@ from pydantic import Field as Described
 
 from retune.compiler import config
 from retune.compiler.driver.budget import Budget
+from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.measuring import network_options
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.tuning import RunInfo
@@ -232,7 +233,7 @@ def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
         raise OptionError(f"the device {device} belongs to a fleet: say which one, for instance prefect")
     cores = config.usable_cores()
     machine = Target.host() if options.target is None else Target(options.target)
-    threads = options.threads or machine.num_cores or cores
+    threads = threads_of(machine, options.threads)
     if threads > cores:
         raise OptionError(f"threads must be between 1 and {cores}, not {threads}")
     return replace(options, threads=threads, target=str(machine), on_device=None)

@@ -50,18 +50,18 @@ def compile_network(
     """Compile a network with the best records there are, measuring nothing. Prints which kernels have no record."""
     output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
-    target = options.target
-    count = threads_of(Target(target or HOST), options.threads)
+    machine = Target(options.target or HOST)
+    count = threads_of(machine, options.threads)
     require_thread_count(count)
-    number = gpu_of_key(Target(target or HOST).traits.device)
+    number = gpu_of_key(machine.traits.device)
     gpu = None if number is None else gpu_here(number)
-    if gpu is not None and not Target(target or HOST).arch:
-        target = str(target_on(Target(target or HOST), gpu))
+    if gpu is not None and not machine.arch:
+        machine = target_on(machine, gpu)
     path = to or Path(f"{label_of(network)}.retune")
     require_suffix(path)
     # Before the work, which takes minutes for a large network.
     require_writable(path)
-    extracted = extract_network(network, target or HOST, count, tuple(shape or ()), options.winograd)
+    extracted = extract_network(network, str(machine), count, tuple(shape or ()), options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
         known = KnownPrograms.of(extracted, home_of(store), gpu)
         compiled = compile_graph(

@@ -34,7 +34,6 @@ _WORTHWHILE_SCORES = 2**14
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
-
 Extents = Mapping[int, int]
 """How many elements there are along some axes."""
 
@@ -74,27 +73,29 @@ def even(extent: int) -> int:
     return vectors if divided > extent and _SPARE * (vectors - extent) <= extent else divided
 
 
-def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node) -> Extents:
+def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node) -> dict[int, int]:
     """The axis of an operand's rows, by the operand's place, where a product repays a longer copy of them."""
     words = _words(node)
-    if words is None or not (node.op == "dense" or _are_scores(graph, consumers, node)):
+    if words is not None and node.op == "dense":
+        places, least = [0], _WORTHWHILE
+    # Where the second operand of scores is read across its rows, no tile has a use for more of them.
+    elif words is not None and words[1][-1] == words[2][-1] and _are_scores(graph, consumers, node):
+        places, least = [0, 1], _WORTHWHILE_SCORES  # columns are rows of the second operand
+    else:
         return {}
-    if node.op != "dense" and words[1][-1] != words[2][-1]:  # read across its rows, as no tile does
-        return {}
-    # The columns of scores are rows of the second operand; those of the others are channels.
-    places = (0,) if node.op == "dense" else (0, 1)
-    return {place: axis for place in places if (axis := _odd_axis(graph, node, words, place)) is not None}
+    return {place: axis for place in places if (axis := _odd_axis(graph, node, words, place, least)) is not None}
 
 
-def _odd_axis(graph: Graph, node: Node, words: Sequence[str], place: int) -> int | None:
-    """The axis along which an operand is worth a longer copy, if there is one."""
+def _odd_axis(graph: Graph, node: Node, words: Sequence[str], place: int, least: int) -> int | None:
+    """The axis along which an operand is worth a longer copy, if there is one; `least` are the elements of the other
+    operand from which on one is.
+    """
     ours, others = words[place], words[1 - place]
     value, other = (graph.values[node.inputs[each]] for each in (place, 1 - place))
     # Letters of all three words number products that are computed apart.
     apart = {*ours} & {*words[2]}
     size = prod(extent for letter, extent in zip(others, other.shape, strict=True) if letter not in apart)
     found = [axis for axis, letter in enumerate(ours) if letter not in others]
-    least = _WORTHWHILE if node.op == "dense" else _WORTHWHILE_SCORES
     if len(found) != 1 or size < least or value.dtype not in _FLOATS or value.name in graph.constants:
         return None
     rows = value.shape[found[0]]
