@@ -79,7 +79,7 @@ def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node)
     if words is not None and node.op == "dense":
         places, least = [0], _WORTHWHILE
     # Where the second operand of scores is read across its rows, no tile has a use for more of them.
-    elif words is not None and words[1][-1] == words[2][-1] and _are_scores(graph, consumers, node):
+    elif words is not None and words[1][-1:] == words[2][-1:] != "" and _are_scores(graph, consumers, node):
         places, least = [0, 1], _WORTHWHILE_SCORES  # columns are rows of the second operand
     else:
         return {}

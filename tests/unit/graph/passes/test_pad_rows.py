@@ -115,6 +115,16 @@ def test_scores_stay_where_their_product_alone_would_be_longer(kind: str) -> Non
     assert PadRows().apply(graph) is graph
 
 
+@pytest.mark.parametrize(("left", "right", "result"), [("a", "", "a"), ("", "a", "a"), ("a", "a", ""), ("", "", "")])
+def test_products_with_scalars_stay(left: str, right: str, result: str) -> None:
+    shapes = {"": (), "a": (WIDTH,)}
+    b = GraphBuilder("net", [Value("x", shapes[left]), Value("y", shapes[right])])
+    words: dict[str, Attribute] = {"left": left, "right": right, "result": result}
+    graph = b.finish({"z": b.emit("contract", ["x", "y"], words)})
+    assert PadRows().apply(graph) is graph
+    agree(optimize(graph), graph)
+
+
 UNARY = ("log", "sqrt", "exp", "tanh", "neg")
 MOVES: dict[str, dict[str, Attribute]] = {
     "transpose": {"perm": (1, 0)},
