@@ -103,8 +103,12 @@ class NetworkReport:
 
     @property
     def title(self) -> str:
-        """The network, its threads and its latency."""
-        return f"{self.name}: {milliseconds(self.latency)} ms on {count(self.threads, 'thread')}"
+        """The network, its threads and its latency, beside the sum of its kernels."""
+        apart = milliseconds(sum(row.seconds for row in self.kernels))
+        return (
+            f"{self.name}: {milliseconds(self.latency)} ms on {count(self.threads, 'thread')}; "
+            f"kernels timed one by one: {apart} ms"
+        )
 
     def _cells(self) -> list[tuple[str, ...]]:
         return [

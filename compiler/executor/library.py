@@ -63,6 +63,8 @@ class Library:
         OptionError when `path` is none.
         """
         path = path_of(path)
+        if path.suffix == ".onnx":
+            raise ArtifactError(f"{path} is a model, no compiled network: `retune compile {path}` makes one of it")
         if is_shared_library(path):
             return cls(*load_shared_library(path))
         return cls(CompiledNetwork.load(path))

@@ -256,6 +256,13 @@ def test_a_damaged_library_is_refused_before_any_code_is_loaded(
     assert str(path) in str(caught.value)
 
 
+def test_a_model_is_not_loaded_as_a_compiled_network(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"an ONNX file")
+    with pytest.raises(ArtifactError, match=f"retune compile {path}"):
+        Library.load(path)
+
+
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such file"):
         load_module(tmp_path / "net.so")

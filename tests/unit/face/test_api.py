@@ -182,6 +182,7 @@ def test_the_report_has_every_kernel_and_shares_that_add_up(dense: retune.Networ
     assert sum(row.share for row in report.kernels) == pytest.approx(1.0)
     assert report.kernels[0].name in str(report)
     assert report.latency > 0
+    assert "kernels timed one by one" in report.title
 
 
 def test_profiling_runs_on_the_given_inputs(dense: retune.Network) -> None:
