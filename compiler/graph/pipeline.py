@@ -17,6 +17,7 @@ from retune.compiler.graph.passes.padding_taps import DropPaddingTaps
 from retune.compiler.graph.passes.quantized import Quantized
 from retune.compiler.graph.passes.recognize import Recognize
 from retune.compiler.graph.passes.resample_later import ResampleLater
+from retune.compiler.graph.passes.scale_weights import ScaleWeights
 from retune.compiler.graph.passes.simplify import SETTLING_RULES, Simplify
 from retune.compiler.graph.passes.slice_weights import SliceWeights
 from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
@@ -45,11 +46,13 @@ PIPELINE: tuple[GraphPass, ...] = (
     # After transposes have sunk to the products, and before those of ChannelsLast are added.
     TransposedProducts(),
     ChannelsLast(),
-    # SubpixelConv, ResampleLater and MergeProducts know channels-last convolutions only.
+    # What follows knows channels-last convolutions only.
     SubpixelConv(),
     Simplify(),
     ResampleLater(),
     MergeProducts(),
+    # After what wants constant weights.
+    ScaleWeights(),
     # Late: its pads and slices would stop the rules above.
     PadRows(),
     # At the end: a transpose that has become a reshape no longer cancels against another transpose.

@@ -64,7 +64,7 @@ def _chain(
         return None
     found: list[Node] = []
     node = producer(second.inputs[0])
-    while node is not None and not _is_product(node):
+    while node is not None and not is_product(node):
         is_shift = node.op == "add" and is_constant(node.inputs[1]) and all(one.op != "add" for one in found)
         if not is_shift and node.op != "reshape":
             return None
@@ -73,7 +73,8 @@ def _chain(
     return (*found, node) if node is not None and is_constant(node.inputs[1]) else None
 
 
-def _is_product(node: Node) -> bool:
+def is_product(node: Node) -> bool:
+    """Whether a node is a product with a matrix, or a channels-last convolution without groups."""
     return node.op == "dense" or (
         node.op in _CONVOLUTIONS and node.text("layout") in _CHANNELS_LAST and node.integer("groups") == 1
     )
@@ -83,7 +84,7 @@ def _is_linear(node: Node) -> bool:
     """Whether a product computes each row, or pixel, from that one alone, as far as its attributes say."""
     if node.op == "dense":
         return True
-    return _is_product(node) and {*node.ints("strides")} == {1} and not any(node.ints("pads"))
+    return is_product(node) and {*node.ints("strides")} == {1} and not any(node.ints("pads"))
 
 
 def _pays(graph: Graph, chain: tuple[Node, ...], second: Node) -> bool:

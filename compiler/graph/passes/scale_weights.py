@@ -1,0 +1,76 @@
+"""Scales the weights of 1x1 convolutions and products by a computed gate, in place of their larger input."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from retune.compiler.dtype import is_float
+from retune.compiler.graph.builder import GraphBuilder, rewrite
+from retune.compiler.graph.ir import Graph, Node, Value
+from retune.compiler.graph.passes.merge_products import is_product
+from retune.compiler.graph.passes.views import reshaped
+
+_LARGEST_SHARE = 0.5
+"""Most weights per element of the input. Scaled weights are not constant, so that no layout is chosen for them; where
+there are more of them that costs more than the input's way through memory.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWeights:
+    """Scale the rows of a weight instead of the channels of what it multiplies, as behind a squeeze-and-excitation.
+
+        before: y = conv2d(mul(x[1, H, W, C], gate[1, 1, 1, C]), w[1, 1, C, N])
+        after:  y = conv2d(x, mul(w, gate[C, 1]))
+
+    For products, and channels-last convolutions of one tap, that alone read the scaled input. `FoldScales` does the
+    same with constants.
+    """
+
+    name: str = "scale_weights"
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with fewer passes over large inputs."""
+        producers, consumers = graph.producers(), graph.consumers()
+
+        def others_read(name: str) -> bool:
+            return len(consumers[name]) > 1 or name in graph.outputs
+
+        chosen = set()
+        for node in graph.nodes:
+            source = producers.get(node.inputs[0]) if _pays(graph, node) else None
+            operands = None if source is None else _gated(graph.values.__getitem__, source)
+            if operands is None or others_read(node.inputs[0]):
+                continue
+            # What nothing else reads is scaled by the kernel that computes it.
+            if others_read(operands[0]) or operands[0] not in producers:
+                chosen.add(node.output)
+        return rewrite(graph, lambda builder, node: _scaled(builder, node) if node.output in chosen else None)
+
+
+def _gated(value: Callable[[str], Value], node: Node) -> tuple[str, str] | None:
+    """The larger operand of a product of single elements, and the other one, which has a number for each channel."""
+    shape = value(node.output).shape
+    for x, gate in (node.inputs, node.inputs[::-1]) if node.op == "mul" else ():
+        if value(x).shape == shape and value(gate).size == shape[-1] and value(gate).shape[-1:] == shape[-1:]:
+            return x, gate
+    return None
+
+
+def _pays(graph: Graph, node: Node) -> bool:
+    """Whether a node multiplies rows, or pixels, with a matrix of so few numbers that they are scaled sooner."""
+    if not is_product(node):
+        return False
+    x, weight = (graph.values[name] for name in node.inputs)
+    few = prod(weight.shape[:-2]) == 1 and weight.size <= _LARGEST_SHARE * x.size
+    return few and is_float(x.dtype) and weight.dtype == x.dtype
+
+
+def _scaled(builder: GraphBuilder, node: Node) -> str:
+    source = builder.producer(node.inputs[0])
+    operands = None if source is None else _gated(builder.value, source)
+    assert operands is not None, "the builder has the nodes of the graph"
+    x, gate = operands
+    column = reshaped(builder, gate, (builder.value(gate).size, 1))
+    weight = builder.emit("mul", [node.inputs[1], column], name=f"{node.name}_weight" if node.name else "")
+    return builder.emit(node.op, [x, weight], node.attrs, name=node.name, output=node.output)
