@@ -54,7 +54,7 @@ def _weight(builder: GraphBuilder, node: Node) -> str:
     weight = builder.value(node.inputs[1])
     made, taken, *kernel = weight.shape
     # Without the axis of extent 1, the channels of a depthwise weight are the vector loop's axis.
-    depthwise = taken == 1 and node.integer("groups") == made
+    depthwise = taken == 1 and 1 < made == node.integer("groups")
     perm = (*range(2, len(weight.shape)), 1, 0)
     name = builder.emit("transpose", [weight.name], {"perm": perm}, output=f"{weight.name}_hwio")
     if not depthwise:

@@ -10,9 +10,9 @@ from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.passes.merge_products import is_product
 from retune.compiler.graph.passes.views import reshaped
 
-_LARGEST_SHARE = 0.5
-"""Most weights per element of the input. Scaled weights are not constant, so that no layout is chosen for them; where
-there are more of them that costs more than the input's way through memory.
+_LARGEST_SHARE = 0.25
+"""Most weights per element of the input. Scaled weights are not constant, so that no layout is chosen for them: from
+0.4 on networks were 2% slower than with a scaled input.
 """
 
 
