@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-long smoke check format docs ci
+.PHONY: test test-long smoke check format docs ci gpu
 
 test:
 	$(BIN)/pytest
@@ -27,3 +27,9 @@ docs:
 
 ci:
 	.ci/run
+
+# A failed test stops no measurement: time on a GPU is scarce.
+gpu:
+	$(BIN)/pip install -q -e '.[cuda,test,torch]'
+	-$(BIN)/pytest -n0 -rs -m gpu
+	$(BIN)/python -m benchmarks.gpu --budget 600 --out benchmarks/results/gpu.jsonl
