@@ -96,6 +96,13 @@ def user_places_threads() -> bool:
     return any(name in os.environ for name in _PLACES)
 
 
+def threads_sleep_at_once() -> bool:
+    """Whether the user's environment lets no thread of libgomp spin while it waits; a count of spins wins there."""
+    count = os.environ.get(GOMP_SPIN_COUNT)
+    passive = os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "passive"
+    return passive if count is None else count.strip() == "0"
+
+
 def prefect_environment(home: Path) -> dict[str, str]:
     """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and
     sends no telemetry.

@@ -7,7 +7,7 @@ of 4 ms on two cores wherever there were pauses between its runs.
 The CPUs that the calling thread may use are divided into as many shares as there are threads, each of whole cores where
 there are enough. The threads that it starts are bound to one share each, for good. The caller is moved back where it
 has left its share, and bound for the rest of a run if that happens again in it. What OpenMP's variables say of places
-wins.
+wins. Threads that sleep at once are not bound: a sleeping thread that is bound waits for its CPU while another is idle.
 """
 
 import ctypes
@@ -120,8 +120,9 @@ it, so it stays."""
 
 @cache
 def decides() -> bool:
-    """Whether threads are bound here: not where the user's environment says where they run."""
-    return not config.user_places_threads() and max(os.sched_getaffinity(0)) < _CPUS
+    """Whether threads are bound here: not where the user's environment says where they run, or that they sleep."""
+    is_free = config.user_places_threads() or config.threads_sleep_at_once()
+    return not is_free and max(os.sched_getaffinity(0)) < _CPUS
 
 
 def shares_of(cores: Sequence[Sequence[int]], threads: int) -> list[tuple[int, ...]]:

@@ -135,6 +135,21 @@ run()
     )
 
 
+@_several
+@pytest.mark.parametrize(
+    ("environment", "is_bound"),
+    [
+        ({"OMP_WAIT_POLICY": " Passive"}, False),
+        ({"GOMP_SPINCOUNT": "0"}, False),
+        ({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "100"}, True),
+        ({"OMP_WAIT_POLICY": "active"}, True),
+    ],
+)
+def test_threads_that_sleep_at_once_are_not_bound(environment: dict[str, str], is_bound: bool) -> None:
+    """Whatever wakes them may run them on any idle CPU."""
+    _python(_RUN + f"run()\nassert any(one != allowed for one in others()) is {is_bound}, others()", **environment)
+
+
 def test_more_threads_than_cpus_are_bound_to_none() -> None:
     _python(
         _RUN
