@@ -13,6 +13,7 @@ One object per line, its kind in `event`. Times are in seconds, null while unkno
 - `name`, `task_key` (as in the records), `weight` (uses), `flops` and `moved_bytes` of one use
 - `rounds`, `trials`: spent in this run; `stop_reason`: why it gets no more, or empty
 - `default_seconds`, `best_seconds`, `gflops`: the default schedule, the best program, its speed
+- `failed_rules`: a sentence for each sketch rule that raised
 - `behind`: whether another task that computes the same layer, such as Winograd, is faster
 
 ### `round_started`

@@ -143,7 +143,7 @@ class RoundDone:
         return (
             f"round {self.round}: {self.task.name}, trials {self.trials}{limit}{failed}, "
             f"best {self.task.gflops:.1f} GFLOP/s, network {self.estimate}, left {duration(self.seconds_left)}"
-            f"{busy}"
+            f"{busy}{''.join(f'; {text}' for text in self.task.failed_rules if self.task.rounds == 1)}"
         )
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 from retune.compiler.auto_scheduler.cost_model import CostModel, RandomModel, learns_by_itself, searchable, seed_of
 from retune.compiler.auto_scheduler.loop_state import State
 from retune.compiler.auto_scheduler.measure import MeasureInput, MeasureResult, ProgramMeasurer, announce
+from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.tuning_loop import EMPTY_ROUND, TaskProgress, TuningLoop, first_state
 from retune.compiler.errors import OptionError
@@ -148,8 +149,11 @@ class SearchPolicy:
             candidates = self.policy.ask(count, self.rounds, self.spent)
         else:
             candidates = self.policy.ask(count, self.rounds)
+        programs = [candidate.steps for candidate in candidates]
+        if isinstance(self.policy, search.SketchPolicy) and not self.policy.spaces and not self.rounds:
+            programs = [default_steps_of(self.search_task)]  # no sketch is left: every rule failed
         graph = self.search_task.dag
-        return [MeasureInput(self.search_task, State(immutable.replay(graph, each.steps))) for each in candidates]
+        return [MeasureInput(self.search_task, State(immutable.replay(graph, steps))) for steps in programs]
 
     def continue_search_one_round(
         self, num_measure: int, measurer: ProgramMeasurer
@@ -246,6 +250,8 @@ class SketchPolicy(SearchPolicy):
             init_search_callbacks or (),
             face=self,
         )
+        for failure in self._sketch.failed_rules:
+            _log.warning("%s: %s", task.name, failure)
         own = None if learns_by_itself(program_cost_model) else program_cost_model
         super().__init__(task, self._sketch, own, verbose)
 

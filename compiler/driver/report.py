@@ -295,7 +295,7 @@ class Report:
 
 
 def _outcome(row: TaskRow, winner: Confirmation | None) -> TaskOutcome:
-    reasons = [row.stop_reason] if row.stop_reason else []
+    reasons = [*([row.stop_reason] if row.stop_reason else []), *row.failed_rules]
     if winner is None:
         measured = math.isfinite(row.best_seconds)
         why = "another way to compute it is faster" if measured else "not measured; another way to compute it is used"

@@ -82,6 +82,7 @@ class TunedTask(TaskProgress):
     trials: int = 0
     default_seconds: float = math.inf
     guessed_seconds: float = math.inf
+    failed_rules: tuple[str, ...] = ()
 
     @property
     def policy(self) -> Policy:
@@ -93,7 +94,7 @@ class TunedTask(TaskProgress):
 class TaskRow:
     """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program;
     `moved_bytes` is what a call has to read and write at least. It is `behind` where another task computes the same
-    faster, so that it takes no part of the network's time.
+    faster, so that it takes no part of the network's time. `failed_rules` says which sketch rules raised, and what.
     """
 
     name: str
@@ -107,6 +108,7 @@ class TaskRow:
     stop_reason: str
     moved_bytes: int = 0
     behind: bool = False
+    failed_rules: tuple[str, ...] = ()
 
     @property
     def gflops(self) -> float:
@@ -189,6 +191,7 @@ class Tuning(TuningLoop[TunedTask]):
             stop_reason=task.stop_reason,
             moved_bytes=moved_bytes(task.task.dag),
             behind=self.is_behind(index),
+            failed_rules=task.failed_rules,
         )
 
     def summary(self) -> TuningSummary:
@@ -302,6 +305,7 @@ class Tuning(TuningLoop[TunedTask]):
 
     def _learn(self, task: TunedTask, records: Sequence[MeasureRecord]) -> None:
         task.policy.tell([Observation(record.steps, record.seconds, record.is_disturbed) for record in records])
+        task.failed_rules = tuple(getattr(task.policy, "failed_rules", ()))
         task.known.update(record.steps for record in records)
         defaults = [record.seconds for record in records if record.mutation == DEFAULT_SCHEDULE]
         task.default_seconds = min([task.default_seconds, *defaults])

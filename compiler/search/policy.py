@@ -84,8 +84,10 @@ class SketchPolicy:
         self.seed = seed
         context = SketchContext(task.hardware, self.options, self, task.target)
         custom = [one for one in init_search_callbacks if isinstance(one, PreloadCustomSketchRule)]
-        self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)))
-        self.spaces: tuple[SketchSpace, ...] = spaces_of(task.dag, context, self._sketches)
+        self.failed_rules: list[str] = []
+        """A sentence for each rule that raised; the search goes on with the other sketches."""
+        self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)), self.failed_rules)
+        self.spaces: tuple[SketchSpace, ...] = spaces_of(task.dag, context, self._sketches, self.failed_rules)
         self._specs = tuple(
             PopulationSpec(space.layout, len(space.placements), space.deepest, space.unroll_limits)
             for space in self.spaces

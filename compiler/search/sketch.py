@@ -3,13 +3,17 @@
 The derivation is breadth-first, and the order of sketches is deterministic.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from retune.compiler.errors import OptionError
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Rfactor, Split
 from retune.compiler.search.sketch_rules import RULES, SketchContext, SketchRule, Verdict
+
+_log = logging.getLogger(__name__)
 
 
 def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
@@ -18,11 +22,15 @@ def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
 
 
 def derive_sketches(
-    dag: ComputeDAG, context: SketchContext, rules: Sequence[SketchRule] | None = None
+    dag: ComputeDAG,
+    context: SketchContext,
+    rules: Sequence[SketchRule] | None = None,
+    failures: list[str] | None = None,
 ) -> tuple[State, ...]:
     """Visit the stages from the last to the first, letting every rule that applies branch the derivation.
 
-    `rules` are those of the machine unless given.
+    `rules` are those of the machine unless given. A rule that raises costs its sketches: a sentence about it is added
+    to `failures`, or logged where there is no such list.
     """
     rules = rules_of(context) if rules is None else rules
     finished: list[State] = []
@@ -36,14 +44,30 @@ def derive_sketches(
                 finished.append(_with_open_factors(state))
                 continue
             for rule in rules:
-                verdict = rule.judge(context, state, stage)
-                if verdict is Verdict.SKIP:
+                try:
+                    verdict = rule.judge(context, state, stage)
+                    if verdict is Verdict.SKIP:
+                        continue
+                    following.extend(tuple(rule.expand(context, state, stage)))
+                except OptionError:
+                    raise
+                except Exception as error:  # of a user's rule, which may raise anything
+                    name = getattr(rule, "name", type(rule).__name__)
+                    text = " ".join(f"{type(error).__name__}: {error}".split())
+                    report_failure(failures, f"sketch rule {name} fails at {state.stages[stage].op.name}: {text}")
                     continue
-                following.extend(rule.expand(context, state, stage))
                 if verdict is Verdict.APPLY_AND_STOP:
                     break
         wave = following
     return tuple(finished)
+
+
+def report_failure(failures: list[str] | None, text: str) -> None:
+    """Add a sentence to `failures` once; log it where there is no such list."""
+    if failures is None:
+        _log.warning("%s", text)
+    elif text not in failures:
+        failures.append(text)
 
 
 def _with_open_factors(state: State) -> State:

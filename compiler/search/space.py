@@ -30,7 +30,7 @@ from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.placement import placements_of
 from retune.compiler.search.register_tile import settled_unroll
-from retune.compiler.search.sketch import derive_sketches
+from retune.compiler.search.sketch import derive_sketches, report_failure
 from retune.compiler.search.sketch_rules import SketchContext, SketchRule
 from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH, search_kind
 from retune.compiler.search.sketch_rules.tensor_core import unrolls
@@ -412,12 +412,21 @@ def build_spaces(
     return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
 
 
-def spaces_of(dag: ComputeDAG, context: SketchContext, sketches: Sequence[State]) -> tuple[SketchSpace, ...]:
-    """One space for every different sketch that has a sound placement, in their order."""
+def spaces_of(
+    dag: ComputeDAG, context: SketchContext, sketches: Sequence[State], failures: list[str] | None = None
+) -> tuple[SketchSpace, ...]:
+    """One space for every different sketch that has a sound placement, in their order. A sketch whose space cannot be
+    built is left out, and reported as `derive_sketches` reports a rule.
+    """
     different: dict[tuple[Any, ...], State] = {}
     for sketch in sketches:
         different.setdefault(sketch.steps, sketch)
-    spaces = (SPACES[context.kind.name].of(dag, context, sketch) for sketch in different.values())
+    spaces = []
+    for sketch in different.values():
+        try:
+            spaces.append(SPACES[context.kind.name].of(dag, context, sketch))
+        except ScheduleError as error:
+            report_failure(failures, f"a sketch allows no program: {error}")
     return tuple(space for space in spaces if space.placements)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from retune.compiler.errors import ScheduleError
 from retune.compiler.schedule.access import needs_multi_level_tiling, single_consumer
 from retune.compiler.schedule.state import Annotation, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, FollowSplit, Split
@@ -41,26 +40,30 @@ class CrossThreadReduction:
         state, reduction = fuse_reductions(state, stage)
         target = single_consumer(state, stage)
         common = 0 if target is None else common_outer_loops(state, stage, target)
-        if target is None or not common or needs_multi_level_tiling(state.dag, target):
+        # A reduction inside the loops of its reader follows the only split of these: that over the threads.
+        splits = () if target is None else split_steps(state, target)
+        if target is None or not common or not _takes_in(state, target, splits):
             extent = literal_extent(state.stages[stage].iters[reduction])
             state = state.apply(Split(stage, reduction, extent, (warp,)))
             return ((state.apply(Annotate(stage, reduction + 1, _THREAD)), stage - 1),)
-        if not split_steps(state, target):
+        if not splits:
+            splits = (len(state.steps),)
             state = _spread(state, target, warp)
-        splits = split_steps(state, target)
-        if len(splits) != 1:
-            name = state.stages[target].op.name
-            raise ScheduleError(f"{name}: has {len(splits)} splits; a reduction inside its loops can follow only one")
         state = state.apply(FollowSplit(stage, reduction, splits[0], 1))
         state = state.apply(Annotate(stage, reduction + 1, _THREAD))
         return ((state.apply(ComputeAt(stage, target, common - 1)), stage - 1),)
 
 
+def _takes_in(state: State, target: int, splits: tuple[int, ...]) -> bool:
+    """Whether a reader has one split, or none and neither the tiles of another producer nor a reduction of its own."""
+    if splits or needs_multi_level_tiling(state.dag, target):
+        return len(splits) == 1 and not needs_multi_level_tiling(state.dag, target)
+    return not state.stages[target].is_tiled and not state.stages[target].has_reduce_iter
+
+
 def _spread(state: State, target: int, warp: int) -> State:
     """The last loop of an elementwise reader over a warp's threads."""
     described = state.stages[target]
-    if described.has_reduce_iter:
-        raise ScheduleError(f"{described.op.name}: reduces, and its reduction was not spread over threads")
     last = len(described.iters) - 1
     state = state.apply(Split(target, last, literal_extent(described.iters[last]), (warp,)))
     return state.apply(Annotate(target, last + 1, _THREAD))

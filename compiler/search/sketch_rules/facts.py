@@ -53,12 +53,27 @@ def has_cache_write(state: State, stage: int) -> bool:
     return False
 
 
-def fusible_consumer(state: State, stage: int) -> int | None:
+def elementwise_consumer(state: State, stage: int) -> int | None:
     """The one stage that reads this one element by element; a shared cache does not count, it belongs to its reader."""
     consumer = single_elementwise_consumer(state, stage)
     if consumer is None or state.stages[consumer].op.name.endswith(SHARED):
         return None
     return consumer
+
+
+def fusible_consumer(state: State, stage: int) -> int | None:
+    """The elementwise consumer, when its loops can follow the tiles of the stage: none is split yet, as for another
+    product that the consumer reads, none reduces, and the same axes stay whole.
+    """
+    consumer = elementwise_consumer(state, stage)
+    if consumer is None or state.stages[consumer].is_tiled or state.stages[consumer].has_reduce_iter:
+        return None
+    return consumer if _whole_axes(state, consumer) == _whole_axes(state, stage) else None
+
+
+def _whole_axes(state: State, stage: int) -> list[bool]:
+    names, op = named_loops(state, stage, NO_SPLIT), state.stages[stage].op
+    return [axis.name in names for axis in op.axes] if isinstance(op, ComputeOp) else []
 
 
 def loop_volumes(state: State, stage: int) -> tuple[int, int]:

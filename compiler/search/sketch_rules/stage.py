@@ -7,7 +7,12 @@ from retune.compiler.schedule.access import needs_multi_level_tiling
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import CacheWrite, ComputeAt, ComputeInline
 from retune.compiler.search.sketch_rules.base import SketchContext, Verdict
-from retune.compiler.search.sketch_rules.facts import fusible_consumer, has_cache_write, should_always_be_inlined
+from retune.compiler.search.sketch_rules.facts import (
+    elementwise_consumer,
+    fusible_consumer,
+    has_cache_write,
+    should_always_be_inlined,
+)
 from retune.compiler.search.sketch_rules.tiling import follow_tiling, tile_stage
 
 
@@ -56,7 +61,9 @@ class AddCacheWrite:
         """APPLY, or APPLY_AND_STOP where `ends_visit`, when the stage needs tiling and has no elementwise consumer to
         fuse with.
         """
-        if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is not None:
+        # A CPU tiles a further product of the same consumer in memory: a cache of each would triple the sketches.
+        consumer = fusible_consumer if self.ends_visit else elementwise_consumer
+        if not needs_multi_level_tiling(state.dag, stage) or consumer(state, stage) is not None:
             return Verdict.SKIP
         return Verdict.APPLY_AND_STOP if self.ends_visit else Verdict.APPLY
 
