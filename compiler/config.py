@@ -6,6 +6,7 @@ No other module of Retune reads `os.environ`.
 import math
 import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -160,9 +161,39 @@ def cache_folder() -> Path | None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
-    # The affinity mask, not `os.cpu_count`: containers and taskset leave a process fewer CPUs than the machine has.
-    return len(usable_cpus())
+    """How many cores this process may keep busy: those of its affinity mask, but no more than its quota."""
+    # Threads beyond a quota make each run slower: the kernel stops all of them when the quota of a period is used up.
+    return max(1, min(len(usable_cpus()), int(cpu_quota() or sys.maxsize)))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:
+    """How many CPUs the control groups of this process may use at a time; None for no limit.
+
+    `groups` names the process's group in each hierarchy; quotas of the groups above it apply too.
+    """
+    quotas = []
+    for line in _words(groups, "\n"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "cpu" if controllers else root  # version 1, and 2
+        group = mount / path.lstrip("/")
+        # A container sees its own group as the mount, whatever path the host has for it.
+        for folder in (group, *group.parents) if ".." not in group.parts else (mount,):
+            if folder.is_relative_to(mount):
+                both = _words(folder / "cpu.max")
+                both = both or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+                # "max" or -1 is no limit; both numbers are in microseconds.
+                quotas += [int(both[0]) / int(both[1])] if len(both) == 2 and both[0].isdecimal() else []
+    return min(quotas, default=None)
+
+
+def _words(path: Path, separator: str | None = None) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").split(separator)
+    except OSError:
+        return []
 
 
 def usable_cpus() -> tuple[int, ...]:

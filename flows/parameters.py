@@ -231,7 +231,7 @@ def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
         return replace(options, target=target, on_device=options.on_device or DEVICE)
     if device:
         raise OptionError(f"the device {device} belongs to a fleet: say which one, for instance prefect")
-    cores = config.usable_cores()
+    cores = len(config.usable_cpus())
     machine = Target.host() if options.target is None else Target(options.target)
     threads = threads_of(machine, options.threads)
     if threads > cores:

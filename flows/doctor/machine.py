@@ -24,7 +24,6 @@ from retune.compiler.target import Target
 from retune.flows.doctor.finding import Finding, fail, ok, warn
 
 CPUS = Path("/sys/devices/system/cpu")
-CGROUP = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia/version")
 
 # The load counts processes that wait for a disk, too, and decays over a minute: some of it is normal.
@@ -53,17 +52,16 @@ def cpu() -> Finding:
     return warn("processor", f"{name}: no vectors that Retune knows", "kernels will be slow; tune on a newer machine")
 
 
-def cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Finding:
-    """How many CPUs may be used, and what stands in the way of the others."""
+def cores(cpus: Path = CPUS, quota: float | None = None) -> Finding:
+    """How many CPUs may be used, and what stands in the way of the others; `quota` is this process's unless given."""
     usable, there = config.usable_cpus(), os.cpu_count() or 1
     found = f"{len(usable)} of {there} CPUs may be used"
-    # A quota is no mask: sched_getaffinity shows all CPUs, and the kernel stops the threads when the quota is used up.
-    quota = _quota(cgroup)
+    quota = quota or config.cpu_quota()
     if quota is not None and quota < len(usable):
         return warn(
             "cores",
-            f"{found}, but the container may use only {quota:g} at a time",
-            f"tune with --threads {max(1, int(quota))}, or raise the container's limit (--cpus)",
+            f"{found}, but a quota leaves {quota:g} at a time: {max(1, int(quota))} by default for a network's threads",
+            "to use more, raise the quota (docker --cpus, systemd CPUQuota)",
         )
     siblings = {_text(cpus / f"cpu{number}" / "topology" / "thread_siblings_list") or str(number) for number in usable}
     if len(siblings) < len(usable):
@@ -171,16 +169,6 @@ def _names() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
-
-
-def _quota(cgroup: Path) -> float | None:
-    """How many CPUs the control group of this container may use at a time; None for no limit."""
-    # cgroup v2: "max 100000" or "QUOTA PERIOD" in microseconds; v1 has a file for each, -1 for no limit.
-    words = _text(cgroup / "cpu.max").split()
-    if len(words) == 2 and words[0].isdecimal():
-        return int(words[0]) / int(words[1])
-    quota, period = (_text(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _text(path: Path) -> str:

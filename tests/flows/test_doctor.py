@@ -81,28 +81,20 @@ def test_doctor_judges_the_clock_frequency(files: dict[str, str], verdict: Verdi
     assert is_sound(finding)
 
 
-@pytest.mark.parametrize(
-    "quota",
-    [{"cpu.max": "50000 100000"}, {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}],
-)
-def test_a_containers_limit_is_seen(quota: dict[str, str], tmp_path: Path) -> None:
-    finding = machine.cores(tmp_path / "none", write(tmp_path, quota))
+def test_a_containers_limit_is_seen(tmp_path: Path) -> None:
+    finding = machine.cores(tmp_path / "none", quota=0.5)
     assert finding.verdict is Verdict.WARN
-    assert "only 0.5 at a time" in finding.found
-    assert "--threads 1" in finding.advice
-
-
-def test_no_limit_is_no_limit(tmp_path: Path) -> None:
-    assert "at a time" not in machine.cores(tmp_path / "none", write(tmp_path, {"cpu.max": "max 100000"})).found
+    assert "a quota leaves 0.5 at a time: 1 by default" in finding.found
+    assert "quota" not in machine.cores(tmp_path / "none", quota=1000).found
 
 
 def test_doctor_counts_cores_apart_from_hardware_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "usable_cpus", lambda: (0, 1, 2, 3))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     files = {f"cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}" for n in range(4)}
-    assert "--threads 2" in machine.cores(write(tmp_path, files), tmp_path).advice
+    assert "--threads 2" in machine.cores(write(tmp_path, files)).advice
     files = {f"cpu{n}/topology/thread_siblings_list": f"{n}" for n in range(4)}
-    assert machine.cores(write(tmp_path, files), tmp_path).verdict is Verdict.OK
+    assert machine.cores(write(tmp_path, files)).verdict is Verdict.OK
 
 
 def test_load_and_memory() -> None:
