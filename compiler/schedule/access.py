@@ -3,13 +3,12 @@
 They are pure functions with the reference's definitions.
 """
 
-from functools import lru_cache
 from itertools import pairwise
 
 from retune.compiler.dtype import accumulated
 from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Select
 from retune.compiler.ir.visit import uses, walk
-from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
 from retune.compiler.schedule.state import Attached, Inlined, State
 from retune.compiler.te.tensor import (
     CONCATENATED,
@@ -54,7 +53,7 @@ def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
     return matched
 
 
-@lru_cache(maxsize=4096)
+@cached_on_dag
 def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
     """How many outer loops an operation and one that reads it, directly or through others, can share.
 
@@ -71,7 +70,7 @@ def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
     return min(chains, default=0)
 
 
-@lru_cache(maxsize=4096)
+@cached_on_dag
 def _behind(dag: ComputeDAG, op_id: int) -> frozenset[int]:
     """All operations that read this one, directly or through others."""
     found: set[int] = set()
@@ -93,7 +92,7 @@ def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
     return count
 
 
-@lru_cache(maxsize=4096)
+@cached_on_dag
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
     """Whether every read is a plain one in axis order, and the body is cheap and without a branch; or the operation
     looks up tables, whose reads in loop order stay few, or only says where what its readers read lies.
@@ -182,7 +181,7 @@ def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
     return [after - before for before, after in pairwise(sorted(seams))]
 
 
-@lru_cache(maxsize=4096)
+@cached_on_dag
 def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
     """Whether data is reused: some producer is read without one of the spatial axes."""
     op = dag.ops[op_id]
@@ -213,7 +212,7 @@ def reduces_rows(dag: ComputeDAG, op_id: int) -> bool:
     return op.reduce_axes[-1] in fastest and op.axes[-1] not in fastest
 
 
-@lru_cache(maxsize=4096)
+@cached_on_dag
 def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
     """Whether `target` is reached from `op_id` by a chain of single readers that read it element by element."""
     current = op_id

@@ -7,7 +7,6 @@ is such a product too, of gathered patches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from retune.compiler.dtype import HALVES, item_bytes
@@ -15,7 +14,7 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Binary, BinaryOp, Cast, Expr, cast, const, select
 from retune.compiler.ir.tensor_core import COLUMNS, INSTRUCTIONS, ROWS
 from retune.compiler.ir.visit import substitute, walk
-from retune.compiler.schedule.dag import ComputeDAG, Node
+from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
 from retune.compiler.schedule.relations import joined_index
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead
 
@@ -45,7 +44,7 @@ class Contraction:
         return self.left.dtype
 
 
-@lru_cache(maxsize=4096)
+@cached_on_dag
 def contraction_of(dag: ComputeDAG, op_id: int) -> Contraction | None:
     """How an operation is a product of matrices; None when it is none."""
     op = dag.ops[op_id]

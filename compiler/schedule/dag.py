@@ -5,10 +5,10 @@ It is immutable, deterministic and picklable.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast
 
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
@@ -17,6 +17,8 @@ from retune.compiler.schedule.dag_text import dag_text, fingerprint, shortened
 from retune.compiler.schedule.flops import UNKNOWN, flops_of
 from retune.compiler.schedule.op_order import outputs_in_order, post_order
 from retune.compiler.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, reads_of, results_of
+
+_Analysis = TypeVar("_Analysis", bound=Callable[..., Any])
 
 HASH_FUNCTION = "auto_scheduler.compute_dag.hash_func"
 """A function registered under this name, see `retune.compiler.runtime.registry`, makes hashes of strings."""
@@ -69,6 +71,7 @@ class ComputeDAG:
         self._setup(nodes, (*listed, *unlisted), tuple(computed))
 
     def _setup(self, nodes: tuple[Node, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+        self.analyses: dict[tuple[object, ...], Any] = {}  # of `cached_on_dag`
         self.nodes = nodes
         self.inputs = inputs
         self.outputs = outputs
@@ -195,3 +198,16 @@ def _check_tensors(tensors: Sequence[Tensor]) -> None:
     if len(set(tensors)) != len(tensors):
         names = ", ".join(tensor.name for tensor in tensors)
         raise DefinitionError(f"a tensor is listed twice among {names}")
+
+
+def cached_on_dag(analysis: _Analysis) -> _Analysis:
+    """Keep the results of `analysis(dag, *arguments)` on the graph: unlike those of a global cache they go with it."""
+
+    @wraps(analysis)
+    def cached(dag: ComputeDAG, *arguments: Any) -> Any:
+        key = (analysis, *arguments)
+        if key not in dag.analyses:
+            dag.analyses[key] = analysis(dag, *arguments)
+        return dag.analyses[key]
+
+    return cast(_Analysis, cached)

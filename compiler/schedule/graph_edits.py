@@ -5,13 +5,12 @@ Every tensor that others hold keeps its identity; the new operation comes right 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
 from retune.compiler.ir.visit import substitute, transform
-from retune.compiler.schedule.dag import ComputeDAG, Node
+from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
 from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, Reduce, TensorRead, as_body, reads_of
 
 
@@ -124,7 +123,7 @@ def _read_at(node: Node, point: tuple[Expr, ...]) -> Expr:
     return as_body([tensor[point] for tensor in node.tensors])
 
 
-@lru_cache(maxsize=64)
+@cached_on_dag
 def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
     """A graph in which every input has the layout that it comes with."""
     nodes = []

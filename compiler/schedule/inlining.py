@@ -3,13 +3,11 @@
 It is computed once for all programs of a sketch, whatever their tiles.
 """
 
-from functools import lru_cache
-
 from retune.compiler.errors import ScheduleError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute, transform, walk
 from retune.compiler.schedule.counts import OpCounts, count_operations
-from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
 from retune.compiler.schedule.state import Inlined, State
 from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
 
@@ -27,7 +25,7 @@ def inlined_stages(state: State) -> frozenset[int]:
     return frozenset(i for i, stage in enumerate(state.stages) if isinstance(stage.location, Inlined))
 
 
-@lru_cache(maxsize=256)
+@cached_on_dag
 def _written_out(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> Expr:
     """The body of an operation; programs of one sketch share it, whatever their tiles."""
     op = dag.ops[stage_id]
@@ -51,13 +49,13 @@ def _inlined(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
     return transform(body, rule)
 
 
-@lru_cache(maxsize=256)
+@cached_on_dag
 def reads_of(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> tuple[TensorRead, ...]:
     """What the body of an operation reads, with the inlined stages written out."""
     return tuple(node for node in walk(_written_out(dag, stage_id, inlined)) if isinstance(node, TensorRead))
 
 
-@lru_cache(maxsize=256)
+@cached_on_dag
 def counts_of(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> OpCounts:
     """The operations of one evaluation of that body; of a reduction, those of one of its steps."""
     body = _written_out(dag, stage_id, inlined)

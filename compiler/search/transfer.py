@@ -33,7 +33,7 @@ def fastest(programs: Iterable[BestProgram]) -> tuple[BestProgram, ...]:
     return tuple(sorted(known.values(), key=lambda one: (one.seconds, one.steps))[:SHARED])
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def distance(one: str, other: str) -> float:
     """How far apart the sizes of two tasks are, in doublings, by their workload keys; inf where dimensions differ in
     number, or where a key is none of a compute graph's own.
@@ -94,7 +94,7 @@ def fit(extent: int, lengths: Sequence[int], max_innermost: int) -> tuple[int, .
     return tuple(reversed(fitted))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def _shapes(key: str) -> tuple[tuple[int, ...], ...]:
     try:
         _, *shapes = json.loads(key)

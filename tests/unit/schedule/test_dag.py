@@ -1,14 +1,21 @@
 """Compute graphs: order, FLOP count, keys, access analysis, pickling."""
 
+import gc
 import pickle
+import weakref
 
 import pytest
 
 from retune.compiler import te
+from retune.compiler.codegen.backend import default_steps_of
+from retune.compiler.driver.build import build_kernel
 from retune.compiler.errors import DefinitionError
 from retune.compiler.schedule.access import elementwise_match, is_strictly_inlineable, needs_multi_level_tiling
+from retune.compiler.schedule.contraction import contraction_of
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import CONCATENATED, Tensor
 
 
@@ -126,3 +133,17 @@ def test_malformed_definitions_say_what_is_wrong() -> None:
         te.placeholder((8, 0), name="empty")
     with pytest.raises(DefinitionError, match="at least one computed output"):
         ComputeDAG([a])
+
+
+def test_analyses_do_not_keep_a_graph_alive() -> None:
+    x, w = te.placeholder((8, 16), name="x"), te.placeholder((16, 4), name="w")
+    k = te.reduce_axis(16, "k")
+    dag = ComputeDAG([x, w, te.compute((8, 4), lambda i, j: te.sum(x[i, k] * w[k, j], k), "y")])
+    assert needs_multi_level_tiling(dag, 2)
+    assert contraction_of(dag, 2) is not None
+    task = SearchTask("product", dag, Target.host(), HardwareParams(num_cores=1))
+    build_kernel(task, default_steps_of(task), "kernel")
+    reference = weakref.ref(dag)
+    del dag, task
+    gc.collect()
+    assert reference() is None
