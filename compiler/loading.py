@@ -8,11 +8,11 @@ from typing import Any
 
 from retune.compiler import runtime, vm
 from retune.compiler.executor.library import Library
-from retune.compiler.runtime.archive import has_part, kind_of
+from retune.compiler.runtime.archive import VM_EXECUTABLE, has_part, kind_of
 from retune.compiler.runtime.paths import path_of
 
 _NETWORKS = ("network", "network library")
-_EXECUTABLE, _CODE = "executable", "bytecode"
+_CODE = "bytecode"
 
 
 def load_module(path: str | Path) -> Any:
@@ -26,6 +26,6 @@ def load_module(path: str | Path) -> Any:
     kind = kind_of(path)
     if kind in _NETWORKS:
         return Library.load(path)
-    if kind == _EXECUTABLE:
+    if kind == VM_EXECUTABLE:
         return (vm.Executable if has_part(path, _CODE) else vm.VMLibrary).load(path)
     return runtime.Module.load(path)

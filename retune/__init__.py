@@ -20,10 +20,10 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retune.api import compile, explain, export, load, profile, tune
+    from retune.api import compile, explain, export, profile, tune
     from retune.compiler.driver.explain import Explanation
     from retune.compiler.errors import RetuneError
-    from retune.network import Network, NetworkReport
+    from retune.network import Network, NetworkReport, load
 
 __version__ = metadata.version("retune")
 
@@ -31,7 +31,7 @@ _HOMES = {
     "compile": "retune.api",
     "explain": "retune.api",
     "export": "retune.api",
-    "load": "retune.api",
+    "load": "retune.network",
     "profile": "retune.api",
     "tune": "retune.api",
     "Explanation": "retune.compiler.driver.explain",

@@ -1,4 +1,4 @@
-"""The functions of `import retune`: compile, tune, load, export, profile."""
+"""The functions of `import retune` that compile: compile, tune, export, profile, explain."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,10 @@ from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.library import Library
-from retune.compiler.executor.shared_library import is_shared_library
 from retune.compiler.options import TuneOptions, flag_of, kinds_of
-from retune.compiler.runtime.archive import kind_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.vm import compiler as vm_compiler
-from retune.compiler.vm import library as vm_library
-from retune.compiler.vm.executable import Executable
 from retune.flows.commands.arguments import home_of
 from retune.flows.commands.compile import HOST
 from retune.flows.commands.export import export_model
@@ -145,17 +141,6 @@ def _served(library: Library, home: Place) -> KnownPrograms:
     ids = {one.workload_key: one.record_id for one in library.network.coverage if one.record_id}
     found = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
     return KnownPrograms.of_records({key: found[key][number] for key, number in ids.items() if number in found[key]})
-
-
-def load(path: str | Path) -> Network:
-    """A network that `Network.save`, `retune tune` or `retune compile` wrote: NAME.retune or NAME.so.
-
-    Raises: ArtifactError when the file is missing, damaged, of another version, or for another kind of CPU.
-    """
-    path = path_of(path)
-    if not is_shared_library(path) and kind_of(path) == vm_library.KIND:
-        return Network(Executable.load(path))
-    return Network(Library.load(path))
 
 
 def export(

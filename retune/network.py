@@ -1,4 +1,7 @@
-"""A compiled network that is called like the model it was made from."""
+"""A compiled network that is called like the model it was made from.
+
+Loading and running one imports the runtime alone; the compiler and the virtual machine are imported where needed.
+"""
 
 import math
 import threading
@@ -12,22 +15,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.onnx_export import ExportedModel, check_runtime, export_network
 from retune.compiler.errors import NotYetError, OptionError
 from retune.compiler.executor.executors import gpu_count
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import Coverage
 from retune.compiler.executor.plan import READ_ONLY, BufferSpec
+from retune.compiler.executor.shared_library import is_shared_library
+from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu, cuda, on_gpu
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.runtime.readable import count, milliseconds
-from retune.compiler.vm.executable import Executable
-from retune.compiler.vm.machine import VirtualMachine
 
 if TYPE_CHECKING:
+    from retune.compiler.driver.onnx_export import ExportedModel
+    from retune.compiler.vm.executable import Executable
+    from retune.compiler.vm.machine import VirtualMachine
     from retune.flows.kernel_explainer import KernelExplainer
 
 LARGE_BYTES = 1 << 20
@@ -151,7 +156,7 @@ class Network:
 
     def __init__(
         self,
-        program: Library | Executable,
+        program: "Library | Executable",
         signature: Signature | None = None,
         explainer: "KernelExplainer | None" = None,
     ) -> None:
@@ -189,13 +194,15 @@ class Network:
         """
         return self._program.export_library(path)
 
-    def export(self, path: str | Path, *, runtime: str = "onnxruntime") -> ExportedModel:
+    def export(self, path: str | Path, *, runtime: str = "onnxruntime") -> "ExportedModel":
         """Write the network for another runtime: for ONNX Runtime NAME.onnx, and NAME.so for
         `SessionOptions.register_custom_ops_library`. The network there takes and returns the tensors of this one.
 
         Raises: OptionError for another runtime, or a network of dynamic shapes; ArtifactError for another ending, a
         network for a GPU or from a shared library, when there is no linker, or a file cannot be written.
         """
+        from retune.compiler.driver.onnx_export import check_runtime, export_network
+
         check_runtime(runtime)
         if not isinstance(self._program, Library):
             raise OptionError("the network has dynamic shapes: compile it with fixed ones, shapes=..., to export it")
@@ -222,6 +229,19 @@ class Network:
         rows = [("input", *row) for row in self.inputs.items()] + [("output", *row) for row in self.outputs.items()]
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
         return f"<p><b>{escape(self.name)}</b><br>{escape(self._calls.coverage)}</p><table>{body}</table>"
+
+
+def load(path: str | Path) -> Network:
+    """A network that `Network.save`, `retune tune` or `retune compile` wrote: NAME.retune or NAME.so.
+
+    Raises: ArtifactError when the file is missing, damaged, of another version, or for another kind of CPU.
+    """
+    path = path_of(path)
+    if not is_shared_library(path) and kind_of(path) == VM_EXECUTABLE:
+        from retune.compiler.vm.executable import Executable
+
+        return Network(Executable.load(path))
+    return Network(Library.load(path))
 
 
 class _Calls(Protocol):
@@ -335,7 +355,7 @@ class _GraphCalls:
 class _MachineCalls:
     """Runs a network of dynamic shapes on virtual machines, of which each serves one call at a time."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: "Executable") -> None:
         self._executable = executable
         self.name = str(executable.lib.about.get("network", "main"))
         self.input_names = tuple(executable.get_function_params("main"))
@@ -344,7 +364,9 @@ class _MachineCalls:
         self.coverage = "kernels are compiled for each shape when it is first seen"
         self._idle: deque[VirtualMachine] = deque()
 
-    def _take(self) -> VirtualMachine:
+    def _take(self) -> "VirtualMachine":
+        from retune.compiler.vm.machine import VirtualMachine
+
         try:
             return self._idle.pop()
         except IndexError:

@@ -18,7 +18,6 @@ from benchmarks.fuzzing.mutations import (
     LENGTHS,
     Mutate,
     archive_of,
-    earlier_file,
     mutated_bytes,
     mutated_json,
     mutated_members,
@@ -104,11 +103,10 @@ def _other_number(instruction: Any, draw: Random) -> Any:
 
 def _files() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        new = [
+        return [
             vm.compile(model).export_library(Path(folder) / f"{number}.rvm").read_bytes()
             for number, model in enumerate((small_models()[0], small_models()[2]))
         ]
-        return [*new, earlier_file("static.rvm")]
 
 
 def _inside(name: str) -> Mutate:

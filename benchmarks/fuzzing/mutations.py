@@ -9,11 +9,9 @@ import io
 import json
 import math
 import re
-import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -109,11 +107,6 @@ def zip_of(members: dict[str, bytes]) -> bytes:
     return sink.getvalue()
 
 
-def earlier_file(name: str) -> bytes:
-    """A file that an earlier version of Retune wrote."""
-    return (Path(__file__).parents[2] / "tests" / "formats" / "version1" / name).read_bytes()
-
-
 def archive_of(members: dict[str, bytes]) -> bytes:
     """An archive of members by name, each with its right checksum if the manifest can be read."""
     changed = dict(members)
@@ -123,24 +116,6 @@ def archive_of(members: dict[str, bytes]) -> bytes:
             facts["sha256"] = hashlib.sha256(members.get(name, b"")).hexdigest()
         changed[MANIFEST] = json.dumps(manifest).encode()
     return zip_of(changed)
-
-
-def tar_members(data: bytes) -> dict[str, bytes]:
-    """The files in a tar by name."""
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        files = [(member.name, archive.extractfile(member)) for member in archive]
-        return {name: file.read() for name, file in files if file is not None}
-
-
-def tar_of(members: dict[str, bytes]) -> bytes:
-    """A tar of files by name."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return sink.getvalue()
 
 
 def mutated_message(message: Any, draw: Random) -> None:

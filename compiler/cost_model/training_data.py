@@ -4,7 +4,6 @@ header.json                        the version of the features, the task of ever
 features0.npy, seconds0.npy, ...   the batches
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,7 +16,7 @@ from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
 
 _KIND, _VERSION = "training data", 2
-_HEADER, _OLD_HEADER = "header.json", "header.npy"
+_HEADER = "header.json"
 
 
 def batches_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
@@ -60,8 +59,7 @@ def header_of(archive: Archive, what: str) -> Mapping[str, Any]:
 
     Raises: StoreError when the features are of another version; an error of `DAMAGE` when there is none.
     """
-    text = archive.array(_OLD_HEADER).tobytes() if archive.is_legacy else archive.blob(_HEADER)
-    header: Mapping[str, Any] = json.loads(text)
+    header: Mapping[str, Any] = archive.json(_HEADER)
     version = header["feature_version"]
     if version != FEATURE_VERSION:
         raise StoreError(f"{what} of features of version {version}, this is version {FEATURE_VERSION}; train again")

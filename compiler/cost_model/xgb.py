@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not
 
 _log = logging.getLogger(__name__)
 
-_TREES, _OLD_TREES = "booster.json", "booster.npy"
+_TREES = "booster.json"
 _Gradients = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
@@ -306,8 +306,8 @@ class XGBModel:
             for batch in batches_in(archive, header):
                 cls._check(batch)
                 model._history.append(batch)
-            if _TREES in archive or _OLD_TREES in archive:
-                trees = archive.array(_OLD_TREES).tobytes() if archive.is_legacy else archive.blob(_TREES)
+            if _TREES in archive:
+                trees = archive.blob(_TREES)
                 check_trees(trees, len(FEATURE_NAMES))
                 model._booster = xgboost.Booster({"nthread": threads})
                 model._booster.load_model(bytearray(trees))

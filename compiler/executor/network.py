@@ -26,7 +26,6 @@ from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.cpu_features import check_cpu
 
 KIND, VERSION = "network", 2
-_UNSEALED_VERSION = 1
 
 
 class ProgramSource(StrEnum):
@@ -174,8 +173,6 @@ def read_network(archive: Archive, *, with_code: bool = True) -> CompiledNetwork
     Raises: ArtifactError when the format is another; an error of `DAMAGE` when it is damaged.
     """
     about = archive.json("metadata.json")
-    if archive.is_legacy:
-        archive.require_format(about["format"], _UNSEALED_VERSION)
     kernels = tuple(
         kernel_of(row, archive.blob(f"kernels/{row['name']}.o") if with_code else b"")
         for row in archive.json("kernels.json")

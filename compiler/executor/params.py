@@ -4,25 +4,18 @@ params.json       the names, in order
 N.npy             the array of name number N
 """
 
-import hashlib
-import json
-import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.runtime.archive import Archive, archive_bytes, little_endian, refusing_damage
+from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.paths import path_of
 
 KIND, VERSION = "parameters", 2
 _ZIP = b"PK\3\4"
-_OLD_MAGIC, _OLD_HEAD = b"RETUNE\x1aP", struct.Struct("<8sII32s")
-"""How version 1 began: this magic, the version, the length of a table, the SHA-256 of the table and the arrays."""
 _KINDS = "biufV"
 """Kinds of element types that are plain numbers; V is what NumPy calls bfloat16."""
 
@@ -60,14 +53,10 @@ def _arrays(source: Path | bytes) -> dict[str, Array]:
     """Read-only arrays by name, those of a file mapped. Raises: ArtifactError."""
     start = source if isinstance(source, bytes) else _first_bytes(source)
     what = "the data" if isinstance(source, bytes) else str(source)
-    if start.startswith(_OLD_MAGIC):
-        with refusing_damage("parameters", what):
-            return _version1(source if isinstance(source, bytes) else source.read_bytes())
     if not start.startswith(_ZIP):
         raise ArtifactError(f"{what}: no saved parameters, save_param_dict did not write them")
     with refusing_damage("dictionary of parameters", what):
         archive = Archive(source, KIND, VERSION)
-        archive.require_manifest()
         names = archive.json("params.json")
         if not all(isinstance(name, str) for name in names):
             raise ValueError("a name is no string")
@@ -77,7 +66,7 @@ def _arrays(source: Path | bytes) -> dict[str, Array]:
 def _first_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(len(_OLD_MAGIC))
+            return file.read(len(_ZIP))
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
 
@@ -102,23 +91,3 @@ def load_param_dict_from_file(path: str | Path, *, copy: bool = True) -> dict[st
     """
     found = _arrays(path_of(path))
     return {name: array.copy() for name, array in found.items()} if copy else found
-
-
-def _version1(blob: bytes) -> dict[str, Array]:
-    _, version, length, digest = _OLD_HEAD.unpack_from(blob)
-    if version != 1:
-        raise ArtifactError(f"saved parameters of version {version}; this Retune reads version 1 and archives")
-    body = memoryview(blob)[_OLD_HEAD.size :]
-    if hashlib.sha256(body).digest() != digest:
-        raise ValueError("the checksum differs")
-    table = json.loads(bytes(body[:length]))
-    return {name: _array(body[length:], dtype, shape, offset) for name, dtype, shape, offset in table}
-
-
-def _array(data: memoryview, dtype: str, shape: list[int], offset: int) -> Array:
-    if not all(type(number) is int for number in (*shape, offset)):
-        raise ValueError(f"an array of the shape {shape!r:.80} at {offset!r:.80}")
-    nbytes = math.prod(shape) * item_bytes(number_type(dtype))
-    if min(nbytes, offset, *shape) < 0 or offset + nbytes > len(data):
-        raise ValueError(f"an array of {dtype}{shape} at {offset} does not fit into {len(data)} bytes")
-    return little_endian(np.frombuffer(data[offset : offset + nbytes], np.uint8).view(dtype).reshape(shape))

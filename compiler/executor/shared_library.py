@@ -6,11 +6,9 @@ code, with length and SHA-256 of the linked part, which are checked before any c
 A program in another language can call the kernels: each is a symbol, see `KernelArtifact`; link with libgomp and libm.
 """
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.network import VERSION, CompiledNetwork, network_parts, read_network
 from retune.compiler.runtime.archive import Archive, append_archive, refusing_damage
 from retune.compiler.runtime.atomic_write import atomic_write
@@ -19,7 +17,6 @@ from retune.compiler.runtime.loader import LoadedKernels, load_library
 
 _ELF = b"\x7fELF"
 _KIND = "network library"
-_LEGACY_CODE = "library.json"
 
 
 def is_shared_library(path: str | Path) -> bool:
@@ -55,10 +52,6 @@ def load_shared_library(path: str | Path) -> tuple[CompiledNetwork, LoadedKernel
     with refusing_damage("library of a network (strip removes what stands at the end)", path):
         # Before dlopen, which would run the constructors of a damaged or foreign file.
         archive = Archive(path, _KIND, VERSION)
-        if archive.is_legacy:
-            about = archive.json(_LEGACY_CODE)
-            if hashlib.sha256(archive.before(int(about["bytes"]))).hexdigest() != about["sha256"]:
-                raise ArtifactError("the code is damaged: its checksum differs")
         network = read_network(archive, with_code=False)
         network.verify()
     return network, load_library(path, network.kernels, network.metadata)

@@ -102,7 +102,6 @@ class SymbolicRegion(Region):
         """The region that these bytes were made of; `read` makes its original. Raises: ArtifactError."""
         with refusing_damage("region", "these bytes"):
             archive = Archive(data, _ARCHIVE, _VERSION)
-            archive.require_manifest()
             head = archive.json("region.json")
             rows = enumerate(head["variants"])
             return cls(

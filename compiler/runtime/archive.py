@@ -4,7 +4,7 @@ An archive is a zip, which `unzip -l`, `unzip -t` and `numpy.load` read:
 
     archive.json    {"archive": 1, "kind", "version", "members": {name: {"sha256", and of arrays "dtype", "shape"}}},
                     and {"before": {"bytes", "sha256"}} of what comes before the zip in the same file: a shared library
-    NAME.json       JSON
+    NAME.json       JSON, at most `JSON_BYTES`
     NAME.npy        an array in NumPy's format, little-endian and dense; it begins at a multiple of 64 bytes
     other names     bytes, such as object code
 
@@ -34,7 +34,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from retune.compiler.dtype import BFLOAT16, item_bytes, number_type
+from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.atomic_write import atomic_write
@@ -45,6 +45,14 @@ MANIFEST = "archive.json"
 # Hashing less takes microseconds; hashing weights would read the pages that mapping leaves on the disk.
 EAGER_BYTES = 1 << 16
 """Arrays of a mapped file are checked when it is opened below this size: biases and tables, not weights."""
+VM_EXECUTABLE = "executable"
+"""The kind of a file that the virtual machine runs."""
+
+# JSON of a large network takes 1 MB; parsing takes up to 25 times the size in memory, and a second for 10 MB.
+JSON_BYTES = 32 << 20
+# A part that deflates better than this is stored as it is, so that no small file inflates to a large one.
+INFLATION = 100
+_INFLATED_BYTES = 1 << 20  # what every part may inflate to
 
 DAMAGE = (
     OSError,
@@ -77,7 +85,6 @@ _PADDING = 0xD935
 # Tag and length (4 bytes), then the two sizes of 8 bytes that do not fit the header.
 _ZIP64_BYTES = 20
 _NPY = b"\x93NUMPY"
-_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def write_archive(path: Path, kind: str, version: int, parts: Mapping[str, object]) -> None:
@@ -135,6 +142,10 @@ def _add(out: zipfile.ZipFile, file: BinaryIO, name: str, chunks: list[bytes | m
     # ZipInfo's default date (1980) stays: equal parts give equal files.
     entry.compress_type, entry.external_attr = out.compression, 0o644 << 16
     entry.file_size = sum(map(len, chunks))
+    if out.compression != zipfile.ZIP_STORED and entry.file_size > _INFLATED_BYTES:
+        deflated = sum(len(zlib.compress(chunk)) for chunk in chunks)
+        if entry.file_size > INFLATION // 2 * deflated:
+            entry.compress_type = zipfile.ZIP_STORED
     large = entry.file_size * 1.05 > zipfile.ZIP64_LIMIT  # then zipfile adds its own field, by this same rule
     start = file.tell() + _LOCAL.size + len(name.encode()) + _ZIP64_BYTES * large
     padding = -start % ALIGNMENT
@@ -158,10 +169,12 @@ def _npy_header(array: Array) -> bytes:
 
 
 def kind_of(path: Path) -> str:
-    """What an archive holds, as its manifest says; empty for a file that is none, or that an earlier version wrote."""
+    """What an archive holds, as its manifest says; empty for a file that is none."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return str(json.loads(archive.read(MANIFEST))["kind"])
+        with path.open("rb") as file:
+            entries = _directory(file, path.stat().st_size)
+            with zipfile.ZipFile(file) as archive:
+                return str(json.loads(archive.read(entries[MANIFEST]))["kind"])
     except DAMAGE:
         return ""
 
@@ -205,11 +218,7 @@ def refusing_damage(
 
 
 class Archive:
-    """An archive that is open: its parts by name. Methods raise an error of `DAMAGE` for a part that is damaged.
-
-    A zip without a manifest is one that an earlier version wrote (`is_legacy`): the same names, with the checksums of
-    the zip alone.
-    """
+    """An archive that is open: its parts by name. Methods raise an error of `DAMAGE` for a part that is damaged."""
 
     def __init__(self, source: Path | bytes, kind: str, version: int) -> None:
         """Raises: an error of `DAMAGE`; ArtifactError for another kind or version; MemoryError when the parts that are
@@ -227,25 +236,17 @@ class Archive:
         # Sizes of the directory are claims; asked for before anything is inflated, they bound what a zip bomb can take.
         held = (entry for entry in self._entries.values() if not self._stays_mapped(entry))
         require_memory(sum(entry.file_size for entry in held), "its parts")
-        self.is_legacy = MANIFEST not in self._entries
-        self._facts: Mapping[str, Any] = {}
-        if not self.is_legacy:
-            manifest = json.loads(self._checked_by_zip(MANIFEST))
-            if manifest["archive"] != FORMAT_VERSION:
-                raise ArtifactError(f"archive format {manifest['archive']!r}; this Retune reads {FORMAT_VERSION}")
-            self._check_version(manifest["kind"], kind, manifest["version"], version)
-            self._facts = manifest["members"]
-            self._check_before(manifest.get("before"))
-
-    def require_manifest(self) -> None:
-        """For kinds of files that earlier versions did not write as a zip. Raises: ValueError."""
-        if self.is_legacy:
+        if MANIFEST not in self._entries:
             raise ValueError(f"{MANIFEST} is missing")
-
-    def require_format(self, found: object, known: int) -> None:
-        """Check the version in a file without a manifest. Raises: ArtifactError."""
-        if found != known:
-            raise ArtifactError(f"format {found!r}; this Retune reads format {known}")
+        content = bytes(self._content(MANIFEST))
+        if zlib.crc32(content) != self._entries[MANIFEST].CRC:
+            raise ValueError(f"the checksum of {MANIFEST} differs")
+        manifest = json.loads(content)
+        if manifest["archive"] != FORMAT_VERSION:
+            raise ArtifactError(f"archive format {manifest['archive']!r}; this Retune reads {FORMAT_VERSION}")
+        self._check_version(manifest["kind"], kind, manifest["version"], version)
+        self._facts: Mapping[str, Any] = manifest["members"]
+        self._check_before(manifest.get("before"))
 
     @staticmethod
     def _check_version(kind: object, wanted: str, version: object, known: int) -> None:
@@ -280,12 +281,10 @@ class Archive:
 
     def blob(self, name: str) -> bytes:
         """The bytes of a part."""
-        return bytes(self._checked_by_zip(name) if self.is_legacy else self._checked(name, self._content(name)))
+        return bytes(self._checked(name, self._content(name)))
 
     def array(self, name: str) -> Array:
         """A read-only array: a view of the mapped file where it is stored as it is."""
-        if self.is_legacy:
-            return _npy_array(io.BytesIO(self._checked_by_zip(name)))
         facts, content = self._facts[name], self._content(name)
         if not self._stays_mapped(self._entries[name]) or len(content) < EAGER_BYTES:
             self._checked(name, content)
@@ -327,12 +326,6 @@ class Archive:
             raise ValueError(f"the checksum of {name} differs")
         return content
 
-    def _checked_by_zip(self, name: str) -> bytes:
-        content = self._content(name)
-        if zlib.crc32(content) != self._entries[name].CRC:
-            raise ValueError(f"the checksum of {name} differs")
-        return bytes(content)
-
 
 def _directory(file: BinaryIO, size: int) -> dict[str, zipfile.ZipInfo]:
     """The entries of a zip by name. Raises: ValueError for those that cannot be right."""
@@ -343,22 +336,8 @@ def _directory(file: BinaryIO, size: int) -> dict[str, zipfile.ZipInfo]:
             raise ValueError("a member is packed by a method that Retune does not write")
         if not 0 <= entry.header_offset <= size - _LOCAL.size:
             raise ValueError(f"{entry.filename} is not where the directory says")
+        if entry.filename.endswith(".json") and entry.file_size > JSON_BYTES:
+            raise ValueError(f"{entry.filename} has {entry.file_size} bytes, more than the {JSON_BYTES} of a network")
+        if entry.file_size > max(_INFLATED_BYTES, INFLATION * entry.compress_size):
+            raise ValueError(f"{entry.filename} inflates {entry.compress_size} bytes to {entry.file_size}")
     return entries
-
-
-def _npy_array(file: io.BytesIO) -> Array:
-    """An array of an earlier version, which only NumPy's own header describes. Raises: ValueError, SyntaxError."""
-    version = np.lib.format.read_magic(file)
-    if version not in _NPY_HEADERS:
-        raise ValueError(f"version {version} of NumPy's file format")
-    shape, is_fortran, dtype = _NPY_HEADERS[version](file)
-    if dtype.hasobject or not dtype.isnative:
-        raise ValueError(f"elements of the type {dtype.str} are no numbers of this machine")
-    is_bfloat16 = dtype.kind == "V" and dtype.itemsize == item_bytes(BFLOAT16)
-    name = BFLOAT16 if is_bfloat16 else number_type(dtype.name)
-    content = file.read()
-    size = math.prod(shape) * item_bytes(name)
-    if len(content) != size:
-        raise ValueError(f"it ends after {len(content)} of {size} bytes")
-    array: Array = np.frombuffer(content, np.uint8).view(name).reshape(shape[::-1] if is_fortran else shape)
-    return array.T if is_fortran else array

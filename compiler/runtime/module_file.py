@@ -10,10 +10,7 @@ A shared library ends with an archive that holds its length and checksum only. O
 refused before the system loads any of it; one that another program made has only to be a whole file.
 """
 
-import hashlib
-import json
 import struct
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +21,6 @@ from retune.compiler.runtime.archive import (
     DAMAGE,
     Archive,
     append_archive,
-    archive_bytes,
     refusing_damage,
     write_archive,
 )
@@ -40,12 +36,10 @@ _ABOUT = "module.json"
 _BUILD_ID = b"retune sealed module"
 """What the linker writes into a note of the library: one that has it must end with an archive."""
 
-_ZIP, _ELF = b"PK\3\4", b"\x7fELF"
+_ELF = b"\x7fELF"
 # Offsets 4, 5, 40, 58 and 60 of Elf64_Ehdr: e_ident[EI_CLASS], [EI_DATA], e_shoff, e_shentsize, e_shnum.
 _HEADER = struct.Struct("<4x2B34xQ10x2H")
 """Of a 64-bit ELF file: its class and byte order, where the table of sections begins, their size and number."""
-_OLD_MARK, _OLD_TRAILER = b"RETUNE\x1aL-sealed\n", struct.Struct("<16sQ32s")
-"""What version 1 wrote after a shared library: this mark, the library's length, its SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +71,9 @@ def check_library(path: Path) -> None:
         data = path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
-    if _OLD_MARK in data[-_OLD_TRAILER.size :]:
-        code = data[: -_OLD_TRAILER.size]
-        if data[len(code) :] == _OLD_TRAILER.pack(_OLD_MARK, len(code), hashlib.sha256(code).digest()):
-            return
     if _BUILD_ID in data:
         try:
-            Archive(data, _LIBRARY_KIND, _LIBRARY_VERSION).require_manifest()
+            Archive(data, _LIBRARY_KIND, _LIBRARY_VERSION)
         except (*DAMAGE, ArtifactError) as error:
             raise ArtifactError(f"{path} is damaged or cut off: {error}") from error
     elif not _is_whole(data):
@@ -115,30 +105,10 @@ def load_functions(path: Path) -> tuple[CompiledFunction, ...]:
     Raises: ArtifactError when the file is missing, damaged, or none that `save_functions` wrote.
     """
     with refusing_damage("module", path):
-        data = path.read_bytes()
-        archive = Archive(data if data.startswith(_ZIP) else _version1(path), _KIND, _VERSION)
-        archive.require_manifest()
+        archive = Archive(path.read_bytes(), _KIND, _VERSION)
         return tuple(_function(archive, number, row) for number, row in enumerate(archive.json(_ABOUT)))
 
 
 def _function(archive: Archive, number: int, row: dict[str, Any]) -> CompiledFunction:
     kernel = kernel_of(row["kernel"], archive.blob(f"{number}.kernel.o"))
     return CompiledFunction(str(row["name"]), kernel, archive.blob(f"{number}.entry.o"))
-
-
-def _version1(path: Path) -> bytes:
-    """The archive that a tar of version 1 would be now: its JSON has the checksums."""
-    try:
-        with tarfile.open(path, "r:") as tar:
-            members = {member.name: tar.extractfile(member) for member in tar}
-            parts = {name: file.read() for name, file in members.items() if file is not None}
-    except tarfile.TarError as error:
-        raise ValueError(str(error)) from error
-    about = json.loads(parts[_ABOUT])
-    if about["format"] != 1:
-        raise ArtifactError(f"format {about['format']!r}; this Retune reads format 1 of tar files")
-    for number, row in enumerate(about["functions"]):
-        for part in ("kernel", "entry"):
-            if hashlib.sha256(parts[f"{number}.{part}.o"]).hexdigest() != row["sha256"][part]:
-                raise ValueError(f"the checksum of the {part} of {row['name']!r} differs")
-    return archive_bytes(_KIND, _VERSION, {**parts, _ABOUT: about["functions"]})

@@ -18,9 +18,8 @@ from typing import Any
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import ArtifactError
-from retune.compiler.executor.params import load_param_dict
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
+from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, refusing_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
@@ -28,8 +27,7 @@ from retune.compiler.runtime.cpu_features import check_cpu
 from retune.compiler.runtime.paths import path_of
 from retune.compiler.vm.program_image import LateBound
 
-KIND, VERSION = "executable", 3
-_UNSEALED_VERSION = 2
+KIND, VERSION = VM_EXECUTABLE, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +97,7 @@ class VMLibrary:
     def read(cls, archive: Archive) -> "VMLibrary":
         """The library in an archive. Raises: ArtifactError; an error of `DAMAGE` when it is damaged."""
         facts = archive.json("library.json")
-        if archive.is_legacy:
-            archive.require_format(facts["format"], _UNSEALED_VERSION)
-            arrays = load_param_dict(archive.blob("arrays.params"))
-        else:
-            arrays = {str(name): archive.array(f"arrays/{number}.npy") for number, name in enumerate(facts["arrays"])}
+        arrays = {str(name): archive.array(f"arrays/{number}.npy") for number, name in enumerate(facts["arrays"])}
         rows = archive.json("kernels.json")
         kernels = tuple(kernel_of(row, archive.blob(f"kernels/{row['name']}.o")) for row in rows)
         regions = {}

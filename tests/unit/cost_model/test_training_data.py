@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from retune.compiler.cost_model import training_data
-from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
+from retune.compiler.cost_model.base import TrainingBatch
+from retune.compiler.cost_model.training_data import archive_of, batches_from_bytes, batches_to_bytes
 from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.runtime import machine
@@ -50,9 +51,9 @@ def test_one_array_is_no_archive() -> None:
 
 
 def test_training_data_that_inflate_beyond_the_memory_are_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = BytesIO()
-    np.savez_compressed(buffer, header=np.zeros(8 << 20, np.uint8))
+    features = np.random.default_rng(0).integers(0, 4, (1 << 15, 1, 64)).astype(np.float32)  # 8 MB, of which 1 when packed
+    data = archive_of([TrainingBatch("task", features, np.ones(1 << 15))], {}, {})
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
     with pytest.raises(StoreError, match=r"does not fit into the free memory: .* GiB are free") as caught:
-        batches_from_bytes(buffer.getvalue())
+        batches_from_bytes(data)
     assert not isinstance(caught.value, CorruptRecordError)

@@ -214,7 +214,7 @@ def test_a_file_that_inflates_beyond_the_memory_is_refused_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = doubling_network().save(tmp_path / "n.retune")
-    _edited(path, _put(name, bytes(8 << 20)))
+    _edited(path, _put(name, np.random.default_rng(0).integers(0, 16, 8 << 20, np.uint8).tobytes()))
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 4 << 20)
     monkeypatch.setattr(zlib, "decompressobj", lambda *_: pytest.fail("inflated"))
     with pytest.raises(ArtifactError, match=r"n\.retune does not fit into the free memory: .* GiB are free"):

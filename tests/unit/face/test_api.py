@@ -37,6 +37,11 @@ def _input(rows: int = 3) -> np.ndarray[Any, np.dtype[Any]]:
     return np.random.default_rng(1).standard_normal((rows, 64)).astype("float32")
 
 
+# Packages and modules of `retune.compiler` that running a network needs.
+_RUNTIME = {"config", "driver", "dtype", "errors", "executor", "gpu_facts", "lower", "options", "packing"}
+_RUNTIME |= {"runtime", "settings", "target"}
+
+
 @pytest.fixture(autouse=True)
 def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETUNE_HOME", str(tmp_path / "state"))
@@ -51,6 +56,36 @@ def test_importing_retune_loads_none_of_its_parts() -> None:
     heavy = ("numpy", "onnx", "llvmlite", "pyarrow", "prefect", "xgboost", "torch", "rich", "retune.compiler")
     code = f"import retune, sys; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+_LOAD = """
+import sys
+import numpy as np
+
+def private_mb():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+before, others = private_mb(), {*sys.modules}
+import retune
+network = retune.load(sys.argv[1])
+network(np.zeros((3, 64), "float32"))
+parts = {".".join(name.split(".")[:3]) for name in sys.modules if name.startswith("retune.compiler.")}
+print(len({*sys.modules} - others), private_mb() - before, *sorted(parts))
+"""
+
+
+@pytest.mark.parametrize("suffix", [".retune", ".so"])
+def test_loading_and_running_a_network_imports_the_runtime_alone(
+    dense: retune.Network, suffix: str, tmp_path: Path
+) -> None:
+    path = dense.save(tmp_path / f"dense{suffix}")
+    done = subprocess.run([sys.executable, "-c", _LOAD, path], capture_output=True, text=True, check=True)
+    modules, megabytes, *parts = done.stdout.split()
+    known = {f"retune.compiler.{part}" for part in _RUNTIME}
+    assert {*parts} <= known
+    assert int(modules) < 350
+    assert float(megabytes) < 60
 
 
 def test_compiling_loads_neither_prefect_nor_xgboost(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Archives: what comes back, what is mapped, and what is checked when."""
 
+import io
 import json
 import mmap
 import os
@@ -15,10 +16,12 @@ from retune.compiler.dtype import BFLOAT16
 from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.archive import (
     EAGER_BYTES,
+    JSON_BYTES,
     MANIFEST,
     Archive,
     append_archive,
     archive_bytes,
+    kind_of,
     refusing_damage,
     write_archive,
 )
@@ -175,3 +178,32 @@ def test_members_that_claim_the_memory_of_the_directory_or_of_others_are_refused
         path.write_bytes(changed)
         with pytest.raises(ArtifactError, match=r"some\.archive"), refusing_damage("test", path):
             Archive(path, "test", 3).json("facts.json")
+
+
+def _zip(**members: bytes) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("_", "."), content)
+    return sink.getvalue()
+
+
+def test_json_that_is_too_large_is_refused_before_it_is_inflated(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.retune"
+    path.write_bytes(_zip(archive_json=b"[],".ljust(JSON_BYTES + 1)))
+    assert path.stat().st_size < JSON_BYTES // 500
+    with pytest.raises(ArtifactError, match=r"archive\.json has 33554433 bytes"), refusing_damage("test", path):
+        Archive(path, "test", 3)
+    assert kind_of(path) == ""
+
+
+def test_a_part_that_inflates_too_far_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"code inflates \d+ bytes to 4194304"):
+        Archive(_zip(archive_json=b"{}", code=bytes(4 << 20)), "test", 3)
+
+
+def test_a_compressed_archive_of_zeros_is_read() -> None:
+    zeros = np.zeros(1 << 20, np.float32)
+    archive = Archive(archive_bytes("test", 3, {"zeros.npy": zeros, "code": bytes(3 << 20)}, compress=True), "test", 3)
+    np.testing.assert_array_equal(archive.array("zeros.npy"), zeros)
+    assert len(archive.blob("code")) == 3 << 20

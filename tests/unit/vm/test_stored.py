@@ -1,4 +1,4 @@
-"""Executables written by earlier versions of Retune load, and compute what they did."""
+"""Files that version 0.1 wrote load, and compute what they did."""
 
 import platform
 from pathlib import Path
@@ -8,11 +8,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from retune.compiler import vm
+import retune
+from retune.compiler import load_module, vm
 from retune.compiler.runtime.device import cpu
 from tests.support.dynamic_models import BOOL, INT64, Array, floats, model, node, reference, tensor
 
-STORED = Path(__file__).parent.parent.parent / "formats" / "vm"
+STORED = Path(__file__).parent.parent.parent / "formats" / "0.1"
 
 
 def known_shapes() -> onnx.ModelProto:
@@ -83,15 +84,31 @@ CASES: dict[str, tuple[onnx.ModelProto, list[dict[str, Array]]]] = {
 }
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the stored machine code is for x86-64")
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the stored code is for x86-64 with AVX2"
+)
+
+
 @pytest.mark.parametrize("memory", ["pooled", "naive"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("version", ["v2"])
-def test_an_executable_of_an_earlier_version_computes_the_same(version: str, name: str, memory: str) -> None:
+def test_an_executable_of_an_earlier_version_computes_the_same(name: str, memory: str) -> None:
     source, given = CASES[name]
-    machine = vm.VirtualMachine(vm.Executable.load(STORED / version / f"{name}.retune"), cpu(), memory)
+    machine = vm.VirtualMachine(vm.Executable.load(STORED / f"{name}.retune"), cpu(), memory)
     for inputs in given:
-        found = machine.run(**inputs)
-        for one, expected in zip(found, reference(source, inputs), strict=True):
-            np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5)
-            assert one.shape == expected.shape
+        for result, expected in zip(machine.run(**inputs), reference(source, inputs), strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+            assert result.shape == expected.shape
+
+
+@pytest.mark.parametrize("name", ["network.retune", "network.so"])
+def test_a_network_of_an_earlier_version_computes_the_same(name: str) -> None:
+    source, (inputs, _) = CASES["known_shapes"]
+    for result, expected in zip(retune.load(STORED / name)(**inputs), reference(source, inputs), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["module.retune", "module.so"])
+def test_a_module_of_an_earlier_version_computes_the_same(name: str) -> None:
+    x, result = floats(6, 4), np.zeros((6, 4), np.float32)
+    load_module(STORED / name)["add_one"](x, result)
+    np.testing.assert_array_equal(result, x + 1)
