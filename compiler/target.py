@@ -60,16 +60,27 @@ _WITHOUT_EFFECT = frozenset(
 
 _NUM_CORES = "-num-cores"
 
-_TAGS = {
-    "nvidia/nvidia-v100": "cuda -arch=sm_70",
-    "nvidia/nvidia-t4": "cuda -arch=sm_75",
-    "nvidia/nvidia-a100": "cuda -arch=sm_80",
-    "nvidia/nvidia-a10": "cuda -arch=sm_86",
-    "nvidia/geforce-rtx-3090": "cuda -arch=sm_86",
-    "nvidia/geforce-rtx-4090": "cuda -arch=sm_89",
-    "nvidia/nvidia-l4": "cuda -arch=sm_89",
-    "nvidia/nvidia-h100": "cuda -arch=sm_90a",
+_GPU_TAGS = {
+    "sm_70": "nvidia-v100 nvidia-titan-v quadro-gv100",
+    "sm_72": "jetson-agx-xavier",
+    "sm_75": "nvidia-t4 nvidia-titan-rtx geforce-rtx-2080-ti geforce-rtx-2080 geforce-rtx-2070 geforce-rtx-2060 "
+    "quadro-rtx-8000 quadro-rtx-6000 quadro-rtx-5000 quadro-rtx-4000",
+    "sm_80": "nvidia-a100 nvidia-a30",
+    "sm_86": "nvidia-a40 nvidia-a16 nvidia-a10 nvidia-a10g nvidia-a2 rtx-a6000 geforce-rtx-3090-ti geforce-rtx-3090 "
+    "geforce-rtx-3080-ti geforce-rtx-3080 geforce-rtx-3070-ti geforce-rtx-3070 geforce-rtx-3060",
+    "sm_87": "jetson-orin-nano jetson-agx-orin-32gb jetson-agx-orin-64gb",
+    "sm_89": "geforce-rtx-4090 geforce-rtx-4070-ti nvidia-l4",
+    "sm_90a": "nvidia-h100",
 }
+_TAGS = {
+    **{f"nvidia/{gpu}": f"cuda -arch={arch}" for arch, gpus in _GPU_TAGS.items() for gpu in gpus.split()},
+    "raspberry-pi/4b-aarch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon -num-cores=4",
+    **{f"aws/cpu/c5.{size}": f"llvm -mcpu={cpu} -num-cores={cores}" for cpu, size, cores in (
+        ("skylake-avx512", "large", 1), ("skylake-avx512", "xlarge", 2), ("skylake-avx512", "2xlarge", 4),
+        ("skylake-avx512", "4xlarge", 8), ("skylake-avx512", "9xlarge", 18), ("skylake-avx512", "18xlarge", 36),
+        ("cascadelake", "12xlarge", 24), ("cascadelake", "24xlarge", 48),
+    )},
+}  # fmt: skip
 """Names of machines that TVM's scripts use."""
 
 _VALUES = {
@@ -120,8 +131,9 @@ class Target:
 
         Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D] [-num-cores=N]` and `cuda [-arch=sm_90]
         [-math=tf32]`. A mapping, or its JSON, has the same words: `{"kind": "llvm", "mcpu": "znver4"}`. TVM's tags
-        such as `nvidia/nvidia-a100` are known, and its options that decide no code are left out. `-num-cores` is how
-        many threads a task of this target is tuned for; it, and `host`, make no difference between two targets.
+        such as `nvidia/nvidia-a100` are known, options may be written `-mcpu znver4`, and TVM's options that decide no
+        code are left out. `-num-cores` is how many threads a task of this target is tuned for; it, and `host`, make no
+        difference between two targets.
         Raises: TargetError when the kind, an option or the form of a value is unknown. Whether LLVM knows the names is
         found when code is generated.
         """
@@ -134,7 +146,7 @@ class Target:
         if isinstance(kind, Mapping):
             host = kind.get("host") if host is None else host
             kind = _text_of(kind)
-        name, parsed, cores = _parsed(_TAGS.get(kind, kind) if isinstance(kind, str) else kind)
+        name, parsed, cores = _parsed(kind)
         # The class is frozen and has its own `__init__`: this is the way around its `__setattr__`.
         object.__setattr__(self, "num_cores", num_cores or cores)
         object.__setattr__(self, "host_target", host_target if host is None else Target(host))
@@ -181,9 +193,9 @@ def _json(text: str) -> Mapping[str, Any]:
 
 def _text_of(options: Mapping[str, Any]) -> str:
     """A mapping as the text of a target."""
-    words = [str(options.get("kind", ""))]
+    words = [str(options.get("kind") or options.get("tag", ""))]
     for name, value in options.items():
-        if name not in ("kind", "host") and value is not None:
+        if name not in ("kind", "tag", "host") and value is not None:
             values = value if isinstance(value, list | tuple) else [value]
             words.append(f"-{name}={','.join(map(str, values))}")
     return " ".join(words)
@@ -195,19 +207,31 @@ def _cores(text: str, value: str) -> int:
     return int(value)
 
 
+def split_options(text: str) -> list[str]:
+    """The words of a target, every option as `-name=value`: TVM also reads two dashes, and a space before the value."""
+    words: list[str] = []
+    for word in text.split():
+        if words[1:] and not word.startswith("-") and "=" not in words[-1]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word[1:] if word.startswith("--") else word)
+    return words
+
+
 def _parsed(text: str) -> tuple[str, dict[str, str], int]:
     """Kind, values by field, and number of cores (0: unknown)."""
     if not isinstance(text, str):
         raise TargetError(f"a target is a string, such as 'llvm -mcpu=znver4', not {text!r:.80}")
-    words = text.split()
+    words = split_options(text)
+    words = [*_TAGS[words[0]].split(), *words[1:]] if words and words[0] in _TAGS else words
     if not words or words[0] not in TARGET_KINDS:
-        raise TargetError(f"target {text!r}: the first word must be one of {', '.join(TARGET_KINDS)}")
+        kinds = ", ".join(TARGET_KINDS)
+        raise TargetError(f"target {text!r}: the first word must be one of {kinds} or a tag such as nvidia/nvidia-a100")
     fields = TARGET_KINDS[words[0]].options
     values: dict[str, str] = {}
     num_cores = 0
     for word in words[1:]:
-        # TVM reads options with one dash and with two.
-        option, _, value = (word[1:] if word.startswith("--") else word).partition("=")
+        option, _, value = word.partition("=")
         if option == _NUM_CORES:
             num_cores = _cores(text, value)
         if option == _NUM_CORES or (option in _WITHOUT_EFFECT and option not in fields):

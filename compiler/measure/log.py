@@ -27,7 +27,7 @@ from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.steps.base import step_from_row
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.target import HardwareParams, Target
+from retune.compiler.target import HardwareParams, Target, split_options
 
 LOG_VERSION = "v0.6"
 FAILED_COST = 1e10
@@ -272,7 +272,7 @@ def from_record(record: MeasureRecord) -> LoggedTrial:
 
 def code_target(text: str) -> str:
     """The part of a TVM target that decides which code is made, in our words; an unreadable text as it is."""
-    words = text.split()
+    words = split_options(text)
     kept = [word for word in words[1:] if word.partition("=")[0] in _GENERATED_OPTIONS]
     try:
         return str(Target(" ".join([*words[:1], *kept])))

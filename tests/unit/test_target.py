@@ -3,10 +3,12 @@
 import copy
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from retune.compiler.errors import TargetError
+from retune.compiler.measure.log import code_target
 from retune.compiler.target import HardwareParams, Target
 
 TEXTS = [
@@ -41,8 +43,36 @@ def test_fields_and_texts_are_the_same_and_fields_win() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "same", "cores"),
+    [
+        ("llvm -num-cores 2", "llvm", 2),
+        ("llvm -mcpu core-avx2", "llvm -mcpu=core-avx2", 0),
+        ("llvm -keys cpu -mcpu=znver4 --mattr +avx2,-fma -system-lib", "llvm -mcpu=znver4 -mattr=+avx2,-fma", 0),
+        ("cuda -libs=cudnn -max_num_threads 1024 -arch sm_80", "cuda -arch=sm_80", 0),
+        ("nvidia/geforce-rtx-3070", "cuda -arch=sm_86", 0),
+        ("nvidia/jetson-agx-xavier", "cuda -arch=sm_72", 0),
+        ("raspberry-pi/4b-aarch64", "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon", 4),
+        ("aws/cpu/c5.9xlarge", "llvm -mcpu=skylake-avx512", 18),
+        ({"tag": "nvidia/nvidia-a100"}, "cuda -arch=sm_80", 0),
+    ],
+)
+def test_options_after_a_space_and_tags_are_read(text: Any, same: str, cores: int) -> None:
+    target = Target(text)
+    assert (str(target), target.num_cores) == (same, cores)
+    assert target == Target(same)
+
+
+def test_logs_name_the_code_of_targets_with_options_after_a_space() -> None:
+    assert code_target("llvm -keys cpu -mcpu core-avx2 -num-cores 4 -unknown word") == "llvm -mcpu=core-avx2"
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("nvidia/geforce-9999", "or a tag such as"),
+        ("llvm znver4", "cannot read 'znver4'"),
+        ("llvm -num-cores two", "an integer from 1 to 4096, not 'two'"),
+        ("llvm -mcpu a -mcpu=b", "-mcpu is given twice"),
         ("", "first word must be one of llvm, cuda"),
         ("metal", "first word must be one of llvm, cuda"),
         ("llvm -mcpu", "cannot read '-mcpu'"),
