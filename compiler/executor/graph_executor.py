@@ -92,6 +92,8 @@ class GraphExecutor(TimedExecutor):
         self._output_index = {spec.name: place for place, spec in reversed(list(enumerate(self._output_specs)))}
         self._settable = parameter_names(plan)
         self._loaded: set[str] = set()
+        self.unset_params: set[str] = set()
+        """Inputs that are parameters of a library and have no value yet: a run would compute on zeros."""
         self._lent: dict[int, int] = {}
         """Which output has an array of the caller, by the buffer that owns its memory."""
         self._has_devices = bool(memories)
@@ -134,6 +136,7 @@ class GraphExecutor(TimedExecutor):
 
     def _set(self, place: int, value: AnyArray) -> None:
         spec = self._input_specs[place]
+        self.unset_params.discard(spec.name)
         if type(value) is np.ndarray or not on_gpu(value):
             self._host.copy_in(spec, value, "input")
             if self._has_devices:
@@ -153,6 +156,7 @@ class GraphExecutor(TimedExecutor):
         """
         spec = self._input_specs[self._place(key)]
         with self.lock:
+            self.unset_params.discard(spec.name)
             if on_gpu(value):
                 self._copies.reader(spec.storage, value).borrow(spec, value, "input")
                 self._copies.mark_resident(spec.storage)
@@ -205,12 +209,14 @@ class GraphExecutor(TimedExecutor):
     def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
 
-        Raises: OptionError as `set_input` does, and when another thread has replaced an input that this one had set;
-        DeviceError.
+        Raises: OptionError as `set_input` does, when another thread has replaced an input that this one had set, and
+        when a parameter was never set; DeviceError.
         """
         with self.lock:
             if inputs:
                 self.set_input(**inputs)
+            if self.unset_params:
+                self._refuse_unset()
             self._claims.take_inputs()
             self._claims.note_run()
             # All checks are done when the executor is made, so a run is calls alone.
@@ -265,23 +271,23 @@ class GraphExecutor(TimedExecutor):
         specs = self._output_specs
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
-    def load_params(self, params_bytes: bytes | bytearray) -> None:
-        """Copy parameters from what `save_param_dict` wrote into the inputs and constants of their names; a constant is
-        given as its kernel reads it, see `export_graph`. Names that the network does not have are skipped.
+    def load_params(self, params_bytes: bytes | bytearray | Mapping[str, Array]) -> None:
+        """Copy parameters, arrays by name or what `save_param_dict` wrote, into the inputs and constants of those
+        names; a constant is given as its kernel reads it, see `export_graph`. Names that the network does not have are
+        skipped.
 
         Raises: ArtifactError when the bytes are damaged; OptionError when an array has another shape or dtype. Then
         nothing has been changed.
         """
         buffers = self.network.plan.buffers
-        found = self._known(load_param_dict(params_bytes))
+        found = self._known(params_bytes if isinstance(params_bytes, Mapping) else load_param_dict(params_bytes))
         for number, array in found.items():
             # All are checked before the first is copied: an error leaves the executor as it was.
             check_fit(array, buffers[number], "parameter")
         with self.lock:
             for number, array in found.items():
                 self._host.copy_in(buffers[number], array, "parameter")
-                self._copies.mark_written(number)
-                self._loaded.add(buffers[number].name)
+                self._mark_loaded(number)
 
     def share_params(self, other: "GraphExecutor", params_bytes: bytes | bytearray) -> None:
         """Read the parameters named in `params_bytes` from the memory of `other`, which may go away then.
@@ -303,8 +309,20 @@ class GraphExecutor(TimedExecutor):
             for number, array in found.items():
                 # Borrowed: the array keeps its memory alive when the other executor is gone.
                 self._host.borrow(buffers[number], array, "parameter")
-                self._copies.mark_written(number)
-                self._loaded.add(buffers[number].name)
+                self._mark_loaded(number)
+
+    def _mark_loaded(self, number: int) -> None:
+        self._copies.mark_written(number)
+        name = self.network.plan.buffers[number].name
+        self._loaded.add(name)
+        self.unset_params.discard(name)
+
+    def _refuse_unset(self) -> NoReturn:
+        names = ", ".join(sorted(self.unset_params))
+        advice = "use load_params or set_input, or a library that has its parameters"
+        raise OptionError(
+            f"network {self.network.plan.name}: no value was set for the parameters {names:.200}; {advice}"
+        )
 
     def _known(self, params: Mapping[str, Array]) -> dict[int, Array]:
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
@@ -321,8 +339,10 @@ class GraphExecutor(TimedExecutor):
     def stage_inputs(self, index: int) -> None:
         """Copy what a call reads to its device, from where it was written last, so that it can be made alone.
 
-        Raises: OptionError when there is no such call.
+        Raises: OptionError when there is no such call, or a parameter was never set.
         """
+        if self.unset_params:
+            self._refuse_unset()
         self._copies.stage_inputs(self._call_place(index))
 
     def single_call(self, index: int) -> Callable[[], object]:

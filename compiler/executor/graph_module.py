@@ -11,7 +11,7 @@ from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.graph_import import COPY, ImportedGraph, import_graph
 from retune.compiler.executor.host_function import HostFunction
-from retune.compiler.executor.library import Library
+from retune.compiler.executor.library import Library, load_library_params
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import Plan
 from retune.compiler.runtime.artifact import Array, KernelArtifact
@@ -45,7 +45,8 @@ _Out = TypeVar("_Out")
 
 
 def create(graph_json_str: str, libmod: Library | FunctionTable, device: Devices) -> "GraphModule":
-    """An executor of a graph. Its functions are looked up in `libmod` by name; parameters are inputs.
+    """An executor of a graph. Its functions are looked up in `libmod` by name. Parameters are inputs, which hold those
+    of `libmod` where it is a library that has them.
 
     Raises: ArtifactError when the graph is malformed, reads what was written over, or `libmod` lacks a function;
     OptionError when the devices are not those that it needs, or `libmod` is neither a library nor functions by name;
@@ -72,7 +73,9 @@ def create_executor(plan: Plan, libmod: Library | FunctionTable, device: Devices
     artifacts += tuple(kernel for name, kernel in on_gpu.items() if name in called)
     if isinstance(libmod, Library):
         network = replace(libmod.network, plan=plan, kernels=artifacts, constants={})
-        return executor_of(network, libmod.threads, devices, kernels, functions)
+        executor = executor_of(network, libmod.threads, devices, kernels, functions)
+        load_library_params(libmod, executor)
+        return executor
     return executor_of(CompiledNetwork(plan, artifacts, {}), 1, devices, kernels, functions)
 
 
@@ -102,7 +105,8 @@ class GraphModule:
         if not isinstance(module, GraphExecutor):
             raise OptionError(f'an executor is needed, such as library["default"](cpu()) makes, not {module!r:.80}')
         self.module = module
-        self._dtypes = {name: np.dtype(dtype) for name, dtype in module.get_input_info()[1].items()}
+        plan = module.network.plan
+        self._dtypes = {plan.buffers[number].name: np.dtype(plan.buffers[number].dtype) for number in plan.inputs}
 
     def set_input(self, key: Any = None, value: Any = None, **params: Any) -> None:
         """Copy arrays into inputs: one by name or number, others by keyword, also to inputs that are called "key" and

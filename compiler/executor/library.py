@@ -18,6 +18,7 @@ from retune.compiler.executor.shared_library import is_shared_library, load_shar
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.device import Device
+from retune.compiler.runtime.host_array import HostArray
 from retune.compiler.runtime.loader import LoadedKernels, load_kernels
 from retune.compiler.runtime.paths import path_of
 
@@ -131,7 +132,10 @@ class Library:
             # In the graph parameters are inputs, which is what they are now.
             plan = import_graph(self.get_graph_json(), self.gpu_kernels, self.network.plan.name).plan
             network = replace(self.network, plan=plan, constants={})
-        return executor_of(network, self.threads, devices, self.kernels)
+        executor = executor_of(network, self.threads, devices, self.kernels)
+        if not self._complete:
+            load_library_params(self, executor)
+        return executor
 
     def __iter__(self) -> Iterator[object]:
         """The graph's JSON text, this library, the parameters."""
@@ -144,9 +148,10 @@ class Library:
             self._graph, self._params = export_graph(self.network)
         return self._graph
 
-    def get_graph_params(self) -> dict[str, Array]:
+    def get_graph_params(self) -> dict[str, HostArray]:
         """The parameters by the names of their nodes, as the kernels read them: some are packed."""
-        return dict(self._params) if self.get_graph_json() and self._complete else {}
+        params = self._params if self.get_graph_json() and self._complete else {}
+        return {name: array.view(HostArray) for name, array in params.items()}
 
     def get_lib(self) -> "Library":
         """What `create` looks functions up in: this library."""
@@ -156,7 +161,7 @@ class Library:
         """The same library without parameters: its executors take them with `load_params` or `set_input`."""
         # The kernels go along: they are loaded once, however many libraries share them.
         bare = Library(self.network, self.kernels)
-        bare._graph, bare._complete = self.get_graph_json(), False
+        bare._graph, bare._params, bare._complete = self.get_graph_json(), self._params, False
         return bare
 
     def export_library(self, path: str | Path) -> Path:
@@ -175,6 +180,19 @@ class Library:
         if path.suffix == _NETWORK_SUFFIX:
             return self.network.save(path)
         return write_shared_library(self.network, path)
+
+
+def load_library_params(library: Library, executor: GraphExecutor) -> None:
+    """Set the inputs of an executor that are parameters of a library; it does not run without them."""
+    library.get_graph_json()
+    shapes, dtypes = executor.get_input_info()
+    executor.unset_params = library._params.keys() & shapes.keys()
+    fitting = {
+        name: array
+        for name, array in library.get_graph_params().items()
+        if (array.shape, array.dtype.name) == (shapes.get(name), dtypes.get(name))
+    }
+    executor.load_params(fitting)
 
 
 def _restored(network: CompiledNetwork, complete: bool) -> Library:

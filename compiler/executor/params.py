@@ -4,18 +4,25 @@ params.json       the names, in order
 N.npy             the array of name number N
 """
 
+import math
+import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
+from retune.compiler.runtime.archive import Archive, archive_bytes, little_endian, refusing_damage
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.paths import path_of
 
 KIND, VERSION = "parameters", 2
 _ZIP = b"PK\3\4"
+_TVM_MAGIC, _TVM_ARRAY_MAGIC = 0xF7E58D4F05049CB7, 0xDD5E40F096B4A13F
+_TVM_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+"""DLPack's codes of element types."""
 _KINDS = "biufV"
 """Kinds of element types that are plain numbers; V is what NumPy calls bfloat16."""
 
@@ -41,9 +48,9 @@ def save_param_dict(params: Mapping[str, Array]) -> bytearray:
 
 
 def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
-    """The arrays that `save_param_dict` wrote; they are copies.
+    """The arrays that `save_param_dict` wrote, this one or TVM's; they are copies.
 
-    Raises: ArtifactError when the bytes are not from it, of another version, damaged or cut off.
+    Raises: ArtifactError when the bytes are not from these, of another version, damaged or cut off.
     """
     blob = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b""
     return {name: array.copy() for name, array in _arrays(blob).items()}
@@ -53,6 +60,9 @@ def _arrays(source: Path | bytes) -> dict[str, Array]:
     """Read-only arrays by name, those of a file mapped. Raises: ArtifactError."""
     start = source if isinstance(source, bytes) else _first_bytes(source)
     what = "the data" if isinstance(source, bytes) else str(source)
+    if start.startswith(struct.pack("<Q", _TVM_MAGIC)):
+        with refusing_damage("dictionary of parameters of TVM", what):
+            return _tvm_arrays(source if isinstance(source, bytes) else source.read_bytes())
     if not start.startswith(_ZIP):
         raise ArtifactError(f"{what}: no saved parameters, save_param_dict did not write them")
     with refusing_damage("dictionary of parameters", what):
@@ -66,7 +76,7 @@ def _arrays(source: Path | bytes) -> dict[str, Array]:
 def _first_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(len(_ZIP))
+            return file.read(8)
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
 
@@ -91,3 +101,29 @@ def load_param_dict_from_file(path: str | Path, *, copy: bool = True) -> dict[st
     """
     found = _arrays(path_of(path))
     return {name: array.copy() for name, array in found.items()} if copy else found
+
+
+def _tvm_arrays(blob: bytes) -> dict[str, Array]:
+    """What TVM writes: two words, the names, and then each array behind its header, all little-endian."""
+    position = 16
+
+    def take(form: str) -> tuple[Any, ...]:
+        nonlocal position
+        values = struct.unpack_from(f"<{form}", blob, position)
+        position += struct.calcsize(f"<{form}")
+        return values
+
+    names = [take(f"{take('Q')[0]}s")[0].decode() for _ in range(take("Q")[0])]
+    if take("Q")[0] != len(names):
+        raise ValueError("there are not as many arrays as names")
+    arrays = {}
+    for name in names:
+        magic, _, _, _, rank, code, bits, lanes = take("QQiiiBBH")
+        if magic != _TVM_ARRAY_MAGIC or lanes != 1:
+            raise ValueError(f"the header of the array {name!r:.80} is none")
+        *shape, nbytes = take(f"{rank}qq")
+        dtype = "bool" if (code, bits) == (1, 1) else number_type(f"{_TVM_KINDS[code]}{bits}")
+        if min(shape, default=0) < 0 or nbytes != math.prod(shape) * item_bytes(dtype):
+            raise ValueError(f"the array {name!r:.80} of {dtype}{shape} does not have {nbytes} bytes")
+        arrays[name] = little_endian(np.frombuffer(take(f"{nbytes}s")[0], dtype).reshape(shape))
+    return arrays

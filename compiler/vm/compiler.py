@@ -27,6 +27,7 @@ from retune.compiler.graph.program import MAIN, Call, Function, Program, of_grap
 from retune.compiler.graph.region import GraphRegion, Param
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.arguments import require_thread_count
+from retune.compiler.runtime.host_array import HostArray
 from retune.compiler.target import Target
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
@@ -89,11 +90,11 @@ class VMCompiler:
                 raise ModelFormatError(f"the parameter {name} is no array of numbers")
             self._params[name] = array
 
-    def get_params(self) -> dict[str, Array]:
+    def get_params(self) -> dict[str, HostArray]:
         """The constants of the network: what `set_params` was given, and after `lower` or `optimize` all that the
         optimized network reads.
         """
-        return dict(self._params)
+        return {name: array.view(HostArray) for name, array in self._params.items()}
 
     def optimize(
         self,
@@ -101,7 +102,7 @@ class VMCompiler:
         target: Targets | None = None,
         target_host: Target | str | None = None,
         params: Params | None = None,
-    ) -> tuple[Program, dict[str, Array]]:
+    ) -> tuple[Program, dict[str, HostArray]]:
         """The network after the graph passes, with parameters in place, and the constants that it reads. Regions of
         shapes that are not known yet stay as they are: they are optimized when these are.
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from benchmarks.fuzzing.mutations import zip_members, zip_of
+from retune.compiler import debug_executor
 from retune.compiler.config import thread_count
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import ArtifactError
+from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.shared_library import write_shared_library
 from retune.compiler.frontend.network import load_network
@@ -86,6 +87,34 @@ def test_an_exported_library_opens_in_three_ways(tmp_path: Path, suffix: str) ->
     found.append(_result(module))
     for result in found:
         np.testing.assert_allclose(result, _expected(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [create, debug_executor.create])
+def test_a_graph_has_the_parameters_of_its_library(make: Callable[..., GraphModule]) -> None:
+    library = Library(network())
+    text, params = library.get_graph_json(), library.get_graph_params()
+    module = make(text, library, cpu())
+    np.testing.assert_allclose(_result(module), _expected(), rtol=1e-5)
+    assert list(module.get_input_info()[0]) == ["x"]
+    name = max(params, key=lambda key: params[key].size)
+    module.set_input(name, np.zeros(params[name].shape).tolist())
+    assert not np.allclose(_result(module), _expected())
+    bare = make(text, library.remove_params(), cpu())
+    with pytest.raises(OptionError, match="no value was set for the parameters"):
+        bare.run(x=_x())
+    bare.load_params(save_param_dict(params))
+    np.testing.assert_allclose(_result(bare), _expected(), rtol=1e-5)
+    inside = debug_executor.create(text, library.remove_params(), cpu())
+    with inside, pytest.raises(OptionError, match="no value was set for the parameters"):
+        inside.debug_get_output("y")
+
+
+def test_a_graph_of_its_own_may_use_a_name_of_a_parameter_for_another_input() -> None:
+    library = Library(network())
+    name, other = list(library.get_graph_params())[:2]
+    text = library.get_graph_json().replace(f'"{name}"', '"free"').replace(f'"{other}"', f'"{name}"')
+    with pytest.raises(OptionError, match=f"no value was set for the parameters {name}"):
+        create(text, library, cpu()).run(x=_x())
 
 
 @pytest.mark.parametrize("suffix", [".so", ".retune"])
@@ -165,9 +194,16 @@ def test_a_library_without_parameters_takes_them_later() -> None:
     bare = library.remove_params()
     assert bare.get_graph_params() == {}
     module = GraphModule(bare["default"](cpu()))
-    module.run()
-    assert not np.allclose(_result(module), _expected())
-    module.load_params(save_param_dict(library.get_graph_params()))
+    params = library.get_graph_params()
+    with pytest.raises(OptionError, match=f"network net: no value was set for the parameters {min(params)}"):
+        module.run()
+    first, *others = params
+    module.set_input(first, params[first].numpy())
+    for name in others:
+        module.set_input_zero_copy(name, params[name])
+    np.testing.assert_allclose(_result(module), _expected(), rtol=1e-5)
+    module = GraphModule(bare["default"](cpu()))
+    module.load_params(save_param_dict(params))
     np.testing.assert_allclose(_result(module), _expected(), rtol=1e-5)
     with pytest.raises(ArtifactError, match="parameters were removed"):
         bare.export_library("net.so")

@@ -1,6 +1,8 @@
 """Parameters as bytes: what comes back, and what is refused."""
 
 import json
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,51 @@ def test_another_version_and_other_files(tmp_path: Path) -> None:
         load_param_dict_from_file(tmp_path / "b")
     with pytest.raises(ArtifactError, match="cannot write"):
         save_param_dict_to_file({}, tmp_path / "none" / "b")
+
+
+def _tvm_bytes(params: dict[str, Array]) -> bytes:
+    """What TVM's `save_param_dict` writes."""
+    names = [name.encode() for name in params]
+    parts = [struct.pack("<QQQ", 0xF7E58D4F05049CB7, 0, len(names))]
+    parts += [struct.pack("<Q", len(name)) + name for name in names]
+    parts.append(struct.pack("<Q", len(params)))
+    for array in params.values():
+        code = {"b": 1, "i": 0, "u": 1, "f": 2, "V": 4}[array.dtype.kind]
+        bits = 1 if array.dtype.kind == "b" else array.dtype.itemsize * 8
+        parts.append(struct.pack("<QQiiiBBH", 0xDD5E40F096B4A13F, 0, 1, 0, array.ndim, code, bits, 1))
+        parts.append(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes) + array.tobytes())
+    return b"".join(parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text(max_size=8), _TYPES.filter(str.isalnum).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0))), max_size=4))  # fmt: skip
+def test_parameters_that_tvm_wrote_are_read(params: dict[str, Array]) -> None:
+    found = load_param_dict(_tvm_bytes(params))
+    assert list(found) == list(params)
+    for name, array in params.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].flags.writeable
+
+
+def test_damaged_parameters_of_tvm_are_one_error(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=BFLOAT16).reshape(2, 3)
+    data = _tvm_bytes({"x": array, "y": np.zeros(2, "float32")})
+    (tmp_path / "x.params").write_bytes(data)
+    np.testing.assert_array_equal(load_param_dict_from_file(tmp_path / "x.params")["x"], array)
+    for end in range(8, len(data)):
+        with pytest.raises(ArtifactError, match="no dictionary of parameters of TVM, or is damaged"):
+            load_param_dict(data[:end])
+    for place in range(8, len(data)):  # sizes and ranks that cannot be, codes that are none
+        for value in (0xFF, 0x80, 0x03):
+            broken = bytearray(data)
+            broken[place] = value
+            with suppress(ArtifactError):
+                load_param_dict(broken)
+    for place, value in ((16, 9), (24, 255), (42, 7), (50, 7), (74, 9), (78, 9), (79, 9), (80, 9), (82, 9), (98, 9)):
+        with pytest.raises(ArtifactError, match="no dictionary of parameters of TVM, or is damaged"):
+            load_param_dict(data[:place] + bytes([value]) + data[place + 1 :])
 
 
 def test_arrays_of_a_file_are_mapped_when_asked_for(tmp_path: Path) -> None:

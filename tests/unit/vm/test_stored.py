@@ -84,9 +84,7 @@ CASES: dict[str, tuple[onnx.ModelProto, list[dict[str, Array]]]] = {
 }
 
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the stored code is for x86-64 with AVX2"
-)
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stored code is for x86-64 with AVX2")
 
 
 @pytest.mark.parametrize("memory", ["pooled", "naive"])
