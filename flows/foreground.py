@@ -13,6 +13,7 @@ from signal import SIGINT, default_int_handler
 import typer
 
 from retune.compiler.driver.extract import begin_extraction
+from retune.compiler.driver.operators import is_operator
 from retune.flows import embedded_server, exits, launch
 from retune.flows.commands.arguments import state_folder_of
 from retune.flows.commands.output import Mode, warn_in_one_line
@@ -24,6 +25,7 @@ from retune.flows.state_folder import blaming_the_disk
 from retune.flows.summary import show_report
 from retune.flows.toplevel import guarded
 from retune.flows.tune_network import tune_network
+from retune.flows.tune_operator import tune_operator_of
 
 # Prefect needs a request or two to mark the run; supervisors such as Docker kill after ten seconds.
 GRACE_SECONDS = 8.0
@@ -34,9 +36,10 @@ def main(mode: Mode, text: str) -> int:
     """Run the flow with the parameters in `text` and print its report. Returns the exit code."""
     parameters = json.loads(text)
     folder = state_folder_of(parameters["home"])
-    _begin_extraction(TuneJob.of(**parameters))
+    job = TuneJob.of(**parameters)
+    _begin_extraction(job)
     with watched_server(embedded_server.started()), blaming_the_disk(folder), shown_on(sys.stdout, mode):
-        report = tune_network(**parameters)
+        report = tune_operator_of(job) if is_operator(job.network) else tune_network(**parameters)
     if mode is Mode.JSON:
         typer.echo(report_line(report))
     elif mode is Mode.PEOPLE:
@@ -46,7 +49,7 @@ def main(mode: Mode, text: str) -> int:
 
 def _begin_extraction(job: TuneJob) -> None:
     """Extract the network while Prefect's server starts. What a GPU or a fleet's device is, is found out later."""
-    if job.plan is None and job.gpu is None:
+    if job.plan is None and job.gpu is None and not is_operator(job.network):
         begin_extraction(job.network, job.target, job.threads, job.shapes, job.options.winograd)
 
 

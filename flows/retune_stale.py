@@ -11,15 +11,15 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from retune.compiler.driver.operators import Operator, is_operator
+from retune.compiler.driver.operators import is_operator
 from retune.compiler.driver.report import Report
 from retune.compiler.driver.stale import most_promising
 from retune.compiler.errors import OptionError, RetuneError
-from retune.compiler.options import FLEET, MACHINE, SEARCH, tune_options
+from retune.compiler.options import FLEET, MACHINE, SEARCH
 from retune.flows.device import resolve_device
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.tune_network import tune_network
-from retune.flows.tune_operator import OF_OPERATORS, tune_operator
+from retune.flows.tune_operator import tune_operator_of
 from retune.tasks.stale import judge
 
 SHORTEST_SLICE = 1.0
@@ -86,10 +86,6 @@ def tune_again(job: TuneJob, minutes: float) -> Report:
     """Tune the job's network or operator for some minutes."""
     job = replace(job, options=replace(job.options, minutes=minutes))
     if is_operator(job.network):
-        operator = Operator.parsed(job.network)
-        workload = operator.name if operator.module else operator.name.removeprefix("retune.")
-        options = {one.name: getattr(job.options, one.name) for one in tune_options(*OF_OPERATORS)}
-        tuned: Report = tune_operator(workload, list(operator.args), operator.module, home=str(job.place), **options)
-        return tuned
+        return tune_operator_of(job)
     report: Report = tune_network(**job.parameters())
     return report

@@ -23,13 +23,15 @@ def show_report(report: Report, stream: TextIO) -> None:
         console.print(f"not used: {unused} more ways to compute these kernels; the report says why", soft_wrap=True)
     if warning := busy_warning(report.contention):
         console.print(warning, style="bold yellow", soft_wrap=True)
-    console.print(_latencies(report))
+    if report.artifact:
+        console.print(_latencies(report))
     console.print(
         f"tuned is {'roughly ' if warning else ''}{report.speedup:.2f} times as fast as untuned, "
         f"after {report.trials} trials in {report.elapsed:.0f} s",
         soft_wrap=True,
     )
-    console.print(f"{report.coverage}", soft_wrap=True)
+    if report.artifact:
+        console.print(f"{report.coverage}", soft_wrap=True)
     if fallen := report.coverage.fallback_text():
         console.print(fallen, soft_wrap=True)
     if report.comparison.note:
@@ -37,7 +39,8 @@ def show_report(report: Report, stream: TextIO) -> None:
     if not report.is_right:
         console.print(f"THE OUTPUTS ARE WRONG: an error is larger than {report.comparison.tolerance:g}", soft_wrap=True)
     for name, path in (("network", report.artifact), ("records", report.records)):
-        console.print(f"{name:<8} {path}", soft_wrap=True)
+        if path:
+            console.print(f"{name:<8} {path}", soft_wrap=True)
     page = report.page.absolute()
     console.print(f"{'report':<8}", Text(str(page), style=f"link {page.as_uri()}"), soft_wrap=True)
 

@@ -20,14 +20,15 @@ from retune.compiler.driver.report import Report
 from retune.compiler.driver.winners import Confirmation, shortlist
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.built_programs import SHORTLIST
-from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
+from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH, tune_options
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
+from retune.flows.launch import command_began
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.extract import extract_any
 from retune.tasks.opaque import opaque
-from retune.tasks.report import keep_result, publish_operator
+from retune.tasks.report import keep_result, publish_operator, write_page
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run
 from retune.tasks.verify import confirm, time_programs
@@ -37,6 +38,15 @@ OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
 """The options that an operator can be tuned with."""
 _CONFIRM_SECONDS = 3.0
 """For the confirmation of one kernel and the report."""
+
+
+def tune_operator_of(job: TuneJob) -> Report:
+    """Run the flow for a job whose network is an operator in a line, see `Operator`."""
+    operator = Operator.parsed(job.network)
+    workload = operator.name if operator.module else operator.name.removeprefix("retune.")
+    options = {one.name: getattr(job.options, one.name) for one in tune_options(*OF_OPERATORS)}
+    report: Report = tune_operator(workload, list(operator.args), operator.module, home=str(job.place), **options)
+    return report
 
 
 def run_name() -> str:
@@ -62,7 +72,7 @@ def tune_operator(
     `auto_scheduler.register_workload`, and `args` are its arguments. `home` is the state folder (./.retune).
     Raises: OptionError, TargetError, StoreError.
     """
-    began = monotonic()
+    began = command_began() or monotonic()
     subject = str(Operator.asked(workload, args, module))
     job = resolve_device(TuneJob.of(subject, home=home, **options))
     if job.options.objective == THROUGHPUT:
@@ -77,6 +87,7 @@ def tune_operator(
             winner = with_task_runner(confirm_operator, job)(job, extracted, workers)
         report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
         complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
+        write_page(run.run_id, job.place, job.run_folder(run.run_id))
     return report
 
 

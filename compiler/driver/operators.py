@@ -20,7 +20,7 @@ from typing import Any
 from retune.compiler import te
 from retune.compiler.driver.extract import Extracted, extract_network
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.errors import DefinitionError, OptionError, WorkloadError
+from retune.compiler.errors import OptionError, RetuneError
 from retune.compiler.ops import OPS, Attribute
 from retune.compiler.ops.norm import layer_norm
 from retune.compiler.schedule.task import SearchTask
@@ -128,10 +128,11 @@ class Operator:
                 f"there is no operator {workload!r}; there are {', '.join(OPERATORS)}, "
                 "and whatever a module registers, if you name the module"
             )
+        signature = inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
         try:
-            inspect.signature(function).bind(*args)
+            signature.bind(*args)
         except TypeError as error:
-            raise OptionError(f"{workload}{inspect.signature(function)}: {error}") from None
+            raise OptionError(f"{workload}{signature}: {error}") from None
         if not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in args):
             raise OptionError(f"{workload} takes integers of at least 1, not {list(args)}")
         return cls(f"retune.{workload}", tuple(args))
@@ -146,7 +147,8 @@ class Operator:
             name, args = None, []
         if not text.startswith(PREFIX) or not isinstance(name, str):
             raise OptionError(f'{text!r} is no operator; write {PREFIX}["retune.matmul", 512, 512, 512]')
-        return cls(name, tuple(args), module.rstrip(":"))
+        module = module.rstrip(":")
+        return cls.asked(name if module else name.removeprefix("retune."), args, module)
 
     def __str__(self) -> str:
         module = f"{self.module}:" if self.module else ""
@@ -182,12 +184,14 @@ def extract_operator(text: str, target: str, threads: int) -> Extracted:
     if operator.module:
         try:
             importlib.import_module(operator.module)
-        except ImportError as error:
-            raise OptionError(f"the module {operator.module} cannot be imported: {error}") from error
+        except Exception as error:  # whatever the code of a user raises
+            name = type(error).__name__
+            raise OptionError(f"the module {operator.module} cannot be imported: {name}: {error}") from error
     try:
         task = SearchTask.of_workload(operator.name, operator.args, machine, hardware_of(machine, threads))
-    except (WorkloadError, DefinitionError, TypeError) as error:
-        raise OptionError(f"{text}: {error}") from error
+    except Exception as error:
+        kind = "" if isinstance(error, RetuneError) else f"{type(error).__name__}: "
+        raise OptionError(f"{text}: {kind}{error}") from error
     name = operator_label(text)
     named = SearchTask(name, task.dag, task.target, task.hardware, task.key, task.layout)
     return Extracted(text, name, machine, threads, [named], [1], [0])

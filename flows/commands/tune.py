@@ -7,12 +7,16 @@ Prefect. Prefect reads its settings from the environment when it is imported, wh
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from retune.compiler import config
 from retune.compiler.driver.extract import check_network
+from retune.compiler.driver.operators import extract_operator, is_operator
+from retune.compiler.errors import OptionError
 from retune.compiler.options import tune_options
+from retune.compiler.target import Target
 from retune.flows import launch
 from retune.flows.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.commands.output import Json, Output, Quiet
@@ -36,7 +40,7 @@ def tune(
     home = Path(job.home)
     check_state_folder(home, len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
-    check_network(job.network, job.shapes, job.target)
+    _check_subject(job)
     ParquetRecordStore(job.place)  # refuses records of a newer version
     make_folder(home / "prefect")
     url = config.load().prefect_api
@@ -47,6 +51,17 @@ def tune(
 
 
 add_options(tune, tune_options(), option_of)
+
+
+def _check_subject(job: TuneJob) -> None:
+    """Check that the network, or the operator, can be tuned. Raises: as `check_network`, `extract_operator`."""
+    if not is_operator(job.network):
+        check_network(job.network, job.shapes, job.target)
+        return
+    sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`
+    extract_operator(job.network, job.target or str(Target.host()), 1)
+    if job.shapes:
+        raise OptionError("--shape is for networks: the line of an operator has its sizes")
 
 
 def _announce(output: Output, text: str) -> None:

@@ -29,6 +29,11 @@ from tests.support.flows.networks import write_mlp, write_unsupported
 from tests.support.gpu_network import network_with_gpu
 from tests.support.ir_kernels import artifact
 
+FAULTY_MODULE = """
+from retune.compiler import auto_scheduler
+auto_scheduler.register_workload("quotient", lambda n: 1 / n, override=True)
+"""
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -60,6 +65,14 @@ from tests.support.ir_kernels import artifact
         (("tune", "mlp", "--weights", "hot"), ("weights", "cached", "hot")),
         (("tune", "mlp", "--target", "abacus"), ("abacus", "llvm")),
         (("tune", "mlp", "--store", "text.onnx"), ("text.onnx",)),
+        (("tune", 'operator:["retune.matmul", 64'), ("is no operator", 'operator:["retune.matmul", 512, 512, 512]')),
+        (("tune", 'operator:["retune.matrix", 64, 64]'), ("no operator 'matrix'", "matmul, batch_matmul")),
+        (("tune", 'operator:["retune.matmul", 64, 64]'), ("matmul(rows: int, columns: int, inner: int): missing",)),
+        (("tune", 'operator:["retune.matmul", 64, "a", 64]'), ("integers of at least 1", "'a'")),
+        (("tune", 'operator:["retune.softmax", 4, 4]', "--shape", "x=4,4"), ("--shape is for networks",)),
+        (("tune", 'operator:no_such_module:["f", 1]'), ("no_such_module cannot be imported",)),
+        (("tune", 'operator:faulty:["quotient", 0]'), ("ZeroDivisionError", "quotient")),
+        (("tune", 'operator:faulty:["product", 0]'), ("product is not registered",)),
         (("run", "text.onnx"), ("text.onnx",)),
         (("run", "missing.retune"), ("missing.retune",)),
         (("run", "."), (".",)),
@@ -76,6 +89,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     link_objects([artifact("good").object_code], folder / "other.so")
     write_unsupported(folder / "unsupported.onnx")
     write_mlp(folder / "dynamic.onnx", batch="many")
+    (folder / "faulty.py").write_text(FAULTY_MODULE)
     said = refused(*arguments)
     for word in words:
         assert word in said

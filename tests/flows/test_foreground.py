@@ -13,10 +13,49 @@ from tests.support.flows.networks import write_mlp
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
+ROWS_MODULE = """
+from retune.compiler import auto_scheduler, te
+
+@auto_scheduler.register_workload("row sums")
+def row_sums(rows, columns):
+    x, k = te.placeholder((rows, columns), name="x"), te.reduce_axis(columns, "k")
+    return [x, te.compute((rows,), lambda i: te.sum(x[i, k], k), name="y")]
+"""
+
+
 def tune(folder: Path, mode: Mode, seed: int) -> int:
     network = write_mlp(folder / "small.onnx")
     job = TuneJob.of(str(network), trials=8, threads=1, batch=4, seed=seed, home=str(folder / "state"))
     return foreground.main(mode, json.dumps(job.parameters()))
+
+
+@pytest.mark.long
+def test_an_operator_of_a_module_is_tuned_and_a_killed_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.py").write_text(ROWS_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = 'operator:rows:["row sums", 32, 48]'
+    job = TuneJob.of(line, trials=8, threads=1, batch=4, home=str(tmp_path / "state"))
+    text = json.dumps(job.parameters())
+    with monkeypatch.context() as killed:
+        killed.setattr("retune.flows.tune_operator.confirm_operator", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception, match="killed"):
+            foreground.main(Mode.JSON, text)
+    capsys.readouterr()
+    assert foreground.main(Mode.JSON, text) == 0
+    events = [json.loads(shown) for shown in capsys.readouterr().out.splitlines()]
+    (opened,) = [event for event in events if event["event"] == "run_opened"]
+    assert (opened["network"], opened["resumed"], opened["trials"]) == (line, True, 8)
+    report = events[-1]
+    assert (report["trials"], report["artifact"], report["speedup"] >= 1) == (8, "", True)
+    assert report["run_id"] in (Path(report["folder"]) / "report.html").read_text(encoding="utf-8")
+    job = TuneJob.of(line, trials=4, threads=1, batch=4, home=str(tmp_path / "state"))
+    assert foreground.main(Mode.PEOPLE, json.dumps(job.parameters())) == 0
+    shown = capsys.readouterr().out
+    assert "times as fast as untuned, after 4 trials" in shown
+    assert "network  " not in shown
+    assert "reference" not in shown
 
 
 @pytest.mark.long
