@@ -10,7 +10,8 @@ from itertools import chain
 from types import UnionType
 from typing import Any, TypeVar, get_args
 
-from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Var, binary
+from retune.compiler.dtype import HALVES
+from retune.compiler.ir.expr import Binary, BinaryOp, Call, Cast, Const, Expr, Var, binary, cast
 
 Node = TypeVar("Node", bound=Expr)
 Item = TypeVar("Item")
@@ -162,3 +163,14 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
         return result
 
     return visit(expr)
+
+
+def widened(expr: Expr) -> Expr:
+    """An expression some of whose operands have become float32, with nothing left in floats of two bytes."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Const | Cast) and node.dtype in (*HALVES, "float32"):
+            return cast("float32", node.value)
+        return replace(node, dtype="float32") if isinstance(node, Call) and node.dtype in HALVES else None
+
+    return transform(expr, rule)

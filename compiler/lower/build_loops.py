@@ -1,15 +1,19 @@
 """Build the loop IR of a concrete state, without optimization: it computes what the definition says.
 
-Loops of one iteration disappear. A reduction is initialized just before its outermost loop. A loop that runs over the
+Loops of one iteration disappear. A reduction is initialized just before its outermost loop; one of floats of two bytes
+joins its terms in float32, in a buffer beside that of the stage, and is rounded once. A loop that runs over the
 end of its axis gets a guard. A stage with several results has a buffer for each; what a reduction of several reads and
 joins is held in registers until all of it is known. A stage that calls a function is that call, outside of all loops.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import ClassVar
 
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, as_expr, cast, const
+from retune.compiler.ir.rewrite import allocate
 from retune.compiler.ir.stmt import Allocate, Invoke, LoopFunction, LoopKind, Stmt, block
 from retune.compiler.ir.visit import substitute, transform, variables
 from retune.compiler.lower.nests import (
@@ -23,8 +27,10 @@ from retune.compiler.lower.nests import (
     loop_vars,
     looped,
     nested,
+    points_of,
     stores,
 )
+from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
 from retune.compiler.schedule.inlining import inline_body
 from retune.compiler.schedule.linear import Linear, LoopKey
@@ -40,6 +46,7 @@ from retune.compiler.schedule.state import (
     State,
 )
 from retune.compiler.te.tensor import (
+    HOLDS_PARTIAL_SUMS,
     ComputeOp,
     ExternOp,
     Handle,
@@ -70,6 +77,10 @@ class LoopBuilder:
     """Makes the loops of a state; what a GPU does otherwise is made by a subclass."""
 
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = _KINDS
+    most_held = 1 << 16
+    """Sums in a buffer of the thread, at the most; more are in the workspace, as many as the stage has results."""
+    # A temporary has one value a lane: the loop around a sum may be a vector.
+    scope_of_sum = "register"
     device = "a CPU"
     advice = "use parallel, vectorize or unroll, or a target cuda"
 
@@ -83,6 +94,7 @@ class LoopBuilder:
         # Variables of loops with one iteration would hide equal indices from the simplifier: they are the literal 0.
         self.trivial = {loop.key for loop in every if fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
+        self.sums: dict[int, tuple[Buffer, ...]] = {}
         self.buffers = self.make_buffers()
 
     def make_buffers(self) -> list[tuple[Buffer, ...]]:
@@ -98,8 +110,10 @@ class LoopBuilder:
             names = [name] if len(node.tensors) == 1 else [f"{name}.v{place}" for place in range(len(node.tensors))]
             found = self.bounds.get(stage_id)
             attached = isinstance(self.state.stages[stage_id].location, Attached) and found is not None
+            local = attached and self.scope_of(stage_id) == "local"
+            dtypes = held_types(node.op) if local else stored_types(node.op)
             made = []
-            for each, tensor, shape, dtype in zip(names, node.tensors, node.op.shapes, node.op.dtypes, strict=True):
+            for each, tensor, shape, dtype in zip(names, node.tensors, node.op.shapes, dtypes, strict=True):
                 if attached and found is not None:
                     shape = self._allocated(stage_id, tuple(fixed(extent) for extent in found.region.extents))
                     made.append(Buffer(each, shape, dtype, self.scope_of(stage_id)))
@@ -155,7 +169,7 @@ class LoopBuilder:
             buffer
             for i, stage in enumerate(self.state.stages)
             if isinstance(stage.location, Root)
-            for buffer in self.buffers[i]
+            for buffer in (*self.buffers[i], *self.sums.get(i, ()))
             if buffer.scope == "workspace"
         )
         called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
@@ -165,7 +179,7 @@ class LoopBuilder:
         limits = tuple(
             (buffer.name, fixed(self.state.stages[i].unroll_limit))
             for i in sorted(self.bounds)
-            for buffer in self.buffers[i]
+            for buffer in (*self.buffers[i], *self.sums.get(i, ()))
         )
         return LoopFunction(name, params, workspace, body, len(dag.outputs), free, limits)
 
@@ -232,9 +246,41 @@ class LoopBuilder:
         # Guards on outer loops alone are tested once, around all initial values.
         init_outer = [guard for guard in init_guards if not variables(guard) & spatial_vars]
         inner = [guard for guard in init_guards if guard not in init_outer]
-        init = guarded(init_outer, nested(spatial, stores(buffers, target, self.starts(stage_id, body)), inner))
-        update = join_into(body, buffers, target)
-        return self.wrap(stage_id, loops, update, guards, (first, lambda stmt: block(init, stmt)))
+
+        def for_each(leaf: Stmt) -> Stmt:
+            return guarded(init_outer, nested(spatial, leaf, inner))
+
+        sums, point = self.sums_of(stage_id, loops, target)
+        init = for_each(stores(sums, point, self.starts(stage_id, body)))
+        # Sums in the stage's own buffers are complete where they are.
+        own = sums == buffers
+        result = [] if own else [for_each(stores(buffers, target, [Load(buffer, point) for buffer in sums]))]
+        scopes = [buffer for buffer in sums if not own and buffer.scope != "workspace"]
+        update = join_into(body, sums, point)
+        around = (first, lambda stmt: allocate(scopes, block(init, stmt, *result)))
+        return self.wrap(stage_id, loops, update, guards, around)
+
+    def sums_of(
+        self, stage_id: int, loops: Sequence[NestLoop], target: tuple[Expr, ...]
+    ) -> tuple[tuple[Buffer, ...], tuple[Expr, ...]]:
+        """Where a reduction joins its terms into element `target` of its buffers: there, or beside them and wider."""
+        stage, buffers = self.state.stages[stage_id], self.buffers[stage_id]
+        held = held_types(stage.op)
+        if held == tuple(buffer.dtype for buffer in buffers):
+            return buffers, target
+        points = points_of(loops)
+        shape = tuple(loop.extent for loop in points)
+        pairs = list(zip(buffers, held, strict=True))
+        if prod(shape) <= self.most_held or isinstance(stage.location, Attached):
+            target = tuple(loop.var for loop in points)
+            scope = "local" if shape else self.scope_of_sum
+            made = [Buffer(f"{buffer.name}.part", shape, dtype, scope) for buffer, dtype in pairs]
+        else:
+            made = [
+                replace(buffer, name=f"{buffer.name}.sum", dtype=dtype, scope="workspace") for buffer, dtype in pairs
+            ]
+        self.sums[stage_id] = tuple(made)
+        return self.sums[stage_id], target
 
     def starts(self, stage_id: int, body: Reduce) -> list[Expr]:
         """What a reduction starts from, one a result."""
@@ -370,8 +416,9 @@ class LoopBuilder:
                 # The buffer of an attached stage holds its region alone: indices count from the region's start.
                 mins = self.bounds[producer].region.mins
                 indices = tuple(index - self.start(low) for index, low in zip(indices, mins, strict=True))
-            # A local buffer may hold sums in a wider type than that of the tensor.
-            return cast(node.dtype, Load(self._buffer(node.tensor), self.place(producer, indices)))
+            value = Load(self._buffer(node.tensor), self.place(producer, indices))
+            # A local buffer may hold sums in a wider type than that of the tensor, which are complete when it is read.
+            return value if HOLDS_PARTIAL_SUMS in node.tensor.op.attrs else cast(node.dtype, value)
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)

@@ -30,6 +30,12 @@ def first_reduction(loops: Sequence[NestLoop]) -> int:
     return next(number for number, loop in enumerate(loops) if loop.reduces and loop.extent > 1)
 
 
+def points_of(loops: Sequence[NestLoop]) -> list[NestLoop]:
+    """The loops over results inside the outermost one that reduces, of each of which a thread has a partial one."""
+    inner = loops[first_reduction(loops) :]
+    return [loop for loop in inner if not loop.reduces and loop.extent > 1 and loop.kind not in THREAD_KINDS]
+
+
 def stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Expr]) -> Stmt:
     """Write one element of every buffer, in its type; no value reads any of them."""
     pairs = zip(buffers, values, strict=True)

@@ -12,6 +12,7 @@ from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
 from retune.compiler.schedule.state import Attached, Inlined, State
 from retune.compiler.te.tensor import (
     CONCATENATED,
+    HOLDS_PARTIAL_SUMS,
     LOOKS_UP_TABLES,
     MOVES_ELEMENTS,
     Axis,
@@ -231,13 +232,16 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
     return True
 
 
-def held_types(op: ComputeOp) -> tuple[str, ...]:
-    """The types in which a GPU's threads hold the results of a stage until these are complete: sums and products of
-    floats of two bytes are float32 until then, as they are on a CPU.
-    """
+def held_types(op: Operation) -> tuple[str, ...]:
+    """The types of a stage's results until these are complete: of floats of two bytes that are joined, float32."""
     # Extremes round nothing, so they stay in their own type.
-    wide = isinstance(op.body, Reduce) and op.body.combiner in ("sum", "prod")
-    return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes
+    joins = isinstance(op, ComputeOp) and isinstance(op.body, Reduce) and op.body.combiner not in ("max", "min")
+    return tuple(map(accumulated, op.dtypes)) if joins else stored_types(op)
+
+
+def stored_types(op: Operation) -> tuple[str, ...]:
+    """The types of a stage's results in memory; partial sums of floats of two bytes are float32."""
+    return tuple(map(accumulated, op.dtypes)) if HOLDS_PARTIAL_SUMS in op.attrs else op.dtypes
 
 
 def consumers(state: State, stage_id: int) -> tuple[int, ...]:

@@ -10,19 +10,17 @@ from math import prod
 
 import numpy as np
 
-from retune.compiler.dtype import item_bytes
 from retune.compiler.gpu_facts import GpuFacts, facts_of
 from retune.compiler.ir.kernel import WARP
-from retune.compiler.lower.gpu.cross_thread_reduction import MOST_HELD
+from retune.compiler.lower.gpu.build_kernels import MOST_HELD
 from retune.compiler.lower.gpu.limits import Limit
-from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.contraction import LEFT, RIGHT
 from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.schedule.tensor_nests import copies_of, in_groups, product_of, thread_bytes
 from retune.compiler.search.genome import Mask
-from retune.compiler.search.register_tile import Counts, point_bytes
+from retune.compiler.search.register_tile import Counts, held_bytes, point_bytes
 from retune.compiler.search.sketch_rules.facts import SHARED
 
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
@@ -102,7 +100,7 @@ class DeviceKernel:
                     copies = copies_of(nest, self.nests, self.count)
                     shared = shared + size * point_bytes(nest) * copies
                 else:
-                    local = local + size * _held_bytes(nest) * virtual
+                    local = local + size * held_bytes(nest) * virtual
             together, own = self._joined(nest)
             shared, local = shared + together, local + own * virtual
         return shared, local
@@ -144,10 +142,11 @@ class DeviceKernel:
         """Bytes of shared and of local memory that a reduction takes to join its parts."""
         nothing = np.zeros(self.count, dtype=np.int64)
         reducing = [loop for loop in own_loops(nest) if _reduces(loop) and loop.annotation in _THREADS]
-        points, item = _points(nest, self.count), _held_bytes(nest)
+        points, item = _points(nest, self.count), held_bytes(nest)
         alone = nothing
         if item > point_bytes(nest) and (not nest.attached or _is_shared(nest)):
-            alone = np.where((_reduction_iterations(nest, self.count) > 1) & (points <= MOST_HELD), points * item, 0)
+            few = nest.attached | (points <= MOST_HELD)
+            alone = np.where((_reduction_iterations(nest, self.count) > 1) & few, points * item, 0)
         if not reducing:
             return nothing, alone
         each = {kind: iterations(reducing, (kind,), self.count) for kind in _THREADS}
@@ -186,11 +185,6 @@ def _is_shared(nest: StageNest) -> bool:
     """Whether the threads of a block share what a stage inside another's loops computes."""
     among_threads = any(loop.annotation in _THREADS for loop in outer_loops(nest))
     return nest.op.name.endswith(SHARED) or not among_threads
-
-
-def _held_bytes(nest: StageNest) -> int:
-    """Bytes of one element of each of the statement's results while a thread holds them."""
-    return sum(map(item_bytes, held_types(nest.op)))
 
 
 def _reduction_iterations(nest: StageNest, count: int) -> Counts:

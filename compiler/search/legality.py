@@ -16,7 +16,7 @@ from retune.compiler.schedule.state import Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.register_tile import point_bytes, register_tile, straight_line, tile_registers
+from retune.compiler.search.register_tile import held_bytes, register_tile, straight_line, tile_registers
 from retune.compiler.target import HardwareParams
 
 _RESERVED = 8192
@@ -35,7 +35,7 @@ def legal(
             elements = np.ones(count)
             for extent in nest.write.shape:
                 elements = elements * extent
-            stack = stack + elements * point_bytes(nest)
+            stack = stack + elements * held_bytes(nest)
         good &= register_tile(nest, choices.vector.get(nest.stage, 0), hardware, count) <= options.max_register_vectors
     return np.asarray(good & (stack <= hardware.stack_bytes))
 

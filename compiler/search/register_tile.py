@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retune.compiler.dtype import accumulated, item_bytes
+from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import Loop
 from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
@@ -132,8 +133,13 @@ def accumulator_bytes(nest: StageNest) -> int:
 
 
 def point_bytes(nest: StageNest) -> int:
-    """Bytes of one element of each of the statement's results."""
-    return sum(map(item_bytes, nest.op.dtypes))
+    """Bytes of one element of each of the statement's results in memory."""
+    return sum(map(item_bytes, stored_types(nest.op)))
+
+
+def held_bytes(nest: StageNest) -> int:
+    """Bytes of one element of each of the statement's results while a thread holds them."""
+    return sum(map(item_bytes, held_types(nest.op)))
 
 
 def _own(nest: StageNest) -> tuple[Loop, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand, Var, as_expr, binary, is_float
-from retune.compiler.ir.visit import substitute, walk
+from retune.compiler.ir.visit import substitute, walk, widened
 
 LOOKS_UP_TABLES = "looks_up_tables"
 """The attribute of a compute that finds a few elements by small tables: it is inlined where it can be, never tiled."""
@@ -25,6 +25,9 @@ MOVES_ELEMENTS = "moves_elements"
 """The attribute of a compute each element of which is one of what it reads, or a constant: what reads it may as well
 find the element there.
 """
+
+HOLDS_PARTIAL_SUMS = "holds_partial_sums"
+"""The attribute of a compute whose results are joined further: floats of two bytes wait for that in float32."""
 
 CONCATENATED = "concat_axis"
 """The attribute of a compute that puts tensors end to end: the axis. Readers may read these tensors instead."""
@@ -159,7 +162,9 @@ class Reduce(Expr):
             return (binary(_COMBINE[self.combiner], lhs[0], rhs[0]),)
         known: dict[Expr, Expr] = dict(zip(self.combiner.lhs, lhs, strict=True))
         known.update(zip(self.combiner.rhs, rhs, strict=True))
-        return tuple(substitute(result, known) for result in self.combiner.results)
+        joined = tuple(substitute(result, known) for result in self.combiner.results)
+        # Of floats of two bytes that are held in float32, the others here must become float32 too.
+        return joined if all(var.dtype == value.dtype for var, value in known.items()) else tuple(map(widened, joined))
 
     def __str__(self) -> str:
         return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"

@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import ClassVar
 
 from retune.compiler.errors import LoweringError
-from retune.compiler.ir.expr import Buffer, Expr, const
+from retune.compiler.ir.expr import Expr, const
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, LoopFunction, LoopKind, Stmt
 from retune.compiler.ir.visit import variables
 from retune.compiler.lower.build_loops import LoopBuilder
-from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, are_few, plan_cross_thread_reduction
+from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cross_thread_reduction
 from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import Annotation, Attached, State
-from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
+from retune.compiler.te.tensor import ExternOp, Reduce
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,
@@ -29,6 +29,8 @@ _THREADS = {
     Annotation.THREAD_Z: LoopKind.THREAD_Z,
 }
 _SHARED = ".shared"
+MOST_HELD = 255
+"""Sums that a thread holds at a time, at the most: it has no more registers."""
 
 
 def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None" = None) -> tuple[LoopFunction, ...]:
@@ -59,6 +61,8 @@ class KernelBuilder(LoopBuilder):
         Annotation.BLOCK_Z: LoopKind.BLOCK_Z,
         **_THREADS,
     }
+    most_held = MOST_HELD
+    scope_of_sum = "local"
     device = "a GPU"
     advice = "bind it to blockIdx, threadIdx or vthread"
 
@@ -67,15 +71,6 @@ class KernelBuilder(LoopBuilder):
         among_threads = any(loop.annotation in _THREADS for loop in self.bounds[stage_id].outer)
         named = self.state.stages[stage_id].op.name.endswith(_SHARED)
         return "shared" if named or not among_threads else "local"
-
-    def make_buffers(self) -> list[tuple[Buffer, ...]]:
-        """As on a CPU, but what a thread sums for itself is held in the type that suits sums."""
-        made = super().make_buffers()
-        for stage_id, (stage, buffers) in enumerate(zip(self.state.stages, made, strict=True)):
-            if isinstance(stage.op, ComputeOp) and buffers[0].scope == "local":
-                pairs = zip(buffers, held_types(stage.op), strict=True)
-                made[stage_id] = tuple(replace(buffer, dtype=dtype) for buffer, dtype in pairs)
-        return made
 
     def loops_of(self, stage_id: int) -> list[NestLoop]:
         """The loops of a stage, checked against what blocks and threads can do."""
@@ -103,14 +98,11 @@ class KernelBuilder(LoopBuilder):
     def reduction(
         self, stage_id: int, loops: list[NestLoop], body: Reduce, target: tuple[Expr, ...], guards: list[Expr]
     ) -> Stmt:
-        """The loops of a reduction; one over threads is done in parts, which are then joined, and so is one whose
-        results would be rounded again with every iteration.
-        """
+        """The loops of a reduction; one over threads is done in parts, which are then joined."""
         across = [loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS]
-        op, buffers = self.state.stages[stage_id].op, self.buffers[stage_id]
-        held = held_types(op) if isinstance(op, ComputeOp) else op.dtypes
-        if not across and (held == tuple(each.dtype for each in buffers) or not are_few(loops)):
+        if not across:
             return super().reduction(stage_id, loops, body, target, guards)
+        op, buffers = self.state.stages[stage_id].op, self.buffers[stage_id]
         name = op.name
         others = self._threads_around(stage_id, loops)
         for loop in across:
@@ -120,7 +112,7 @@ class KernelBuilder(LoopBuilder):
         outer = [guard for guard in guards if not variables(guard) & reducing]
         starts = self.starts(stage_id, body)
         sizes = self._block_around(stage_id)
-        plan = plan_cross_thread_reduction(body, buffers, held, starts, loops, target, outer, others, sizes)
+        plan = plan_cross_thread_reduction(body, buffers, held_types(op), starts, loops, target, outer, others, sizes)
         update = join_into(body, plan.partials, plan.point)
         return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
 

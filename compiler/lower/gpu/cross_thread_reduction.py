@@ -1,4 +1,4 @@
-"""Cross-thread reductions: each thread reduces a part; parts are joined serially, by a tree or by warp shuffles.
+"""Cross-thread reductions: each thread reduces a part; parts are joined by a tree or by warp shuffles.
 
 The order of a sum is fixed, so that a program computes the same bits each time. Threads of a warp shuffle where the
 reduction fills whole warps or lies in one; else, and from warp to warp, results go through shared memory.
@@ -22,12 +22,8 @@ from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import WARP
 from retune.compiler.ir.rewrite import allocate
 from retune.compiler.ir.stmt import THREAD_KINDS, For, If, LoopKind, Shuffle, Stmt, block
-from retune.compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, stores
+from retune.compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, points_of, stores
 from retune.compiler.te.tensor import Reduce, as_body
-
-MOST_HELD = 255
-"""Partial results of a thread that are held at a time, at the most: it has no more registers."""
-
 
 _Along = TypeVar("_Along")
 
@@ -70,7 +66,7 @@ def plan_cross_thread_reduction(
     """
     level = first_reduction(loops)
     inner = [loop for loop in loops[level:] if not loop.reduces]
-    points = _points(loops)
+    points = points_of(loops)
     point: tuple[Expr, ...] = tuple(loop.var for loop in points)
     shape = tuple(loop.extent for loop in points)
     pairs = zip(results, held, strict=True)
@@ -78,7 +74,7 @@ def plan_cross_thread_reduction(
     reducing = (loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS)
     across = [ThreadLoop(loop.kind, loop.var, loop.extent) for loop in reducing]
     # Shuffles need no memory and no barrier, so they come first; a tree works for every number of threads.
-    join = _Serial if not across else _WarpShuffle if _in_warps(across, others, sizes) else _TreeReduction
+    join = _WarpShuffle if _in_warps(across, others, sizes) else _TreeReduction
     plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 
     def around(update: Stmt) -> Stmt:
@@ -88,17 +84,6 @@ def plan_cross_thread_reduction(
         return allocate(partials, block(first, update, nested(inner, joined, [])))
 
     return CrossThreadReduction(partials, point, level, around)
-
-
-def are_few(loops: Sequence[NestLoop]) -> bool:
-    """Whether a thread has registers for all partial results of a reduction."""
-    return prod(loop.extent for loop in _points(loops)) <= MOST_HELD
-
-
-def _points(loops: Sequence[NestLoop]) -> list[NestLoop]:
-    """The loops over results inside the outermost one that reduces, of each of which a thread has a partial one."""
-    inner = loops[first_reduction(loops) :]
-    return [loop for loop in inner if not loop.reduces and loop.extent > 1 and loop.kind not in THREAD_KINDS]
 
 
 def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes: Mapping[LoopKind, int]) -> bool:
@@ -161,23 +146,6 @@ class _Join:
     def with_value(self, values: Sequence[Expr], buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
         """Join `values` to what the buffers hold."""
         return join_into(replace(self.body, source=as_body(values)), buffers, target)
-
-
-class _Serial(_Join):
-    """Serial: each thread has the whole result."""
-
-    @property
-    def scratch(self) -> tuple[Buffer, ...]:
-        """Nothing is needed besides."""
-        return ()
-
-    def joined(self) -> list[Expr]:
-        """The results."""
-        return self.mine
-
-    def statements(self) -> list[Stmt]:
-        """There is nothing to join."""
-        return []
 
 
 class _TreeReduction(_Join):

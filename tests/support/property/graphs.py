@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retune.compiler import te
+from retune.compiler.dtype import accumulated
 from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.tensor import ComputeOp, Tensor
@@ -362,10 +363,10 @@ def _gather(graph: _Growing, x: Value) -> Value | None:
 
 
 def _summed(x: Value, terms: int, bound: float, error: float) -> tuple[float, float]:
-    """Bound and error of a sum of `terms` values, in any order and rounded after each."""
+    """Bound and error of a sum of `terms` values, in any order; two bytes are rounded in the end alone."""
     if not x.floating:
         return 1.0, 0.0
-    return terms * bound, terms * (error + EPSILON[x.dtype] * terms * bound)
+    return terms * bound, terms * (error + EPSILON[accumulated(x.dtype)] * terms * bound + EPSILON[x.dtype] * bound)
 
 
 def _reduce(graph: _Growing, x: Value) -> Value | None:
@@ -429,7 +430,7 @@ def _multiply(graph: _Growing, x: Value) -> Value | None:
     bound, error = 1.0, 0.0
     if x.floating:
         bound = depth * x.bound
-        error = depth * (x.error + EPSILON[wide] * (x.bound + bound))
+        error = depth * (x.error + 2 * EPSILON[wide] * x.bound + EPSILON[accumulated(wide)] * bound)
     free = weight if graph.chance(0.6) else None
     return graph.compute((*x.shape[:-1], columns), body, bound, error, free)
 

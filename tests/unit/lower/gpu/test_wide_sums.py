@@ -10,7 +10,7 @@ from retune.compiler.runtime.artifact import Array
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import Annotation, replay
-from retune.compiler.schedule.steps import Annotate, Reorder, Split, Step
+from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
 from retune.compiler.simt.execute import execute
@@ -67,12 +67,14 @@ def test_programs_of_every_sketch_sum_halves_in_float32() -> None:
                 assert is_exact(dag, space.steps(row), "float16"), str(replay(dag, space.steps(row)))
 
 
-def test_what_is_summed_outside_of_too_many_results_is_rounded_each_time() -> None:
-    """A thread has no room for them all."""
-    rows = te.placeholder((2, 300), "float16", "a")
-    k = te.reduce_axis(2, "k")
+@pytest.mark.parametrize("steps", [(Reorder(1, (1, 0)),), (Rfactor(1, 1, 0),), (Rfactor(1, 1, 0), ComputeAt(1, 2, 0))])
+def test_sums_that_no_thread_holds_are_rounded_once(steps: tuple[Step, ...]) -> None:
+    """A thread has no registers for 300 of them, and `rfactor` puts partial sums in memory."""
+    rows = te.placeholder((4, 300), "float16", "a")
+    k = te.reduce_axis(4, "k")
     dag = ComputeDAG([rows, te.compute((300,), lambda j: te.sum(rows[k, j], k), "total")])
-    values = np.random.default_rng(0).random((2, 300)).astype("float16")
-    function = lower_for_gpu(replay(dag, (Reorder(1, (1, 0)),)), "k", GPU)
-    assert "part" not in str(function)
-    np.testing.assert_array_equal(execute(function, [values])[0], values[0] + values[1])
+    if len(steps) > 1 or isinstance(steps[0], Rfactor):
+        steps = (Split(1, 1, 4, (2,)), *steps)
+    values = np.tile(np.array([60000, 30000, -60000, -29000], "float16")[:, None], 300)
+    function = lower_for_gpu(replay(dag, steps), "k", GPU, check=True)
+    np.testing.assert_array_equal(execute(function, [values])[0], 1008)
