@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         remove_global_func,
     )
 
-__version__ = metadata.version("retune")
+__version__ = metadata.version("retune-compiler")
 
 _HOMES = {
     "PassContext": "driver.pass_context",

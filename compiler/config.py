@@ -236,7 +236,7 @@ def _first_cpu() -> dict[str, str]:
 
 def engine_version() -> str:
     """The version of Retune that runs, as records carry it."""
-    return package_version("retune")
+    return package_version("retune-compiler")
 
 
 def llvm_version() -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from retune.compiler.errors import RetuneError
     from retune.network import Network, NetworkReport, load
 
-__version__ = metadata.version("retune")
+__version__ = metadata.version("retune-compiler")
 
 _HOMES = {
     "compile": "retune.api",

@@ -155,13 +155,13 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _tier(page: Path) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if page.name in SLOW else [pytest.mark.long] if page.name in LONG else []
+    slow = [pytest.mark.slow, pytest.mark.timeout(1800)]
+    return slow if page.name in SLOW else [pytest.mark.long] if page.name in LONG else []
 
 
 @pytest.mark.usefixtures("store", "registries")
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # DuckDB's way of making a pandas frame
 @pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning", "ignore::DeprecationWarning:torch")  # of its exporter
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, id=page.name, marks=_tier(page)) for page in PAGES if examples(page)],
@@ -182,6 +182,13 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: Path, monkeypatch:
 def test_every_block_of_commands_runs_or_says_why_not() -> None:
     needs = {block.needs for page in PAGES for language in ("sh", "console") for block in blocks(page, language)}
     assert needs <= {"", *ELSEWHERE}
+
+
+def test_no_page_of_the_default_tests_tunes_for_minutes() -> None:
+    texts = {
+        page.name: "".join(block.text for block in examples(page)) for page in PAGES if page.name not in SLOW | LONG
+    }
+    assert [name for name, text in texts.items() if re.search(r"--minutes|minutes=|retune tune (?!mlp)", text)] == []
 
 
 def test_no_block_of_commands_hides_from_the_tests() -> None:

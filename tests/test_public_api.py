@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ MODULES = (
 
 def _signature(found: Any) -> str:
     """The parameters with their defaults; without annotations, which mypy checks."""
+    if inspect.isclass(found) and issubclass(found, Enum):
+        return ""  # Python's own, which differs between its versions
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):  # a class of the FFI, written in Cython

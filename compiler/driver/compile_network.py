@@ -306,5 +306,6 @@ def made_for(target: Target, threads: int, *, by_cpu: bool = False) -> dict[str,
         "cpu": cpu,
         "needs": sorted(word[1:] for word in features.split(",") if word.startswith("+")),
         "threads": threads,
-        "versions": {name: config.package_version(name) for name in ("retune", "llvmlite", "numpy")},
+        "versions": {"retune": config.engine_version()}
+        | {name: config.package_version(name) for name in ("llvmlite", "numpy")},
     }

@@ -32,7 +32,7 @@ LOW_DISK = 1 << 30
 SLOW_SECONDS = 0.2
 """A small file that takes longer than this to be durable delays every round."""
 
-PACKAGES = ("retune", "llvmlite", "numpy", "onnx", "prefect", "pyarrow", "xgboost")
+PACKAGES = ("retune-compiler", "llvmlite", "numpy", "onnx", "prefect", "pyarrow", "xgboost")
 OPTIONAL = {"onnxruntime": "the comparison in reports", "duckdb": "`retune records query`"}
 
 MANY_FILES = 20_000

@@ -225,7 +225,7 @@ def test_the_version_is_that_of_the_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "--version") == exits.OK
-    assert capsys.readouterr().out == f"retune {metadata.version('retune')}\n"
+    assert capsys.readouterr().out == f"retune {metadata.version('retune-compiler')}\n"
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -11,7 +11,7 @@ EXIT_CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 def ended(code: str, *arguments: object) -> tuple[int, list[str]]:
     """The exit code of a script, and the lines it wrote to stderr."""
-    command = [sys.executable, "-c", f"import os, signal, sys, time\nfrom flows import launch\n{code}"]
+    command = [sys.executable, "-c", f"import os, signal, sys, time, warnings\nfrom flows import launch\n{code}"]
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, [line for line in done.stderr.splitlines() if line]
 
@@ -74,6 +74,7 @@ os.kill(os.getpid(), signal.SIGINT)
 def test_a_signal_to_a_forked_child_does_not_end_its_parent() -> None:
     script = """
 launch.end_on_signals_within(0.0, "retune.flows.foreground")
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
 child = os.fork()
 if not child:
     signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.5) or os._exit(5))
