@@ -8,11 +8,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from retune.compiler.errors import LoweringError, ModelError, NotYetError
+from retune.compiler.errors import DefinitionError, LoweringError, ModelError, NotYetError
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.models import export_onnx
 
-DECLINED = (ModelError, LoweringError, NotYetError)
+DECLINED = (ModelError, DefinitionError, LoweringError, NotYetError)
 """What a graph raises that Retune does not take."""
 
 

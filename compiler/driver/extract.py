@@ -133,12 +133,12 @@ def check_network(network: str, shapes: Sequence[str] = (), target: str = "") ->
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The input and its shape that a string such as `image=1,3,224,224` names.
+    """The input and its shape that a string such as `image=1,3,224,224` names; `scale=` names a scalar.
 
     Raises: OptionError.
     """
-    name, sign, numbers = text.rpartition("=")
-    extents = [number.strip() for number in numbers.split(",")]
-    if not name or not sign or not all(extent.isdecimal() and int(extent) > 0 for extent in extents):
+    name, _, numbers = text.rpartition("=")
+    extents = [number.strip() for number in numbers.split(",")] if numbers.strip() else []
+    if not name or not all(map(str.isdecimal, extents)):
         raise OptionError(f"cannot read the shape {text!r}; write it as NAME=1,3,224,224")
     return name, tuple(map(int, extents))

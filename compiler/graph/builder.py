@@ -188,11 +188,13 @@ class GraphBuilder:
     def _final_names(self, outputs: Mapping[str, str], alive: set[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The final name of every value, and the outputs (final name: value) that need a copy."""
         final = {value.name: value.name for value in self._inputs}
-        clash = sorted(set(final).intersection(outputs))
+        clash = sorted(wanted for wanted, source in outputs.items() if wanted in final and wanted != source)
         if clash:
             raise DefinitionError(f"graph {self.name}: an output has the name of the input {clash[0]}")
         copies: dict[str, str] = {}
         for wanted, source in outputs.items():
+            if wanted == source and source in final:
+                continue
             if source in final or source in self._constants:
                 copies[wanted] = source
             else:

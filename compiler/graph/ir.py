@@ -139,16 +139,16 @@ class Graph:
                 if name not in self.values:
                     raise DefinitionError(f"graph {self.name}: {node} defines {name}, which has no description")
             defined.update(node.outputs)
-        self._verify_outputs({name for node in self.nodes for name in node.outputs})
+        self._verify_outputs(defined - set(self.constants))
         if len(self.values) != len(defined):
             extra = sorted(set(self.values) - defined)
             raise DefinitionError(f"graph {self.name}: described but never defined: {', '.join(extra)}")
 
-    def _verify_outputs(self, computed: set[str]) -> None:
+    def _verify_outputs(self, defined: set[str]) -> None:
         if len(set(self.outputs)) != len(self.outputs):
             raise DefinitionError(f"graph {self.name}: the same value is an output twice")
         for name in self.outputs:
-            if name not in computed:
+            if name not in defined:
                 raise DefinitionError(f"graph {self.name}: output {name} is not computed by a node")
 
     def fingerprint(self) -> str:

@@ -7,7 +7,7 @@ from typing import cast as as_type
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.dtype import is_float, item_bytes
+from retune.compiler.dtype import is_float, is_unsigned, item_bytes
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Operand, Shape, broadcast_shapes, element
 from retune.compiler.te.tensor import Tensor
@@ -211,7 +211,7 @@ OPERATORS = (
     _unary(
         "sign",
         # The last branch is x itself, so that a NaN stays.
-        lambda x: te.if_then_else(x > 0, 1, te.if_then_else(x < 0, -1, x)),
+        lambda x: te.if_then_else(x > 0, 1, x if is_unsigned(x.dtype) else te.if_then_else(x < 0, -1, x)),
         np.sign,
         "-1, 0 or 1",
         reads=3,

@@ -220,7 +220,10 @@ class Op:
         literal = next((operand for operand in operands if not isinstance(operand, Tensor)), None)
         if literal is not None and self.kind is not FusionKind.BROADCAST:
             raise call.misfit(f"takes tensors, not the literal {literal}")
-        tensor = lowered.build(*operands)
+        try:
+            tensor = lowered.build(*operands)
+        except DefinitionError as error:
+            raise call.misfit(str(error)) from error
         # Kernels are compiled from the tensor and memory is planned from the description: they must agree.
         if tensor.dtype != lowered.dtype:
             raise call.misfit(f"is computed in {tensor.dtype}, not {lowered.dtype}; cast the operands to a float first")

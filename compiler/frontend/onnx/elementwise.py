@@ -196,13 +196,17 @@ def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("div", 1, x)]
 
 
+def cast_to(builder: GraphBuilder, x: str, dtype: str, name: str = "", output: str = "") -> str:
+    """A value in another element type, itself where it has that type."""
+    if builder.value(x).dtype == dtype:
+        return x
+    return builder.emit("cast", [x], {"dtype": dtype}, name=name, output=output)
+
+
 def _cast_to(builder: GraphBuilder, node: OnnxNode, dtype: str) -> Sequence[str]:
-    x = node.operand(builder, 0)
     if dtype not in DTYPES:
         raise node.unsupported(f"no conversion to {dtype}")
-    if x.dtype == dtype:
-        return [x.name]
-    return [builder.emit("cast", [x.name], {"dtype": dtype}, name=node.name, output=node.outputs[0])]
+    return [cast_to(builder, node.operand(builder, 0).name, dtype, node.name, node.outputs[0])]
 
 
 def _cast(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -220,9 +220,6 @@ def _convert(model: onnx.ModelProto, name: str, inputs: Sequence[Value], opset: 
     if absent:
         raise ModelFormatError(f"model {name}: nothing computes the output {absent[0]!r}")
     outputs = {entry.name: names[entry.name] for entry in model.graph.output}
-    for value in inputs:
-        if value.name in outputs:
-            raise ModelFormatError(f"model {name}: the output {value.name!r} is an input; put an Identity node between")
     if len(outputs) < len(model.graph.output):
         raise ModelFormatError(f"model {name}: two outputs have the same name; put an Identity node before one of them")
     graph = builder.finish(outputs)

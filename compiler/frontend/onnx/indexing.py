@@ -5,6 +5,7 @@ Indices are constants or computed values. Constant indices that are evenly space
 
 from collections.abc import Mapping, Sequence
 
+from retune.compiler.dtype import accumulated
 from retune.compiler.errors import DefinitionError
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
@@ -120,20 +121,6 @@ def _arg(op: str) -> Converter:
     return convert
 
 
-def _hardmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, x = formula_of(builder, node)
-    shape = builder.value(x).shape
-    # It flattened the trailing dimensions then, as Softmax did.
-    if node.opset < 13:
-        raise node.unsupported("its meaning before operator set 13; export the model again")
-    axis = node.axis(node.integer("axis", -1), len(shape))
-    column = [1] * len(shape)
-    column[axis] = shape[axis]
-    places = builder.arange(shape[axis], column)
-    hit = write("equal", write("arg_max", x, axis=axis, keepdims=True), places)
-    return [write("cast", hit, dtype=builder.value(x).dtype)]
-
-
 def _one_hot(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, indices = formula_of(builder, node)
     depth = whole(node.array(builder, 1, "the depth").item())
@@ -164,32 +151,52 @@ def _trilu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("where", kept, x, builder.scalar(0, builder.value(x).dtype))]
 
 
-def _scan_matrix(builder: GraphBuilder, extent: int, exclusive: bool, reverse: bool) -> str:
-    """Which element (row) takes part in which running total (column)."""
-    rows, columns = builder.arange(extent, (extent, 1)), builder.arange(extent)
-    order = (columns, rows) if reverse else (rows, columns)
-    return builder.emit("less" if exclusive else "less_equal", order, output="counted")
+_BLOCK = 64
+"""Elements along an axis whose running totals are computed from each other; of longer axes these are blocks."""
 
 
-def _cumulative(op: str, neutral: int) -> Converter:
-    """Running sums and products: one reduction over all elements, of which those to come count as `neutral`."""
+def _cumulative(op: str, join: str, neutral: int) -> Converter:
+    """Running sums and products."""
 
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write, x = formula_of(builder, node)
-        value = builder.value(x)
-        axis = node.axis(whole(node.array(builder, 1, "the axis").item()), len(value.shape))
-        extent = value.shape[axis]
+        dtype, rank = builder.value(x).dtype, len(builder.value(x).shape)
+        axis = node.axis(whole(node.array(builder, 1, "the axis").item()), rank)
+        wide = accumulated(dtype)
+        x = x if wide == dtype else write("cast", x, dtype=wide)
         exclusive, reverse = (bool(node.integer(key, 0)) for key in ("exclusive", "reverse"))
-        # n^2 terms instead of n, but every element is independent, so that it vectorizes and runs in parallel.
-        counted = _scan_matrix(builder, extent, exclusive, reverse)
-        column = (extent, extent, *(1 for _ in value.shape[axis + 1 :]))
-        spread = write("reshape", x, shape=(*value.shape[: axis + 1], 1, *value.shape[axis + 1 :]))
-        spread_counts = builder.emit("reshape", [counted], {"shape": column})
-        terms = write("where", spread_counts, spread, neutral_of(value.dtype))
-        return [write(op, terms, axes=(axis,), keepdims=False)]
+        total = running(builder, x, axis, exclusive, reverse)
+        return [total if wide == dtype else write("cast", total, dtype=dtype)]
 
-    def neutral_of(dtype: str) -> float:
-        return float(neutral) if dtype.startswith(("float", "bfloat")) else neutral
+    def running(builder: GraphBuilder, x: str, axis: int, exclusive: bool, reverse: bool) -> str:
+        """Those of blocks, joined with the running totals of the blocks: n terms for each level, not n^2."""
+        value = builder.value(x)
+        before, extent, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
+        if extent <= 2 * _BLOCK:
+            return triangle(builder, x, axis, exclusive, reverse)
+        blocks = -(-extent // _BLOCK)
+        if blocks * _BLOCK > extent:
+            missing = builder.filled(neutral, value.dtype, (*before, blocks * _BLOCK - extent, *after))
+            x = builder.emit("concat", [x, missing], {"axis": axis})
+        x = builder.emit("reshape", [x], {"shape": (*before, blocks, _BLOCK, *after)})
+        inner = triangle(builder, x, axis + 1, exclusive, reverse)
+        totals = running(builder, builder.emit(op, [x], {"axes": (axis + 1,), "keepdims": False}), axis, True, reverse)
+        totals = builder.emit("reshape", [totals], {"shape": (*before, blocks, 1, *after)})
+        joined = builder.emit(join, [inner, totals])
+        joined = builder.emit("reshape", [joined], {"shape": (*before, blocks * _BLOCK, *after)})
+        return joined if blocks * _BLOCK == extent else cut(builder, joined, axis, 0, extent)
+
+    def triangle(builder: GraphBuilder, x: str, axis: int, exclusive: bool, reverse: bool) -> str:
+        """One reduction over all elements, of which those to come count as `neutral`: it vectorizes."""
+        value = builder.value(x)
+        before, extent, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
+        rows, columns = (builder.arange(extent, shape) for shape in ((extent, 1), (extent,)))
+        order = (columns, rows) if reverse else (rows, columns)
+        counted = builder.emit("less" if exclusive else "less_equal", order, output="counted")
+        counted = builder.emit("reshape", [counted], {"shape": (extent, extent, *(1 for _ in after))})
+        spread = builder.emit("reshape", [x], {"shape": (*before, extent, 1, *after)})
+        terms = builder.emit("where", [counted, spread, builder.scalar(neutral, value.dtype)])
+        return builder.emit(op, [terms], {"axes": (axis,), "keepdims": False})
 
     return convert
 
@@ -246,12 +253,11 @@ def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 CONVERTERS: Mapping[str, Converter] = {
     "ArgMax": _arg("arg_max"),
     "ArgMin": _arg("arg_min"),
-    "CumProd": _cumulative("reduce_prod", 1),
-    "CumSum": _cumulative("reduce_sum", 0),
+    "CumProd": _cumulative("reduce_prod", "mul", 1),
+    "CumSum": _cumulative("reduce_sum", "add", 0),
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "Hardmax": _hardmax,
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
     "Scatter": _scatter_elements,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import is_float, is_unsigned
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of, same
 from retune.compiler.graph.builder import GraphBuilder
@@ -50,6 +50,8 @@ def _shrink(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if bound < 0:
         raise node.unsupported("a negative lambd")
     above = write("where", write("less", bound, x), write("sub", x, bias), 0)
+    if is_unsigned(builder.value(x).dtype):
+        return [above]
     return [write("where", write("less", x, -bound), write("add", x, bias), above)]
 
 

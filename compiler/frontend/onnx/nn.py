@@ -1,9 +1,12 @@
 """Converters of ONNX convolutions, matrix products, batch normalization and determinants; activations stay NCHW."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import prod
 
+from retune.compiler.dtype import promoted
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
@@ -103,12 +106,15 @@ def plain_convolution(
 
 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, x = formula_of(builder, node)
-    epsilon = node.number("epsilon", 1e-5)
+    dtypes = [node.operand(builder, place).dtype for place in range(5)]
+    # Statistics of halves may be float32.
+    wide = reduce(promoted, dtypes)
+    x, *factors = operands = [cast_to(builder, name, wide) for name in node.inputs[:5]]
+    write, epsilon = Formula(builder, node, wide), node.number("epsilon", 1e-5)
     if not node.integer("training_mode", 0):
         if any(node.outputs[1:]):
             raise node.unsupported("results of training; export the model for inference")
-        return [write("batch_norm", *node.inputs[:5], axis=1, epsilon=epsilon)]
+        return [cast_to(builder, write("batch_norm", *operands, axis=1, epsilon=epsilon), dtypes[0])]
     # Training mode normalizes by the batch's own statistics, and ONNX wants the running ones as results.
     axes = tuple(axis for axis in range(len(builder.value(x).shape)) if axis != 1)
     mean = write("reduce_mean", x, axes=axes, keepdims=True)
@@ -118,9 +124,10 @@ def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     kept = node.number("momentum", 0.9)
     running = [
         write("add", write("mul", old, kept), write("mul", new, 1 - kept))
-        for old, new in zip(node.inputs[3:5], (mean, spread), strict=True)
+        for old, new in zip(factors[2:], (mean, spread), strict=True)
     ]
-    return [write("batch_norm", *node.inputs[:3], mean, spread, axis=1, epsilon=epsilon), *running]
+    results = [write("batch_norm", x, *factors[:2], mean, spread, axis=1, epsilon=epsilon), *running]
+    return [cast_to(builder, name, dtype) for name, dtype in zip(results, (dtypes[0], *dtypes[3:]), strict=True)]
 
 
 def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -195,12 +202,10 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
 
     # One matrix for the whole batch: all rows are one product, which reads the weight once.
     if len(b_shape) == 2:
-        rows = builder.value(a).size // a_shape[-1]
+        rows = prod(a_shape[:-1])
         product = write("dense", shaped(a, (rows, a_shape[-1])), shaped(b, b_shape))
     else:
-        count = 1
-        for extent in batch:
-            count *= extent
+        count = prod(batch)
         left = shaped(expanded(a, a_shape), (count, *a_shape[-2:]))
         right = shaped(expanded(b, b_shape), (count, *b_shape[-2:]))
         product = write("batch_matmul", left, right)

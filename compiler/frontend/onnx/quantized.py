@@ -10,7 +10,7 @@ from onnx import helper
 
 from retune.compiler.dtype import is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.frontend.onnx.elementwise import Converter, cast_to
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.frontend.onnx.nn import as_channels, convolved, matrix_product
 from retune.compiler.graph.builder import GraphBuilder
@@ -32,10 +32,6 @@ def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int,
     return taken(builder, name, axis, [place // block for place in range(shape[axis])])
 
 
-def _cast(builder: GraphBuilder, name: str, dtype: str) -> str:
-    return name if builder.value(name).dtype == dtype else builder.emit("cast", [name], {"dtype": dtype})
-
-
 def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: str) -> str:
     """A float in the quantized type: rounded, moved by the zero point, clipped."""
     if dtype not in _STORED[:4]:
@@ -43,12 +39,12 @@ def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: st
     wide = builder.value(x).dtype
     # Beyond 2048 float16 has no odd integers: adding a zero point could lose it.
     if wide not in ("float32", "float64"):
-        x = _cast(builder, x, "float32")
+        x = cast_to(builder, x, "float32")
     limits = np.iinfo(dtype)
     # Rounded before the zero point is added, as ONNX says: the sum could round a half to another side.
     whole = builder.emit("round", [x])
     if zero:
-        whole = builder.emit("add", [whole, _cast(builder, zero, builder.value(x).dtype)])
+        whole = builder.emit("add", [whole, cast_to(builder, zero, builder.value(x).dtype)])
     bounded = builder.emit("clip", [whole], {"low": float(limits.min), "high": float(limits.max)})
     return builder.emit("cast", [bounded], {"dtype": dtype}, name=node.name, output=node.outputs[0])
 
@@ -82,7 +78,8 @@ def _quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         dtype = helper.tensor_dtype_to_np_dtype(node.integer("output_dtype", 0)).name
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
     wide = builder.value(scale).dtype
-    ratio = builder.emit("div", [_cast(builder, x.name, wide), scale])
+    wide = wide if is_float(wide) else "float32"
+    ratio = builder.emit("div", [cast_to(builder, name, wide) for name in (x.name, scale)])
     return [_rounded(builder, node, ratio, zero, dtype)]
 
 
@@ -90,8 +87,8 @@ def _offset(builder: GraphBuilder, node: OnnxNode, x: str, zero: str) -> str:
     """x - zero in int32."""
     if builder.value(x).dtype not in _STORED:
         raise node.unsupported(f"no quantized numbers of {builder.value(x).dtype}")
-    x = _cast(builder, x, "int32")
-    return builder.emit("sub", [x, _cast(builder, zero, "int32")]) if zero else x
+    x = cast_to(builder, x, "int32")
+    return builder.emit("sub", [x, cast_to(builder, zero, "int32")]) if zero else x
 
 
 def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -103,7 +100,7 @@ def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     dtype = builder.value(scale).dtype
     if not is_float(dtype):
         raise node.unsupported("the scale must be a float")
-    whole = _cast(builder, _offset(builder, node, x.name, zero), dtype)
+    whole = cast_to(builder, _offset(builder, node, x.name, zero), dtype)
     return [builder.emit("mul", [whole, scale], name=node.name, output=node.outputs[0])]
 
 
@@ -132,7 +129,7 @@ def _byte_product(builder: GraphBuilder, node: OnnxNode) -> str:
     rows = builder.emit("reshape", [a.name], {"shape": (a.size // a.shape[-1], a.shape[-1])})
     whole = builder.emit("qdense", [rows, builder.constant(numbers.astype(np.int8), node.inputs[1])], name=node.name)
     if node.has_input(2):
-        start = _cast(builder, builder.emit("reshape", [node.inputs[2]], {"shape": ()}), "int32")
+        start = cast_to(builder, builder.emit("reshape", [node.inputs[2]], {"shape": ()}), "int32")
         # (a - z) W = a W - z (1ᵀ W), exact in int32.
         sums = builder.constant(numbers.sum(axis=0, dtype=np.int32), "sums")
         whole = builder.emit("sub", [whole, builder.emit("mul", [start, sums])])
@@ -150,8 +147,8 @@ def _matmul_integer(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _requantized(builder: GraphBuilder, node: OnnxNode, whole: str, scales: Sequence[str], zero: str) -> str:
     """An int32 result times the operands' scales, by the result's scale."""
-    first, second, made = (_cast(builder, name, "float32") for name in scales)
-    real = builder.emit("mul", [_cast(builder, whole, "float32"), builder.emit("mul", [first, second])])
+    first, second, made = (cast_to(builder, name, "float32") for name in scales)
+    real = builder.emit("mul", [cast_to(builder, whole, "float32"), builder.emit("mul", [first, second])])
     flat = builder.emit("reshape", [zero], {"shape": ()}) if builder.value(zero).size == 1 else zero
     return _rounded(builder, node, builder.emit("div", [real, made]), flat, builder.value(zero).dtype)
 

@@ -1,9 +1,13 @@
 """Converters of ONNX reductions, softmax and normalizations. Axes are normalized to ascending non-negative numbers."""
 
 from collections.abc import Mapping, Sequence
+from math import inf, prod
 
+from onnx import helper
+
+from retune.compiler.dtype import is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of
 from retune.compiler.graph.builder import GraphBuilder
 
 
@@ -12,19 +16,42 @@ def _reduce(op: str, axes_since: int, *, before: str = "", after: str = "") -> C
 
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write, x = formula_of(builder, node)
-        rank = len(builder.value(x).shape)
-        axes = node.axes(builder, 1, axes_since)
-        if not axes and node.integer("noop_with_empty_axes", 0):
-            axes = ()
-        else:
-            axes = tuple(sorted({node.axis(axis, rank) for axis in axes or range(rank)}))
+        axes, dtype = _axes(builder, node, axes_since), builder.value(x).dtype
         if before:
             x = write("mul", x, x) if before == "square" else write(before, x)
         if axes:
             x = write(op, x, axes=axes, keepdims=bool(node.integer("keepdims", 1)))
-        return [write(after, x) if after else x]
+        if after:
+            x = write(after, x if is_float(dtype) else write("cast", x, dtype="float64"))
+        return [cast_to(builder, x, dtype)]
 
     return convert
+
+
+def _axes(builder: GraphBuilder, node: OnnxNode, since: int) -> tuple[int, ...]:
+    """The axes of a reduction, which are an attribute before operator set `since`."""
+    rank = len(node.operand(builder, 0).shape)
+    axes = node.axes(builder, 1, since)
+    if not axes and node.integer("noop_with_empty_axes", 0):
+        return ()
+    return tuple(sorted({node.axis(axis, rank) for axis in axes or range(rank)}))
+
+
+def _log_sum_exp(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    """peak + log(sum(exp(x - peak))) with the maximum as peak: no power overflows."""
+    x, axes = node.operand(builder, 0), _axes(builder, node, 18)
+    wide = x.name if is_float(x.dtype) else cast_to(builder, x.name, "float64")
+    write = Formula(builder, node, builder.value(wide).dtype)
+    if axes:
+        peak = write("reduce_max", wide, axes=axes, keepdims=True)
+        # The difference of two infinities would be NaN.
+        peak = write("where", write("less", write("abs", peak), inf), peak, 0)
+        total = write("reduce_sum", write("exp", write("sub", wide, peak)), axes=axes, keepdims=True)
+        wide = write("add", write("log", total), peak)
+        if not node.integer("keepdims", 1):
+            shape = tuple(extent for axis, extent in enumerate(x.shape) if axis not in axes)
+            wide = write("reshape", wide, shape=shape)
+    return [cast_to(builder, wide, x.dtype)]
 
 
 def _global(op: str) -> Converter:
@@ -39,16 +66,17 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     shape = builder.value(x).shape
     axis = node.axis(node.integer("axis", 1 if node.opset < 13 else -1), len(shape))
-    log = node.op_type == "LogSoftmax"
     # Before operator set 13 all dimensions from the axis on were one.
     flat = node.opset < 13 and axis < len(shape) - 1
     if flat:
-        rows = 1
-        for extent in shape[:axis]:
-            rows *= extent
-        x = write("reshape", x, shape=(rows, builder.value(x).size // rows))
+        x = write("reshape", x, shape=(prod(shape[:axis]), prod(shape[axis:])))
         axis = 1
-    if log:
+    if node.op_type == "Hardmax":
+        whole = builder.value(x).shape
+        column = [extent if place == axis else 1 for place, extent in enumerate(whole)]
+        hit = write("equal", write("arg_max", x, axis=axis, keepdims=True), builder.arange(whole[axis], column))
+        x = write("cast", hit, dtype=builder.value(x).dtype)
+    elif node.op_type == "LogSoftmax":
         # Shifted by the maximum: no exponential overflows, and the sum is at least 1.
         shifted = write("sub", x, write("reduce_max", x, axes=(axis,), keepdims=True))
         x = write("sub", shifted, write("log", write("reduce_sum", write("exp", shifted), axes=(axis,), keepdims=True)))
@@ -63,7 +91,15 @@ def _normalized(builder: GraphBuilder, node: OnnxNode, x: str, axes: tuple[int, 
     centred = write("sub", x, write("reduce_mean", x, axes=axes, keepdims=True))
     # Two passes: mean(x²) - mean(x)² would cancel where the mean is large.
     variance = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=True)
+    if node.op_type == "MeanVarianceNormalization":
+        return write("div", centred, write("add", write("sqrt", variance), 1e-9))
     return write("div", centred, write("sqrt", write("add", variance, node.number("epsilon", 1e-5))))
+
+
+def _mean_variance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    x = node.operand(builder, 0)
+    axes = tuple(sorted(node.axis(axis, len(x.shape)) for axis in node.ints("axes") or (0, 2, 3)))
+    return [_normalized(builder, node, x.name, axes)]
 
 
 def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -78,7 +114,8 @@ def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     centred = write("sub", x, mean)
     variance = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=True)
     deviation = write("sqrt", write("add", variance, node.number("epsilon", 1e-5)))
-    return [result, mean, write("div", 1, deviation)]
+    stash = helper.tensor_dtype_to_np_dtype(node.integer("stash_type", 1)).name
+    return [result, *(cast_to(builder, name, stash) for name in (mean, write("div", 1, deviation)))]
 
 
 def _lp_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -112,6 +149,19 @@ def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("div", x, write("pow", base, node.number("beta", 0.75)))]
 
 
+def _group_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    write, x = formula_of(builder, node)
+    n, channels, *rest = shape = builder.value(x).shape
+    count = node.integer("num_groups", 1)
+    split = write("reshape", x, shape=(n, count, channels // count, *rest))
+    result = _normalized(builder, node, split, tuple(range(2, len(shape) + 1)))
+    if node.opset >= 21:  # a factor for each channel; before, one for each group
+        result, count = write("reshape", result, shape=shape), channels
+    column = (count, *(1 for _ in builder.value(result).shape[2:]))
+    scale, bias = (write("reshape", node.operand(builder, i).name, shape=column) for i in (1, 2))
+    return [write("reshape", write("add", write("mul", result, scale), bias), shape=shape)]
+
+
 def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     shape = builder.value(x).shape
@@ -124,13 +174,18 @@ def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[s
 CONVERTERS: Mapping[str, Converter] = {
     "GlobalAveragePool": _global("reduce_mean"),
     "GlobalMaxPool": _global("reduce_max"),
+    "GroupNormalization": _group_normalization,
+    "Hardmax": _softmax,
     "InstanceNormalization": _instance_normalization,
     "LayerNormalization": _layer_normalization,
     "LRN": _local_response,
     "LogSoftmax": _softmax,
     "LpNormalization": _lp_normalization,
+    "MeanVarianceNormalization": _mean_variance_normalization,
     "ReduceL1": _reduce("reduce_sum", 18, before="abs"),
     "ReduceL2": _reduce("reduce_sum", 18, before="square", after="sqrt"),
+    "ReduceLogSum": _reduce("reduce_sum", 18, after="log"),
+    "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": _reduce("reduce_max", 18),
     "ReduceMean": _reduce("reduce_mean", 18),
     "ReduceMin": _reduce("reduce_min", 18),

@@ -11,8 +11,9 @@ from math import prod
 
 import numpy as np
 
+from retune.compiler.dtype import promoted
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.frontend.onnx.nn import as_channels
 from retune.compiler.graph.builder import GraphBuilder
@@ -128,13 +129,15 @@ def _cubic_points(image: _Image, places: Sequence[str]) -> list[tuple[list[str],
 
 
 def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    image = _Image(builder, node, node.operand(builder, 0).name)
+    x, grid = node.operand(builder, 0), node.operand(builder, 1)
+    # Integers are weighted as floats, too.
+    wide = promoted(x.dtype, grid.dtype)
+    image = _Image(builder, node, cast_to(builder, x.name, wide))
     write, rank = image.write, len(image.extents)
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := node.text("mode", "linear"), name)
     padding, corners = node.text("padding_mode", "zeros"), bool(node.integer("align_corners", 0))
     if mode not in ("nearest", "linear", "cubic") or padding not in ("zeros", "border", "reflection"):
         raise node.unsupported(f"mode {mode!r} with padding_mode {padding!r}")
-    grid = node.operand(builder, 1)
     if grid.shape[0] != image.count or grid.shape[-1] != rank:
         raise node.unsupported(f"a grid of {list(grid.shape)} does not fit")
     made, points = grid.shape[1:-1], prod(grid.shape[1:-1])
@@ -149,7 +152,7 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     places = []
     for axis, extent in enumerate(image.extents):
         # A grid names x first, and the axes of an image are rows first.
-        part = taken(builder, grid.name, len(grid.shape) - 1, [rank - 1 - axis])
+        part = taken(builder, cast_to(builder, grid.name, wide), len(grid.shape) - 1, [rank - 1 - axis])
         moved = write("add", write("reshape", part, shape=(image.count, points)), 1.0)
         scaled = write("mul", moved, (extent - 1) / 2 if corners else extent / 2)
         places.append(scaled if corners else write("sub", scaled, 0.5))
@@ -164,7 +167,8 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         value = image.at(image.batches(2), image.bounded(padded(neighbor)))
         value = write("mul", value, image.wide(weight)) if weight else value
         terms.append(write("where", image.wide(image.inside(neighbor)), value, 0.0) if padding == "zeros" else value)
-    return [_channels_first(builder, write, image.total(terms), (image.count, *made))]
+    total = cast_to(builder, image.total(terms), x.dtype)
+    return [_channels_first(builder, write, total, (image.count, *made))]
 
 
 def _channels_first(builder: GraphBuilder, write: Formula, value: str, shape: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.driver.extract import begin_extraction, check_network, extract_network
+from retune.compiler.driver.extract import begin_extraction, check_network, extract_network, parse_shape
 from retune.compiler.driver.operators import Operator, extract
 from retune.compiler.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
 from retune.compiler.frontend.network import load_network
@@ -59,3 +59,11 @@ def test_an_extraction_that_was_begun_serves_the_next_request_alone(
 def test_an_operator_is_extracted_as_a_network_with_one_task() -> None:
     found = extract(str(Operator.asked("matmul", (8, 8, 8))), "llvm", 1)
     assert (len(found.tasks), found.weights, found.layers) == (1, (1,), (0,))
+
+
+def test_a_shape_as_text_may_be_a_scalar_or_have_no_elements() -> None:
+    assert parse_shape("scale=") == ("scale", ())
+    assert parse_shape("a=b=0, 4") == ("a=b", (0, 4))
+    for text in ("x", "=1", "x=-1", "x=1,", "x=n"):
+        with pytest.raises(OptionError, match="cannot read the shape"):
+            parse_shape(text)

@@ -211,6 +211,13 @@ def test_shapes_fix_the_dimensions_of_a_dynamic_model() -> None:
     assert retune.compile(_dense("n"), shapes={"x": (7, 64)}).inputs == {"x": "float32[7, 64]"}
 
 
+def test_shapes_may_be_scalars_and_have_extents_of_zero() -> None:
+    model = _dense("n")
+    assert retune.compile(model, shapes={"x": (0, 64)}).inputs == {"x": "float32[0, 64]"}
+    model.graph.input.append(onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, []))
+    assert retune.compile(model, shapes={"x": (1, 64), "s": ()}).inputs["s"] == "float32[]"
+
+
 def test_the_report_has_every_kernel_and_shares_that_add_up(dense: retune.Network) -> None:
     report = dense.report()
     assert [row.calls for row in report.kernels] == [1]

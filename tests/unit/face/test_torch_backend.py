@@ -1,13 +1,15 @@
 """`torch.compile(backend="retune")` and `retune.compile(module)`: results are those of PyTorch."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retune
-from retune.compiler.errors import ModelError, OptionError
+from retune.compiler.errors import DefinitionError, ModelError, OptionError
+from retune.compiler.ops import OPS, Lowered, OpCall
 
 torch = pytest.importorskip("torch", reason="torch: pip install -e '.[torch]'")
 pytest.importorskip("onnxscript", reason="onnxscript: pip install -e '.[torch]'")
@@ -293,6 +295,31 @@ def test_operators_that_are_not_taken_run_in_pytorch_and_are_named_once(caplog: 
         _close(fast(x), mixed(x))
     [said] = [record.getMessage() for record in caplog.records if record.name.startswith("retune")]
     assert "aten.cummax.default, aten.erfinv.default" in said
+
+
+def test_what_cannot_be_lowered_runs_in_pytorch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise DefinitionError("-1 is no uint8")
+
+    def lower(call: OpCall) -> Lowered:
+        return Lowered(call.types[0].shape, call.types[0].dtype, refuse)
+
+    monkeypatch.setitem(OPS, "sign", replace(OPS["sign"], lower=lower))
+    x = torch.randn(3, 4)
+    with caplog.at_level(logging.WARNING, "retune"):
+        _close(torch.compile(torch.sign, backend="retune", options=UNTUNED)(x), x.sign())
+    assert "sign" in caplog.text
+    assert "-1 is no uint8" in caplog.text
+
+
+def test_the_sign_of_bytes_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.tensor([0, 3, 255], dtype=torch.uint8)
+    with caplog.at_level(logging.WARNING, "retune"):
+        found = torch.compile(torch.sign, backend="retune", options=UNTUNED)(x)
+    assert (found.dtype, found.tolist()) == (torch.uint8, [0, 1, 1])
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("declined", [(), (0,), (36,), (5, 6, 30), tuple(range(37))])

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.defs import get_all_schemas_with_history
 
+import retune
 from retune.compiler.errors import DynamicShapeError, ModelFormatError, UnknownValueError, UnsupportedOperatorError
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import CONVERTERS, load_model
@@ -293,13 +294,44 @@ def test_local_functions_are_inlined() -> None:
     assert result.tolist() == [0, -2]
 
 
-@pytest.mark.parametrize(("outputs", "words"), [(["y", "x"], "'x' is an input"), (["y", "y"], "the same name")])
-def test_outputs_that_need_an_identity_are_refused(outputs: list[str], words: str, model_of: ModelOf) -> None:
-    model = model_of([relu()], {"x": (1, 3)})
+def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     del model.graph.output[:]
-    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 3)) for name in outputs)
-    with pytest.raises(ModelFormatError, match=f"{words}; put an Identity node"):
-        load_model(model)
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 3)) for name in names)
+    return model
+
+
+def test_two_outputs_of_one_name_are_refused(model_of: ModelOf) -> None:
+    with pytest.raises(ModelFormatError, match="the same name; put an Identity node"):
+        load_model(_with_outputs(model_of([relu()], {"x": (1, 3)}), ["y", "y"]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_output_may_be_an_input(model_of: ModelOf, dynamic: bool, tmp_path: Path) -> None:
+    model = _with_outputs(model_of([relu()], {"x": (1, 3)}), ["x", "y"])
+    path = retune.compile(model, dynamic=dynamic, store=tmp_path, threads=1).save(tmp_path / "case.retune")
+    network = retune.load(path)
+    x = np.array([[-1, 0, 2]], np.float32)
+    same, y = network(x)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    assert not np.shares_memory(same, x)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_product_of_no_terms_is_zero(kind: str, dynamic: bool, tmp_path: Path) -> None:
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    shapes: dict[str, list[Any]] = {"a": [2, 7, 0], "b": [0, 3], "y": [2, 7, 3]}
+    a, b, y = (helper.make_tensor_value_info(key, element, [None] * len(value) if dynamic else value)
+               for key, value in shapes.items())  # fmt: skip
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "case", [a, b], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    for entry in (*graph.input, *graph.output):  # all dimensions are independent
+        for place, dimension in enumerate(entry.type.tensor_type.shape.dim):
+            dimension.dim_param = f"{entry.name}{place}" if dynamic else ""
+    network = retune.compile(model, dynamic=dynamic, store=tmp_path, threads=1)
+    found = np.asarray(network(np.zeros(shapes["a"], kind), np.zeros(shapes["b"], kind)))
+    np.testing.assert_array_equal(found, np.zeros(shapes["y"], kind))
 
 
 def test_an_operator_set_of_the_future_is_refused(model_of: ModelOf) -> None:

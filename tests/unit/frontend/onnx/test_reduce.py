@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
+
+from retune.compiler.frontend.onnx.importer import load_model
+from retune.compiler.graph.evaluate import evaluate
 
 ModelOf = Callable[..., onnx.ModelProto]
 Agrees = Callable[[onnx.ModelProto], Any]
@@ -34,6 +37,44 @@ def test_axes_as_operand(op_type: str, model_of: ModelOf, agrees_with_onnxruntim
 def test_no_axes_may_mean_nothing(model_of: ModelOf, agrees_with_onnxruntime: Agrees) -> None:
     node = helper.make_node("ReduceSum", ["x"], ["y"], noop_with_empty_axes=1)
     agrees_with_onnxruntime(model_of([node], {"x": (2, 3)}))
+
+
+@pytest.mark.parametrize("op_type", ["ReduceLogSum", "ReduceLogSumExp"])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("opset", [11, 18])
+def test_logarithms_of_sums_do_not_overflow(op_type: str, dtype: str, opset: int, model_of: ModelOf) -> None:
+    axes = {"axes": [1]} if opset < 18 else {}
+    weights = {"x": np.array([[700, 699, 1], [3, 3, 3]], dtype), **({"a": np.array([1])} if opset == 18 else {})}
+    node = helper.make_node(op_type, [*weights], ["y"], keepdims=0, **axes)
+    graph = load_model(model_of([node], {}, weights=weights, opset=opset), name="case")
+    x = weights["x"].astype("float64")
+    wanted = np.logaddexp.reduce(x, axis=1) if op_type.endswith("Exp") else np.log(x.sum(axis=1))
+    (found,) = evaluate(graph, {})
+    np.testing.assert_allclose(found, wanted.astype(dtype), rtol=1e-6)
+
+
+def test_the_logarithm_of_a_sum_of_infinities(model_of: ModelOf) -> None:
+    node = helper.make_node("ReduceLogSumExp", ["x"], ["y"], axes=[1], keepdims=1)
+    x = np.array([[-np.inf, -np.inf], [np.inf, 0], [-np.inf, 1]], np.float32)
+    (found,) = evaluate(load_model(model_of([node], {}, weights={"x": x}, opset=13)), {})
+    np.testing.assert_allclose(found[:, 0], [-np.inf, np.inf, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize("rest", [(), (5,), (3, 2)])
+def test_group_normalization(opset: int, rest: tuple[int, ...], model_of: ModelOf) -> None:
+    rng = np.random.default_rng(3)
+    count = 6 if opset >= 21 else 2  # a factor for each channel, or for each group
+    weights = {key: rng.standard_normal(count, dtype=np.float32) for key in "sb"}
+    node = helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2, epsilon=1e-3)
+    x = rng.standard_normal((2, 6, *rest), dtype=np.float32)
+    model = model_of([node], {"x": x.shape}, weights=weights, opset=opset)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape))
+    (found,) = evaluate(load_model(model), {"x": x})
+    groups = x.reshape(2, 2, -1)
+    normal = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-3)
+    scale, bias = (np.repeat(weights[key], 6 // count).reshape(6, *(1 for _ in rest)) for key in "sb")
+    np.testing.assert_allclose(found, normal.reshape(x.shape) * scale + bias, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])

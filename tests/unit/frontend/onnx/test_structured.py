@@ -120,6 +120,8 @@ SINGLE: list[tuple[str, tuple[int, ...], Weights, dict[str, Any]]] = [
     ("Gather", (3, 4), {"i": np.array([[2, 0], [-1, 2]])}, {"axis": 1}),
     ("ScatterND", (4, 3), {"i": np.array([[1], [3]]), "u": np.ones((2, 3), np.float32)}, {}),
     ("CumSum", (3, 4), {"axis": np.array(1)}, {"reverse": 1}),
+    ("CumSum", (2, 9000, 2), {"axis": np.array(1)}, {}),
+    ("CumSum", (2, 300), {"axis": np.array(1)}, {"reverse": 1, "exclusive": 1}),
     ("Trilu", (2, 4, 5), {"k": np.array(1)}, {"upper": 0}),
     ("Pad", (3, 5), {"p": np.array([1, 2, 0, 3])}, {"mode": "reflect"}),
     ("Pad", (3, 5), {"p": np.array([1, -2, 0, 3])}, {"mode": "constant"}),
