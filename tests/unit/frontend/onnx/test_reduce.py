@@ -43,7 +43,7 @@ def test_no_axes_may_mean_nothing(model_of: ModelOf, agrees_with_onnxruntime: Ag
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("opset", [11, 18])
 def test_logarithms_of_sums_do_not_overflow(op_type: str, dtype: str, opset: int, model_of: ModelOf) -> None:
-    axes = {"axes": [1]} if opset < 18 else {}
+    axes: dict[str, Any] = {"axes": [1]} if opset < 18 else {}
     weights = {"x": np.array([[700, 699, 1], [3, 3, 3]], dtype), **({"a": np.array([1])} if opset == 18 else {})}
     node = helper.make_node(op_type, [*weights], ["y"], keepdims=0, **axes)
     graph = load_model(model_of([node], {}, weights=weights, opset=opset), name="case")
