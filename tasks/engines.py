@@ -10,12 +10,12 @@ On a fleet, requests and answers are bytes (`retune.compiler.measure.wire`).
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prefect import Task, get_client
 from prefect.cache_policies import CacheKeyFnPolicy
@@ -32,6 +32,7 @@ from retune.compiler.errors import MeasureError, OptionError, RetuneError
 from retune.compiler.measure.fleet import BuildRequest, Patience, Pending, Request, TimeRequest
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.storage.store_url import is_remote
+from retune.tasks.chain import finished
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
 from retune.tasks.plan import DASK, PACKAGES, PREFECT, RAY, FleetPlan, fleet_of, require_fleet
@@ -119,6 +120,15 @@ def engine_errors(text: str) -> Iterator[None]:
         raise
 
 
+class Run(Pending, Protocol):
+    """A request under way as a task run."""
+
+    @property
+    def finished(self) -> State[Any]:
+        """Its state once it has a result, for runs that follow."""
+        ...
+
+
 class FlowEngine:
     """The engine of a flow: requests become runs of its tasks. With a `service` of this process they go there as they
     are; else, as messages, to the workers of a fleet.
@@ -129,22 +139,28 @@ class FlowEngine:
         self._plan = plan
         self._kind = fleet_of(plan.kind)[0] if plan else ""
 
-    def submit(self, queue: str, request: Request, name: str = "") -> Pending:
-        """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks."""
+    def submit(self, queue: str, request: Request, name: str = "", after: Sequence[State[Any]] = ()) -> "Run":
+        """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks. `after` are the runs
+        that this one follows.
+        """
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
+
+        def submit(task: "Task[Any, Any]", *args: Any) -> PrefectFuture[Any]:
+            return task.submit(*args, return_state=False, wait_for=after)
+
         if self._service is not None:
-            return _LocalRun(task.submit(label, opaque(self._service), opaque(request)))
+            return _LocalRun(submit(task, label, opaque(self._service), opaque(request)))
         message = to_bytes(request)
         storage = self._plan.storage if self._plan and self._kind == PREFECT else ""
 
         def run() -> PrefectFuture[Any]:
             with self._placed(queue):
                 if self._kind != PREFECT:
-                    return task.submit(label, queue, message)
+                    return submit(task, label, queue, message)
                 # As text: base 85 adds a quarter, base 64 would add a third.
                 text = base64.b85encode(message).decode()
-                return background_task(task, queue, storage).submit(label, queue, text)
+                return submit(background_task(task, queue, storage), label, queue, text)
 
         return _FleetRun(self._kind, queue, run, _longest(request), storage)
 
@@ -167,6 +183,11 @@ class _LocalRun:
     """A task run of a service of this process."""
 
     future: PrefectFuture[Any]
+
+    @property
+    def finished(self) -> State[Any]:
+        """See `Run`."""
+        return finished(self.future.task_run_id)
 
     def result(self) -> Any:
         """See `Pending`."""
@@ -191,6 +212,11 @@ class _FleetRun:
         self._attempts = 1
         self._state: str | None = None
         self._since = time.monotonic()
+
+    @property
+    def finished(self) -> State[Any]:
+        """See `Run`."""
+        return finished(self._future.task_run_id)
 
     def result(self) -> Any:
         """See `Pending`. Raises: MeasureError when no worker serves the queue for long, or one after the other is lost;
