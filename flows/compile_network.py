@@ -30,7 +30,7 @@ from retune.tasks.chain import Chain
 from retune.tasks.compile import compile_to
 from retune.tasks.extract import extract_tasks
 from retune.tasks.opaque import opaque
-from retune.tasks.report import keep_result, publish
+from retune.tasks.report import publish
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
@@ -67,8 +67,7 @@ def compile_network(
         run_info = job.run_info(run.run_id, measuring)
         nothing = begin_tuning(opaque(extracted), run_info).summary()
         report = chain.run(publish, run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
-        result = chain.run(keep_result, run.run_id, job.place, report.summary(), report.files)
-        chain.run(complete_run, run.run_id, job.place, result)
+        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
     return report
 
 

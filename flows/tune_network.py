@@ -27,7 +27,7 @@ from retune.flows.progress import PhaseStarted, announce
 from retune.flows.share_threads import share_threads
 from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_tasks
-from retune.tasks.report import keep_result, publish, write_page
+from retune.tasks.report import publish, write_page
 from retune.tasks.show import ProgressBar, show_report
 from retune.tasks.store import complete_run, open_run
 from retune.tasks.workers import open_workers
@@ -65,8 +65,7 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
         announce(PhaseStarted("writing the report"))
         report = chain.run(publish, run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.
-        result = chain.run(keep_result, run.run_id, job.place, report.summary(), report.files)
-        chain.run(complete_run, run.run_id, job.place, result)
+        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
         facts = chain.run(write_page, run.run_id, job.place, job.run_folder(run.run_id))
         chain.run(show_report, report, facts.course)
     return report

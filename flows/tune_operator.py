@@ -29,7 +29,7 @@ from retune.flows.progress import PhaseStarted, announce
 from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_any
 from retune.tasks.opaque import opaque
-from retune.tasks.report import keep_result, publish_operator, write_page
+from retune.tasks.report import publish_operator, write_page
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run
 from retune.tasks.verify import confirm, time_programs
@@ -91,8 +91,7 @@ def tune_operator(
             winner = chain.run(with_task_runner(confirm_operator, job), job, extracted, workers)
         folder = job.run_folder(run.run_id)
         report = chain.run(publish_operator, run.run_id, job.describe(), spent, winner, folder)
-        result = chain.run(keep_result, run.run_id, job.place, report.summary(), report.files)
-        chain.run(complete_run, run.run_id, job.place, result)
+        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
         chain.run(write_page, run.run_id, job.place, folder)
     return report
 

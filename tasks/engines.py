@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prefect import Task, get_client
 from prefect.cache_policies import CacheKeyFnPolicy
@@ -29,10 +29,9 @@ from prefect.task_runners import PrefectTaskRunner, TaskRunner
 from retune.compiler import config
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import MeasureError, OptionError, RetuneError
-from retune.compiler.measure.fleet import BuildRequest, Patience, Pending, Request, TimeRequest
+from retune.compiler.measure.fleet import BuildRequest, Patience, Request, TimeRequest
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.storage.store_url import is_remote
-from retune.tasks.chain import finished
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
 from retune.tasks.plan import DASK, PACKAGES, PREFECT, RAY, FleetPlan, fleet_of, require_fleet
@@ -120,15 +119,6 @@ def engine_errors(text: str) -> Iterator[None]:
         raise
 
 
-class Run(Pending, Protocol):
-    """A request under way as a task run."""
-
-    @property
-    def finished(self) -> State[Any]:
-        """Its state once it has a result, for runs that follow."""
-        ...
-
-
 class FlowEngine:
     """The engine of a flow: requests become runs of its tasks. With a `service` of this process they go there as they
     are; else, as messages, to the workers of a fleet.
@@ -145,22 +135,19 @@ class FlowEngine:
         """
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
-
-        def submit(task: "Task[Any, Any]", *args: Any) -> PrefectFuture[Any]:
-            return task.submit(*args, return_state=False, wait_for=after)
-
+        kind: dict[str, Any] = {"return_state": False, "wait_for": after}
         if self._service is not None:
-            return _LocalRun(submit(task, label, opaque(self._service), opaque(request)))
+            return _LocalRun(task.submit(label, opaque(self._service), opaque(request), **kind))
         message = to_bytes(request)
         storage = self._plan.storage if self._plan and self._kind == PREFECT else ""
 
-        def run() -> PrefectFuture[Any]:
+        def run() -> Any:
             with self._placed(queue):
                 if self._kind != PREFECT:
-                    return submit(task, label, queue, message)
+                    return task.submit(label, queue, message, **kind)
                 # As text: base 85 adds a quarter, base 64 would add a third.
                 text = base64.b85encode(message).decode()
-                return submit(background_task(task, queue, storage), label, queue, text)
+                return background_task(task, queue, storage).submit(label, queue, text, **kind)
 
         return _FleetRun(self._kind, queue, run, _longest(request), storage)
 
@@ -184,11 +171,6 @@ class _LocalRun:
 
     future: PrefectFuture[Any]
 
-    @property
-    def finished(self) -> State[Any]:
-        """See `Run`."""
-        return finished(self.future.task_run_id)
-
     def result(self) -> Any:
         """See `Pending`."""
         return self.future.result()
@@ -208,15 +190,10 @@ class _FleetRun:
     ) -> None:
         self._storage = storage
         self._kind, self._queue, self._submit, self._longest = kind, queue, submit, longest
-        self._future = submit()
+        self.future = submit()
         self._attempts = 1
         self._state: str | None = None
         self._since = time.monotonic()
-
-    @property
-    def finished(self) -> State[Any]:
-        """See `Run`."""
-        return finished(self._future.task_run_id)
 
     def result(self) -> Any:
         """See `Pending`. Raises: MeasureError when no worker serves the queue for long, or one after the other is lost;
@@ -226,7 +203,7 @@ class _FleetRun:
         while True:
             try:
                 with shared_storage(self._storage) if self._storage else nullcontext():
-                    answer = self._future.result(timeout=POLL_SECONDS)
+                    answer = self.future.result(timeout=POLL_SECONDS)
                 return from_bytes(base64.b85decode(answer) if isinstance(answer, str) else answer)
             except (TimeoutError, RuntimeError) as error:
                 # Prefect reads a task run and its state one after the other, so a state that changes may be missing.
@@ -244,7 +221,7 @@ class _FleetRun:
         """
         state: State[Any] | None = None
         with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # a worker of Ray creates the task run
-            state = client.read_task_run(self._future.task_run_id).state
+            state = client.read_task_run(self.future.task_run_id).state
         name = state.name or "" if state else ""
         if name != self._state:
             self._state, self._since = name, now
@@ -258,11 +235,11 @@ class _FleetRun:
         _LOG.warning("a worker of %s has fallen silent; another one gets what it was doing", self._queue)
         if self._kind == RAY:
             self.cancel()
-        self._future = self._submit()
+        self.future = self._submit()
 
     def cancel(self) -> None:
         """Let Dask forget the run and Ray end the process that does it; a background task is finished."""
-        wrapped = getattr(self._future, "wrapped_future", None)
+        wrapped = getattr(self.future, "wrapped_future", None)
         with suppress(Exception):  # the engine may be why the run is given up
             if self._kind == DASK and wrapped is not None:
                 wrapped.cancel()
@@ -284,6 +261,9 @@ class _FleetRun:
             found = client._client.post("/task_workers/filter", json={})
             keys = {key for worker in found.json() for key in worker["task_keys"]}
         return any(key.endswith(f"_{self._queue}") for key in keys)
+
+
+Run = _LocalRun | _FleetRun
 
 
 def _longest(request: Request) -> float:

@@ -24,7 +24,7 @@ from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate
 from retune.storage.files import new_id
-from retune.tasks.chain import Chain
+from retune.tasks.chain import Chain, finished
 from retune.tasks.engines import FlowEngine, Run
 from retune.tasks.plan import FleetPlan
 
@@ -66,7 +66,7 @@ class Workers:
         """Build a round's programs in chunks and time each chunk once it is built. All follow the last run of `chain`,
         and what comes next follows them. Raises: MeasureError.
         """
-        runner, runs = self.runner, list[Run]()
+        runner = self.runner
         queue, options = device_queue(runner.key), runner.options
         steps = [candidate.steps for candidate in candidates]
         requests = [BuildRequest(task, part, options) for part in chunks(steps, runner.at_once)]
@@ -74,7 +74,7 @@ class Workers:
         # By this name a worker knows chunks of one round, and gives up early what is slower than those before.
         token = new_id()
         built: list[BuiltProgram] = []
-        timing: list[Run] = []
+        runs: list[Run] = []
         try:
             for each, request in zip(names, requests, strict=True):
                 runs.append(self.engine.submit(BUILD, request, each, chain.last))
@@ -84,15 +84,14 @@ class Workers:
                 built += builds
                 timed = TimeRequest.of(task, builds, options, best=best_seconds, round=token)
                 if timed.kernels:
-                    timing.append(self.engine.submit(queue, timed, each, [build.finished]))
-                    runs.append(timing[-1])
-            found = in_order(built, [time for run in timing for time in run.result()])
+                    runs.append(self.engine.submit(queue, timed, each, [finished(build.future.task_run_id)]))
+            found = in_order(built, [time for run in runs[len(requests) :] for time in run.result()])
         # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
         except BaseException:
             for run in runs:
                 run.cancel()
             raise
-        chain.last = [run.finished for run in runs]
+        chain.last = [finished(run.future.task_run_id) for run in runs]
         default = next((one.steps_text for one in candidates if one.mutation == DEFAULT_SCHEDULE), "")
         self.kept.keep(task, [one.steps_text for one in candidates], built, found, default)
         return found

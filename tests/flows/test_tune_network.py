@@ -115,7 +115,7 @@ def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
 
 def see_the_order_of_a_run() -> None:
     """On Prefect's pages of the newest run every step follows the one before, a round's sample the training before."""
-    top = ["extract", "allocate-trials", "compile-best", "report", "keep-result", "complete-run", "write-page"]
+    top = ["extract", "allocate-trials", "compile-best", "report", "complete-run", "write-page"]
     follow(arrows("tune-shown"), [*top, "show-report"])
     graph = arrows("allocate-trials-shown")
     rounds = sorted(name.removeprefix("sample-") for name in graph if name.startswith("sample-"))
