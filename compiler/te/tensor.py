@@ -7,6 +7,7 @@ Operations compare by identity, expressions by value; a tensor is a numbered res
               | ExternOp(inputs, call)           whatever a registered function writes
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -409,6 +410,10 @@ class Tensor:
     def __call__(self, *indices: Operand) -> TensorRead:
         """The element at all indices, as `A[i, j]`."""
         return self[indices]
+
+    def __tvm_ffi_object__(self) -> Any:
+        """The tensor itself for functions of the FFI, which would call it instead."""
+        return importlib.import_module("retune.compiler.runtime.ffi").as_opaque(self)
 
     @property
     def is_checked(self) -> bool:
