@@ -30,6 +30,9 @@ find the element there.
 HOLDS_PARTIAL_SUMS = "holds_partial_sums"
 """The attribute of a compute whose results are joined further: floats of two bytes wait for that in float32."""
 
+SCATTERS = "scatters"
+"""The attribute of a reduction each term of which joins at most one element, where its condition holds."""
+
 CONCATENATED = "concat_axis"
 """The attribute of a compute that puts tensors end to end: the axis. Readers may read these tensors instead."""
 
