@@ -45,7 +45,7 @@ def scatter(
     if not named or any(variables(index) & named.keys() for index in named.values()):
         return None
     # The first test is the outermost: what follows may be read only where it holds.
-    guards = [test for test in reversed(tests) if not any(named.get(var) == index for var, index in _equal(test))]
+    guards = [test for test in reversed(tests) if not any((var, index) in named.items() for var, index in _equal(test))]
     target = tuple(variable[axis] for axis in axes)
     source = as_body([value.then for value in chosen])
     leaf = guarded([guard for guard in guards if variables(guard) & named.keys()],
@@ -81,12 +81,12 @@ def _conjuncts(condition: Expr) -> list[Expr]:
     return [] if condition == const(True) else [condition]
 
 
-def _equal(test: Expr) -> list[tuple[Expr, Expr]]:
+def _equal(test: Expr) -> list[tuple[Var, Expr]]:
     """A variable that a test asks to be equal to a value, and that value."""
     if not isinstance(test, Binary) or test.op is not BinaryOp.EQ:
         return []
-    pairs = ((test.lhs, test.rhs), (test.rhs, test.lhs))
-    return [(_bare(var), index) for var, index in pairs if isinstance(_bare(var), Var)]
+    pairs = ((_bare(test.lhs), test.rhs), (_bare(test.rhs), test.lhs))
+    return [(var, index) for var, index in pairs if isinstance(var, Var)]
 
 
 def _bare(value: Expr) -> Expr:

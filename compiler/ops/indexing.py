@@ -1,9 +1,8 @@
 """Operators that search for indices or follow them: arg_max, top_k, gather, scatter.
 
 An index that is read counts from the end where it is negative and is clipped, so that no data makes a kernel read
-outside of a tensor. What is scattered to an index outside is left out. Nothing is written to an index that is not known
-beforehand: a scatter asks for each element of the result which updates go there, so its time grows with the elements
-times the updates.
+outside of a tensor. What is scattered to an index outside is left out. A scatter is defined as a reduction: each
+element of the result asks which updates go there. On CPUs `retune.compiler.lower.scatter` visits each update once.
 """
 
 import math
