@@ -7,6 +7,7 @@ bounds the effect of rounding in another order, fused or not: the tolerance foll
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -476,10 +477,57 @@ def random_graph(source: Source) -> RandomGraph:
     if not any(isinstance(value.tensor.op, ComputeOp) for value in graph.values):
         first = graph.values[0]
         graph.values.append(graph.again(first, first.shape, lambda *i: first.tensor[i]))
+    return _finished(graph)
+
+
+def _finished(graph: _Growing) -> RandomGraph:
     tensors = [value.tensor for value in graph.values if isinstance(value.tensor.op, ComputeOp)]
     dag = ComputeDAG([*graph.inputs, *tensors])
     errors = {id(value.tensor): value.error for value in graph.values}
     return RandomGraph(dag, tuple(2.0 * errors[id(tensor)] for tensor in dag.outputs))
+
+
+def random_products(source: Source) -> RandomGraph:
+    """Two to four matrix products of odd sizes, one stage that reads all of them, and up to two stages more."""
+    graph = _Growing(source)
+    dtype = graph.one_of(FLOATS)
+    wide = "float32" if dtype in ("float16", "bfloat16") and graph.chance(0.7) else dtype
+    rows, columns, products = graph.extent(), graph.extent(), list[Value]()
+    left = graph.input((rows, graph.extent()), dtype)
+    for number in range(2 + graph.pick(3)):
+        if graph.chance(0.4):
+            left = graph.input((rows, graph.extent()), dtype)
+        depth, turned = left.shape[1], graph.chance(0.3)
+        right = graph.input((columns, depth) if turned else (depth, columns), dtype)
+        products.append(_product(graph, left, right, wide, turned, f"r{number}"))
+    graph.values += products
+    unit, bound, error = EPSILON[wide], sum(x.bound for x in products), sum(x.error for x in products)
+    kind = graph.pick(3)
+
+    def tail(*i: Expr) -> Expr:
+        first, *others = (cast("Expr", x.tensor[i]) for x in products)
+        for number, other in enumerate(others):
+            first = (first + other, first - other, te.maximum(first, other))[(kind + number) % 3]
+        return first * te.sigmoid(products[0].tensor[i]) if kind == 2 else first
+
+    error += (len(products) + 8) * unit * bound + (products[0].error * bound / 4 if kind == 2 else 0.0)
+    graph.values.append(_calm(graph, graph.compute((rows, columns), tail, bound, error)))
+    for _ in range(graph.pick(3)):
+        made = RULES[graph.pick(len(RULES))](graph, graph.values[-1])
+        if made is not None and _fits(made):
+            graph.values.append(_calm(graph, made))
+    return _finished(graph)
+
+
+def _product(graph: _Growing, left: Value, right: Value, wide: str, turned: bool, name: str) -> Value:
+    depth, k = left.shape[1], te.reduce_axis(left.shape[1], name)
+
+    def body(i: Expr, j: Expr) -> Expr:
+        factor = right.tensor[j, k] if turned else right.tensor[k, j]
+        return te.sum(te.cast(wide, left.tensor[i, k]) * te.cast(wide, factor), k)
+
+    shape = (left.shape[0], right.shape[0 if turned else 1])
+    return graph.compute(shape, body, depth, depth * EPSILON[wide] * (1 + depth))
 
 
 def full_inputs(dag: ComputeDAG, seed: int) -> dict[Tensor, np.ndarray]:
