@@ -9,6 +9,7 @@ import uvicorn
 from retune.compiler.errors import OptionError
 from retune.flows.commands.output import Json, Output, Quiet
 from retune.flows.serving.app import listen, make_app
+from retune.flows.serving.connections import configure
 from retune.flows.serving.model import Model
 
 
@@ -38,9 +39,7 @@ def serve(
             raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
         models[name] = Model.load(path, instances)
     app = make_app(models, capacity=queue, batch_seconds=batch_ms / 1e3)
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=stop_seconds
-    )
+    config = configure(app, host, port, stop_seconds)
     # Bound before uvicorn starts: port 0 has its number by now, and the address is printed when it takes connections.
     listening = listen(config)
     found, at = listening.getsockname()[:2]

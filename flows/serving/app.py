@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from retune.compiler import config
 from retune.compiler.errors import OptionError, RetuneError
@@ -162,11 +163,14 @@ def listen(config: uvicorn.Config) -> socket.socket:
 async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
     most = _HEAD_BYTES + sum(prod(spec.shape) * MOST_JSON_BYTES for spec in queue.inputs)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        # Checked while it arrives: a client must not be able to fill the memory.
-        if len(body) > most:
-            return _refuse(413, f"the request has more than the {most} bytes that the inputs of {name} can take")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            # Checked while it arrives: a client must not be able to fill the memory.
+            if len(body) > most:
+                return _refuse(413, f"the request has more than the {most} bytes that the inputs of {name} can take")
+    except ClientDisconnect:
+        return _refuse(499, "the client left")  # as nginx counts it
     try:
         parsed = parse_request(bytes(body), request.headers.get(HEADER_LENGTH), queue.inputs, queue.outputs)
         found = await queue.infer(parsed.inputs)

@@ -29,6 +29,9 @@ _ONLY_BINARY = ("float16", "bfloat16")
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """The HTTP header with the bytes of the JSON object, where bytes of tensors follow it."""
 
+_MOST_DIGITS = 18
+"""Digits of that header: Python refuses thousands."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -100,8 +103,8 @@ def write_response(
 
 
 def _length(header: str, size: int) -> int:
-    if not header.isdecimal() or int(header) > size:
-        raise OptionError(f"{HEADER_LENGTH} is {header!r}, but the body has {size} bytes")
+    if not header.isdecimal() or len(header) > _MOST_DIGITS or int(header) > size:
+        raise OptionError(f"{HEADER_LENGTH} is {header[:_MOST_DIGITS]!r}, but the body has {size} bytes")
     return int(header)
 
 
@@ -123,7 +126,7 @@ def _parameters(one: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _shape(spec: TensorSpec, one: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that is given. Raises: OptionError for another type or rank."""
+    """The shape that is given. Raises: OptionError for another type or rank, or a shape larger than the input's."""
     if one.get("datatype") != DATATYPES[spec.dtype]:
         raise OptionError(
             f"input {spec.name}: the datatype must be {DATATYPES[spec.dtype]}, not {one.get('datatype')!r}"
@@ -131,6 +134,9 @@ def _shape(spec: TensorSpec, one: Mapping[str, Any]) -> tuple[int, ...]:
     shape = one.get("shape")
     if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
         raise OptionError(f"input {spec.name}: the shape must be a list of integers, such as {list(spec.shape)}")
+    # NumPy refuses more than 64 dimensions, and extents beyond the range of addresses.
+    if len(shape) != len(spec.shape) or any(extent > most for extent, most in zip(shape, spec.shape, strict=True)):
+        raise OptionError(f"input {spec.name}: the shape must be {list(spec.shape)}, not {shape!s:.100}")
     return tuple(shape)
 
 

@@ -1,7 +1,9 @@
 """`retune serve` answers the Open Inference Protocol V2, refuses what does not fit, and stops when told to."""
 
 import asyncio
+import contextlib
 import json
+import logging
 import re
 import signal
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +31,9 @@ from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.target import Target
+from retune.flows.serving import connections
 from retune.flows.serving.app import listen, make_app
+from retune.flows.serving.connections import configure
 from retune.flows.serving.model import Model
 from retune.flows.serving.queue import QueueFullError, RequestQueue
 
@@ -45,7 +50,7 @@ def library() -> Library:
 @contextmanager
 def served(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the application, which a thread serves on the loopback address."""
-    config = uvicorn.Config(app, port=0, log_level="warning")
+    config = configure(app)
     server, listening = uvicorn.Server(config), listen(config)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
@@ -127,6 +132,10 @@ ONE = GOOD["inputs"][0]
         ({"inputs": [{**ONE, "shape": "4x24"}]}, "the shape must be a list of integers"),
         ({"inputs": [{**ONE, "shape": [24, 4]}]}, "the shape must be [4, 24], not [24, 4]"),
         ({"inputs": [{**ONE, "shape": [2, 24]}]}, "[2, 24] takes 48 numbers, not 96"),
+        ({"inputs": [{**ONE, "shape": [1] * 67 + [1, 4, 24]}]}, "the shape must be [4, 24], not [1, 1"),
+        ({"inputs": [{**ONE, "shape": [2**62, 2**62, 0], "data": []}]}, "the shape must be [4, 24]"),
+        ({"inputs": [{**ONE, "shape": [2**62, 0], "data": []}]}, "the shape must be [4, 24]"),
+        ({"inputs": [{**ONE, "shape": [2**62, 0], "parameters": {"binary_data_size": 0}}]}, "must be [4, 24]"),
         ({"inputs": [{**ONE, "data": ["a"] * 96}]}, "the data are not numbers of FP32"),
         ({"inputs": [{**ONE, "data": 1}]}, "there is no data"),
         ({"inputs": [{**ONE, "data": [1e300] * 96}]}, "the data are not numbers of FP32"),
@@ -142,6 +151,15 @@ def test_what_does_not_fit_is_refused_in_one_sentence(client: httpx.Client, body
     assert answer.status_code == 400
     assert said in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "²", "1e3", "7"])
+def test_an_odd_length_of_the_head_is_refused(client: httpx.Client, length: str) -> None:
+    headers = {b"Inference-Header-Content-Length": length.encode("latin-1")}
+    answer = client.post("/v2/models/mlp/infer", content=b"{}", headers=headers)
+    assert answer.status_code == 400
+    assert "but the body has 2 bytes" in answer.json()["error"]
+    assert len(answer.json()["error"]) < 120
 
 
 def test_unknown_models_versions_and_oversized_requests_have_their_codes(client: httpx.Client) -> None:
@@ -167,15 +185,101 @@ def test_metrics_count_requests_by_code(library: Library) -> None:
     assert 'retune_runs{model="mlp"} 3.0' in text
 
 
+HEAD = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n"
+WAITING = {"nothing": b"", "half a head": HEAD[:20], "half a body": HEAD + b" " * 1000}
+
+
+def opened(client: httpx.Client, sent: bytes) -> socket.socket:
+    """A connection that has sent this, and then is silent."""
+    connection = socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=60)
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server ends a connection."""
+    with connection, contextlib.suppress(ConnectionError):
+        return connection.recv(1) == b""
+    return True
+
+
+@pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
+def test_silent_connections_give_way_to_others(
+    library: Library, sent: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda: 8)
+    with served(make_app({"mlp": Model(library)})) as client:
+        silent = [opened(client, sent) for _ in range(30)]
+        for _ in range(3):
+            assert client.post("/v2/models/mlp/infer", json=GOOD).status_code == 200
+        assert all(is_closed(each) for each in silent[:22])
+        for each in silent:
+            each.close()
+        assert client.get("/v2/health/live").status_code == 200
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
+def test_a_request_has_a_time_to_arrive_in(library: Library, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.2)
+    with served(make_app({"mlp": Model(library)})) as client:
+        assert is_closed(opened(client, sent))
+        assert client.post("/v2/models/mlp/infer", json=GOOD).status_code == 200
+        counted = client.get("/metrics").text
+    assert ('retune_requests_total{code="499",model="mlp"} 1.0' in counted) == sent.endswith(b" ")
+
+
+def test_a_run_that_takes_long_is_not_cut_off(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "most_connections", lambda: 2)
+    model = HeldModel(library)
+    with served(make_app({"mlp": model})) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/v2/models/mlp/infer", json=GOOD)
+        assert model.has_begun.wait(60)
+        for _ in range(5):  # more than there may be, over more time than a request has
+            assert is_closed(opened(client, b""))
+        model.may_run.set()
+        assert answer.result().status_code == 200
+
+
+def test_a_client_that_leaves_is_no_fault(library: Library, capfd: pytest.CaptureFixture[str]) -> None:
+    with served(make_app({"mlp": Model(library)})) as client:
+        for _ in range(3):
+            opened(client, HEAD + b" " * 1000).close()
+        while 'code="499",model="mlp"} 3.0' not in client.get("/metrics").text:
+            continue
+    assert capfd.readouterr().err == ""
+
+
+def test_few_connections_are_kept_where_few_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, most in ((-1, 1024), (1 << 20, 1024), (1024, 832), (256, 64), (64, 16)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        assert connections.most_connections() == most
+
+
+def test_the_log_says_the_same_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure(FastAPI())
+    for name in ("asyncio", "uvicorn.error"):
+        for _ in range(100):
+            logging.getLogger(name).error("%s: socket.accept() out of system resource", name)
+        for number in range(3):
+            logging.getLogger(name).error("fault %d of %s", number, name)
+    assert len(caplog.records) == 4
+    assert len(capfd.readouterr().err.splitlines()) == 4
+
+
 class HeldModel(Model):
     """A model whose runs wait until they are released, and which counts them."""
 
     def __init__(self, library: Library) -> None:
         super().__init__(library)
-        self.may_run = threading.Event()
+        self.has_begun, self.may_run = threading.Event(), threading.Event()
         self.runs: list[Mapping[str, Array]] = []
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.has_begun.set()
         assert self.may_run.wait(60)
         self.runs.append(inputs)
         return super().run(inputs)
