@@ -1,7 +1,8 @@
 """The right to time on a device of this machine: the kernel's lock on a file.
 
 It is held by one process at a time, of any user, and released when that process ends. A process that hangs keeps it:
-those that wait say which one it is, since only a person can know whether to end it.
+those that wait say which one it is, since only a person can know whether to end it. What another user does with the
+file stops no one for ever: after a warning a lock is taken that only this user's processes share.
 """
 
 import fcntl
@@ -11,8 +12,11 @@ import re
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from retune.compiler import config
@@ -24,6 +28,10 @@ CPU = "cpu"
 WAIT_SECONDS = 60.0
 """How long a process waits for a device before it says who holds it, and then again."""
 
+OTHERS_SECONDS = 1800.0
+"""How long a process waits for one of another user. A measurement takes minutes."""
+
+_ADVICE = "remove it, or ask its owner or root to; nothing is lost"
 _LOG = logging.getLogger(__name__)
 
 
@@ -46,9 +54,32 @@ def lock_path(device: str = CPU) -> Path:
     return Path(tempfile.gettempdir()) / f"{lock_name(device)}.lock"
 
 
-def device_lock(device: str = CPU) -> AbstractContextManager[None]:
+@contextmanager
+def device_lock(device: str = CPU) -> Iterator[None]:
     """Hold a device of this machine. Raises: MeasureError when there can be no lock."""
-    return locked(lock_path(device))
+    path, folder = lock_path(device), config.cache_folder()
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path))
+        except MeasureError as error:
+            if folder is None:
+                raise
+            _warn_once(f"{error}; until then processes of other users may disturb timings")
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / path.name))
+        yield
+
+
+def check_lock(device: str = CPU) -> None:
+    """Raises: MeasureError where the file cannot be locked that all users of this machine share."""
+    path = lock_path(device)
+    if os.path.lexists(path):
+        os.close(_opened(path))
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    _LOG.warning(sentence)
 
 
 @contextmanager
@@ -66,8 +97,7 @@ def locked(path: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                with _saying_who_holds(path, handle):
-                    fcntl.flock(handle, fcntl.LOCK_EX)  # blocks, so that those who wait are served in order
+                _wait(path, handle)
             if _is_at(path, handle):  # else it was tidied up meanwhile, and others lock another file of that name
                 yield
                 return
@@ -75,33 +105,43 @@ def locked(path: Path) -> Iterator[None]:
             os.close(handle)
 
 
-@contextmanager
-def _saying_who_holds(path: Path, handle: int) -> Iterator[None]:
-    """Log a warning for every `WAIT_SECONDS` that the block takes."""
-    done = threading.Event()
+def _wait(path: Path, handle: int) -> None:
+    """Wait for the lock, with a warning every `WAIT_SECONDS`. Raises: MeasureError where a process of another user does
+    not give it back.
+    """
+    taken: Future[None] = Future()
 
-    def watch() -> None:
-        while not done.wait(WAIT_SECONDS):
-            _LOG.warning("waiting for %s, which %s holds: end that process if it hangs", path, _holder_of(handle))
+    def take() -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # blocks, so that those who wait are served in order
+            taken.set_result(None)
+        except OSError as error:
+            taken.set_exception(error)
 
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watching.join()
+    # A daemon, since the kernel's call cannot be ended: what it takes too late is closed with `handle`.
+    threading.Thread(target=take, daemon=True).start()
+    holder, began = "", time.monotonic()
+    while True:
+        try:
+            return taken.result(WAIT_SECONDS)
+        except TimeoutError:
+            before, (holder, is_others) = holder, _holder_of(handle)
+            began = began if holder == before else time.monotonic()
+            if is_others and time.monotonic() - began > OTHERS_SECONDS:
+                raise MeasureError(f"{path} is held by {holder} of another user: ask its owner to end it") from None
+            _LOG.warning("waiting for %s, which %s holds: end that process if it hangs", path, holder)
 
 
-def _holder_of(handle: int) -> str:
-    """The process that holds the lock, as far as Linux says it in /proc/locks."""
+def _holder_of(handle: int) -> tuple[str, bool]:
+    """The process that holds the lock, as far as Linux says it in /proc/locks, and whether it may be another user's."""
     found = os.fstat(handle)
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         match line.split():
             case [_, "FLOCK", _, _, process, place, *_] if place == file:
-                return f"process {process}"
-    return "another process"
+                with suppress(OSError):
+                    return f"process {process}", os.stat(f"/proc/{process}").st_uid != os.geteuid()
+    return "a process", True
 
 
 def _opened(path: Path) -> int:
@@ -120,12 +160,12 @@ def _opened(path: Path) -> int:
         except FileExistsError:  # another process was quicker
             continue
         except OSError as error:
-            raise MeasureError(f"{path} cannot be locked ({error.strerror}): remove it, nothing is lost") from error
+            raise MeasureError(f"{path} cannot be locked ({error.strerror}): {_ADVICE}") from error
         found = os.fstat(handle)
         if stat.S_ISREG(found.st_mode) and found.st_size == 0:
             return handle
         os.close(handle)
-        raise MeasureError(f"{path} is not the empty file that processes of this machine lock: remove it")
+        raise MeasureError(f"{path} is not the empty file that processes of this machine lock: {_ADVICE}")
 
 
 def _is_at(path: Path, handle: int) -> bool:

@@ -16,7 +16,8 @@ from retune.compiler import config, te
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.codegen.ptxas import assembler
 from retune.compiler.driver.build import build
-from retune.compiler.errors import RetuneError
+from retune.compiler.errors import MeasureError, RetuneError
+from retune.compiler.measure.device_lock import check_lock, lock_path
 from retune.compiler.runtime.cuda import gpus, why_not
 from retune.compiler.runtime.machine import free_memory_bytes
 from retune.compiler.runtime.openmp import openmp_runtime
@@ -99,6 +100,16 @@ def load(average: float | None = None) -> Finding:
     return ok("load", found)
 
 
+def device_lock() -> Finding:
+    """Whether processes of all users take turns at timing."""
+    try:
+        check_lock()
+    except MeasureError as error:
+        what, _, advice = str(error).partition(": ")
+        return warn("device lock", f"{what}; processes of other users may disturb timings", advice)
+    return ok("device lock", str(lock_path()))
+
+
 def openmp() -> Finding:
     """Which library runs the threads of kernels."""
     try:
@@ -154,7 +165,7 @@ def cuda(version: Path = NVIDIA) -> Finding:
 
 def everything() -> Iterable[Finding]:
     """All findings about the machine, one after the other."""
-    for look in (cpu, cores, frequency, load, memory, openmp, code_generation, cuda):
+    for look in (cpu, cores, frequency, load, device_lock, memory, openmp, code_generation, cuda):
         yield look()
 
 

@@ -11,6 +11,7 @@ import pytest
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure import device_lock
 from retune.compiler.measure.device_lock import locked
+from retune.flows.doctor import machine
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
@@ -99,3 +100,55 @@ def test_foreign_file_in_place_of_the_lock_is_refused_and_kept(kind: str, tmp_pa
         raise AssertionError("held")
     assert target.exists() == (kind == "link")
     assert kind != "file with something in it" or path.read_text() == "precious"
+
+
+@pytest.fixture
+def shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_spoilt_file_stops_no_run_and_the_doctor_sees_it(
+    shared_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert machine.device_lock().verdict == "ok"
+    assert not list(shared_folder.iterdir())
+    path = device_lock.lock_path()
+    path.write_text("another's")
+    for _ in range(2):
+        with (
+            device_lock.device_lock(),
+            (shared_folder / "cache" / "retune" / path.name).open() as own,
+            pytest.raises(BlockingIOError),
+        ):
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{path} is not the empty file")
+    finding = machine.device_lock()
+    assert (finding.verdict, finding.advice) == ("warn", "remove it, or ask its owner or root to; nothing is lost")
+    assert path.read_text() == "another's"
+
+
+@pytest.mark.usefixtures("shared_folder")
+@pytest.mark.parametrize("is_others", [True, False])
+def test_only_a_process_of_another_user_is_waited_for_in_vain(
+    is_others: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device_lock, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(device_lock, "OTHERS_SECONDS", 0.02)
+    monkeypatch.setattr(device_lock, "_holder_of", lambda _: ("process 7", is_others))
+    entered = threading.Event()
+
+    def second() -> None:
+        with device_lock.device_lock():
+            entered.set()
+
+    with device_lock.device_lock():
+        thread = threading.Thread(target=second)
+        thread.start()
+        while len(caplog.messages) < 8 and not entered.is_set():
+            thread.join(0.01)
+        assert entered.is_set() == is_others
+    thread.join()
+    assert any("process 7 of another user" in text for text in caplog.messages) == is_others
