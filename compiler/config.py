@@ -104,8 +104,8 @@ def threads_sleep_at_once() -> bool:
     return passive if count is None else count.strip() == "0"
 
 
-def prefect_environment(home: Path) -> dict[str, str]:
-    """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `home` and
+def prefect_environment(folder: Path | None = None) -> dict[str, str]:
+    """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `folder` and
     sends no telemetry.
 
     Variables that the user has set win, and with a server of the user's own (PREFECT_API_URL, or `prefect_api` in
@@ -113,16 +113,22 @@ def prefect_environment(home: Path) -> dict[str, str]:
     """
     settings = load()
     server = settings.prefect_api
+    own = None if server or not folder else folder / "prefect"
+    home = os.environ.get("PREFECT_HOME") or own or Path("~/.prefect").expanduser()
     quiet = {
+        # Prefect's default, which can name code: without it Prefect asks files of the working directory.
+        "PREFECT_PROFILES_PATH": f"{home}/profiles.toml",
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # such a server has no login
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # of a server that is away we say more, in one line
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
     embedded = {
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
+        "PREFECT_HOME": str(home),
+        # Likewise, for the workers of a local cluster, which import Prefect without `import_prefect`.
+        "PREFECT_LOGGING_CONFIG_PATH": os.environ.get("PREFECT_LOGGING_SETTINGS_PATH", f"{home}/logging.yml"),
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         # Logs and events are never read back here, and the CPU is needed for timing.
         "PREFECT_LOGGING_TO_API_ENABLED": "false",

@@ -24,6 +24,9 @@ FILE_VARIABLE = "RETUNE_CONFIG"
 OTHER_VARIABLES = (FILE_VARIABLE, "RETUNE_SESSION", "RETUNE_ROOT", "RETUNE_API_AUTH")
 """Variables of ours that are no settings: they belong to processes that are started, not to a person's wishes."""
 
+_RUNS_CODE = ("fleet", "fleet_storage", "prefect_api")
+"""Settings that a file of the working directory, which may come from elsewhere, does not make."""
+
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 """How a variable says yes or no, in letters of any case; the file has TOML's own true and false."""
 
@@ -37,7 +40,7 @@ class Settings(TuneOptions):
     """
 
     home: Path = option(  # noqa: RUF009 - it makes a field
-        Path(".retune"), "state folder: records, runs, results, Prefect's database", flag="store"
+        Path(".retune"), "state folder: records, runs, results", flag="store"
     )
     num_threads: int | None = option(
         None,
@@ -136,6 +139,11 @@ def _of_file(environment: Mapping[str, str], folder: Path) -> tuple[dict[str, Va
     except RecursionError:
         raise OptionError(f"{path} is no file of settings: it is nested too deep") from None
     known = list(_fields())
+    if not named and (unsafe := [key for key in read if key in _RUNS_CODE]):
+        raise OptionError(
+            f"{path} may not set {unsafe[0]}, which decides who can run code here: set {variables_of(unsafe[0])[0]}, "
+            f"or {FILE_VARIABLE}={FILE} if you trust the file"
+        )
     for key in read:
         # An unknown key is an error, not a warning: a misspelled limit would let a run go on for hours.
         if key not in known:

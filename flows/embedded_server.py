@@ -4,18 +4,26 @@ This module imports nothing of Prefect, so that the server starts while the sess
 """
 
 import atexit
+import secrets
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 from retune.compiler import config
 from retune.flows.launch import GARBAGE
-from retune.flows.prefect_tables import are_current, copy_tables, keep_tables
+from retune.flows.prefect_tables import copy_tables, keep_tables
 
 # SQLite commits within milliseconds, and the reaper kills what is left.
 STOP_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
-_UVICORN = f"import gc, runpy; gc.set_threshold({GARBAGE}); runpy.run_module('uvicorn', run_name='__main__')"
+_SERVE = f"""
+import gc, socket, sys
+gc.set_threshold({GARBAGE})
+import uvicorn
+config = uvicorn.Config("prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on")
+uvicorn.Server(config).run([socket.socket(fileno=int(sys.argv[1]))])
+"""
 
 _started: "EmbeddedServer | None" = None
 
@@ -24,36 +32,35 @@ class EmbeddedServer:
     """A server at a free port of the loopback address, with its database in PREFECT_HOME."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            # Port 0 lets the kernel pick a free one; loopback only, since the API has no login.
-            free.bind((_LOOPBACK, 0))
-            self.port: int = free.getsockname()[1]
-        self.url = f"http://{_LOOPBACK}:{self.port}/api"
+        # Bound here and for as long as this process runs: another account that took the port would be the server.
+        self._listening = socket.create_server((_LOOPBACK, 0))
+        self.url = f"http://{_LOOPBACK}:{self._listening.getsockname()[1]}/api"
         self._database = config.prefect_database()
-        self._makes_tables = self._database is not None and not copy_tables(self._database)
+        self._has_tables = copy_tables(self._database) if self._database else None
         self.process = self._begin()
 
     def _begin(self) -> "subprocess.Popen[bytes]":
         # as `prefect.server.api.server.SubprocessASGIServer`, whose import takes 3 s of CPU
-        command = ["--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
-        where = ["--host", _LOOPBACK, "--port", str(self.port), "--lifespan", "on"]
         kind = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-        if self._database is not None and are_current(self._database):
+        if self._has_tables:
             kind["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "0"  # to find that nothing is to be done takes a second
         environment = config.child_environment(kind)
         environment.pop("PREFECT_API_URL", None)  # its own, when it is restarted
         # A session of its own, so that it has nothing to say about the user's Ctrl-C; the reaper ends it.
+        handle = self._listening.fileno()
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _UVICORN, *command, *where], env=environment, start_new_session=True
-        )
+            [sys.executable, "-P", "-c", _SERVE, str(handle)], pass_fds=(handle,), env=environment,
+            cwd=Path(__file__).parent,  # see `import_prefect`
+            start_new_session=True,
+        )  # fmt: skip
 
     def restart(self) -> None:
-        """Start it once more after its process has ended, at the same address and on the same database."""
+        """Start it once more after its process has ended, on the same socket and the same database."""
         self.process = self._begin()
 
     def keep_tables(self) -> None:
         """Keep the tables that this server has made, now that it answers and before anything is in them."""
-        if self._database is not None and self._makes_tables:
+        if self._database and self._has_tables is False:
             keep_tables(self._database)
 
     def stop(self) -> None:
@@ -64,11 +71,16 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._listening.close()
 
 
 def start() -> str:
-    """Start the server of this process, which ends with it. Returns its URL."""
+    """Start the server of this process, which ends with it. Returns its URL; its login is in the environment, which
+    other accounts cannot read.
+    """
     global _started
+    login = f"retune:{secrets.token_urlsafe(32)}"
+    config.set_environment({"PREFECT_SERVER_API_AUTH_STRING": login, "PREFECT_API_AUTH_STRING": login})
     _started = EmbeddedServer()
     # For ordinary ends; a process that is killed has its reaper.
     atexit.register(_started.stop)

@@ -19,6 +19,7 @@ from types import FrameType
 
 from retune.compiler import config
 from retune.flows.exits import stopped_by
+from retune.flows.prefect_import import import_prefect
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT = "finished rounds are kept, and the same command goes on from there"
@@ -90,11 +91,11 @@ def end_on_signals_within(seconds: float, module: str) -> None:
 
 
 def become(module: str, arguments: list[str], environment: Mapping[str, str]) -> None:
-    """Go on as the program `module`. Prefect reads its settings from `environment` when that program imports it."""
-    sys.stdout.flush()
+    """Go on as the program `module`, which imports Prefect: that reads its settings from `environment`."""
     config.set_environment(environment)
-    sys.argv[1:] = arguments
-    run(module)
+    end_on_signals(module)
+    import_prefect()
+    run(module, arguments)
 
 
 def command_began() -> float | None:
@@ -107,9 +108,11 @@ def main() -> None:
     run("retune.flows.cli")
 
 
-def run(module: str) -> None:
-    """Run the module as main program; its arguments are what is left in `sys.argv`."""
+def run(module: str, arguments: list[str] | None = None) -> None:
+    """Run the module as main program, with `arguments` or what is left in `sys.argv`."""
     global _began
+    sys.stdout.flush()
+    sys.argv[1:] = sys.argv[1:] if arguments is None else arguments
     _began = _began or time.monotonic()
     end_on_signals(module)
     # Before the imports, which make most of the objects of a command.

@@ -1,4 +1,4 @@
-"""The empty tables of Prefect's database, kept for other state folders of the user.
+"""The empty tables of Prefect's database, kept for other runs of the user.
 
 To make them takes a server ten seconds. They lie in a cache that may be deleted at any time.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from retune.compiler import config
 
 
-def copy_tables(database: Path) -> bool:
-    """Begin a new database with kept tables. Whether a database, or a part of one, was there or is now."""
+def copy_tables(database: Path) -> bool | None:
+    """Begin a new database with kept tables, if there are. Whether it has them; None where a database was there."""
     # SQLite would apply the log of a database that is gone to a new one of its name.
     if any(database.with_name(f"{database.name}{part}").exists() for part in ("", "-wal", "-shm", "-journal")):
-        return True
+        return None
     kept = _cached_tables()
     if kept is None:
         return False
@@ -28,23 +28,7 @@ def copy_tables(database: Path) -> bool:
         with tempfile.TemporaryDirectory(dir=database.parent) as folder:
             os.link(shutil.copyfile(kept, Path(folder) / "tables"), database)
         return True
-    return database.exists()
-
-
-def are_current(database: Path) -> bool:
-    """Whether the tables of a database are those that the installed version of Prefect makes."""
-    kept = _cached_tables()
-    if kept is None:
-        return False
-    with contextlib.suppress(sqlite3.Error):
-        return _revision(database) == _revision(kept)
-    return False
-
-
-def _revision(database: Path) -> list[tuple[str]]:
-    """The migration that the tables of a database are at."""
-    with contextlib.closing(_opened(database)) as opened:
-        return opened.execute("SELECT version_num FROM alembic_version").fetchall()
+    return None if database.exists() else False
 
 
 def _opened(database: Path) -> sqlite3.Connection:

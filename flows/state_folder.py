@@ -4,10 +4,10 @@ import errno
 import fcntl
 import os
 import shutil
-import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retune.compiler.errors import RetuneError, StoreError
@@ -15,7 +15,7 @@ from retune.compiler.runtime.temporaries import temporary_in
 from retune.storage.files import make_folder, write_through
 
 ROOM_BYTES = 16 << 20
-"""Free space that a run needs to begin with: a new database of Prefect and its journal take about half of it."""
+"""Free space that a run needs to begin with."""
 
 LONGEST_NAME = 100
 """Letters of the longest file name that does not depend on the network's name, rounded up."""
@@ -30,8 +30,8 @@ _ADVICE = {
 
 
 def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[int, float]:
-    """Do in the folder what a run does: write a file, lock it, reserve space, make a SQLite database as Prefect does.
-    Nothing is left behind. Returns the bytes that are free, and the seconds until a small file is on the disk.
+    """Do in the folder what a run does: write a file, lock it, reserve space. Nothing is left behind. Returns the bytes
+    that are free, and the seconds until a small file is on the disk.
 
     Raises: StoreError.
     """
@@ -51,17 +51,11 @@ def check_state_folder(home: Path, longest_name: int = LONGEST_NAME) -> tuple[in
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # Reserves blocks, where a sparse file would succeed on a full disk; quotas count as well.
                     os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
-                with closing(sqlite3.connect(folder / "probe.db")) as database:
-                    # Prefect's mode, which needs shared memory and locks that some network file systems lack.
-                    database.execute("PRAGMA journal_mode = WAL")
-                    database.execute("CREATE TABLE probe (id INTEGER)")
             return free, seconds
         finally:
             for each in missing:
                 with suppress(OSError):  # another process has begun to use it
                     each.rmdir()
-    except sqlite3.Error as error:
-        raise _unusable(home, str(error), "Prefect's database needs locks and a path below 430 letters") from error
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "make it a folder that you may write to")
         raise _unusable(home, error.strerror or str(error), advice) from error
@@ -78,17 +72,28 @@ def _temporary_folder(home: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+def make_private_folder() -> Path:
+    """A new folder for what Prefect keeps during a run, which is partly code: pickles, settings of logging. A state
+    folder may be shared, or come from elsewhere. Raises: StoreError.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix="retune-"))
+    except OSError as error:
+        raise StoreError(f"cannot make a temporary folder: {error.strerror or error}; set TMPDIR to one") from error
+
+
 @contextmanager
 def blaming_the_disk(home: Path) -> Iterator[None]:
-    """Turn an error that is not ours into a StoreError where the state folder cannot be used any more: Prefect's server
-    answers with its own error when its database cannot grow.
+    """Turn an error that is not ours into a StoreError where the state folder or the temporary one cannot be used any
+    more: Prefect's server answers with its own error when its database cannot grow.
     """
     try:
         yield
     except RetuneError:
         raise
     except Exception:
-        check_state_folder(home)
+        for folder in (home, Path(tempfile.gettempdir())):
+            check_state_folder(folder)
         raise
 
 
@@ -96,4 +101,6 @@ def _unusable(home: Path, reason: str, advice: str) -> StoreError:
     shown = str(home) if len(str(home)) < 500 else f"{str(home)[:100]}…"
     return StoreError(
         f"cannot use {shown} as state folder: {reason}; {advice}, or choose another folder with --store or RETUNE_HOME"
+        if home != Path(tempfile.gettempdir())
+        else f"cannot use {shown} for temporary files: {reason}; {advice}, or choose another folder with TMPDIR"
     )

@@ -10,7 +10,7 @@ On a fleet, requests and answers are bytes (`retune.compiler.measure.wire`).
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,7 +29,7 @@ from prefect.task_runners import PrefectTaskRunner, TaskRunner
 from retune.compiler import config
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import MeasureError, OptionError, RetuneError
-from retune.compiler.measure.fleet import BuildRequest, Patience, Request, TimeRequest
+from retune.compiler.measure.fleet import BuildRequest, Patience, Pending, Request, TimeRequest
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.storage.store_url import is_remote
 from retune.tasks.measure import ask_device, build, measure
@@ -70,6 +70,7 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
     if kind == DASK:
         # Every worker has each queue once: its two threads serve a build and a timing.
         local = {"n_workers": 2, "threads_per_worker": 2, "resources": resources, "dashboard_address": None}
+        local["security"] = True  # keys of its own, so that no other account reaches it
         runner = module.DaskTaskRunner(address=address) if address else module.DaskTaskRunner(cluster_kwargs=local)
     else:
         quiet = {"log_to_driver": False, "logging_level": logging.WARNING}  # a run's output is its own
@@ -129,25 +130,22 @@ class FlowEngine:
         self._plan = plan
         self._kind = fleet_of(plan.kind)[0] if plan else ""
 
-    def submit(self, queue: str, request: Request, name: str = "", after: Sequence[State[Any]] = ()) -> "Run":
-        """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks. `after` are the runs
-        that this one follows.
-        """
+    def submit(self, queue: str, request: Request, name: str = "") -> Pending:
+        """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks."""
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
-        kind: dict[str, Any] = {"return_state": False, "wait_for": after}
         if self._service is not None:
-            return _LocalRun(task.submit(label, opaque(self._service), opaque(request), **kind))
+            return _LocalRun(task.submit(label, opaque(self._service), opaque(request)))
         message = to_bytes(request)
         storage = self._plan.storage if self._plan and self._kind == PREFECT else ""
 
-        def run() -> Any:
+        def run() -> PrefectFuture[Any]:
             with self._placed(queue):
                 if self._kind != PREFECT:
-                    return task.submit(label, queue, message, **kind)
+                    return task.submit(label, queue, message)
                 # As text: base 85 adds a quarter, base 64 would add a third.
                 text = base64.b85encode(message).decode()
-                return background_task(task, queue, storage).submit(label, queue, text, **kind)
+                return background_task(task, queue, storage).submit(label, queue, text)
 
         return _FleetRun(self._kind, queue, run, _longest(request), storage)
 
@@ -155,8 +153,8 @@ class FlowEngine:
     def _placed(self, queue: str) -> Iterator[None]:
         """Submit to workers that serve the queue."""
         with ExitStack() as stack:
-            if not PREFECT_API_URL.value():  # workers that found none would start a server each
-                stack.enter_context(temporary_settings({PREFECT_API_URL: _embedded_server()}))
+            if not PREFECT_API_URL.value():  # workers that find none start a server each, which has no login
+                raise OptionError("a fleet needs a Prefect server: set PREFECT_API_URL, or use `retune tune`")
             if self._kind == PREFECT:
                 assert self._plan is not None
                 stack.enter_context(shared_storage(self._plan.storage))
@@ -190,7 +188,7 @@ class _FleetRun:
     ) -> None:
         self._storage = storage
         self._kind, self._queue, self._submit, self._longest = kind, queue, submit, longest
-        self.future = submit()
+        self._future = submit()
         self._attempts = 1
         self._state: str | None = None
         self._since = time.monotonic()
@@ -203,7 +201,7 @@ class _FleetRun:
         while True:
             try:
                 with shared_storage(self._storage) if self._storage else nullcontext():
-                    answer = self.future.result(timeout=POLL_SECONDS)
+                    answer = self._future.result(timeout=POLL_SECONDS)
                 return from_bytes(base64.b85decode(answer) if isinstance(answer, str) else answer)
             except (TimeoutError, RuntimeError) as error:
                 # Prefect reads a task run and its state one after the other, so a state that changes may be missing.
@@ -221,7 +219,7 @@ class _FleetRun:
         """
         state: State[Any] | None = None
         with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # a worker of Ray creates the task run
-            state = client.read_task_run(self.future.task_run_id).state
+            state = client.read_task_run(self._future.task_run_id).state
         name = state.name or "" if state else ""
         if name != self._state:
             self._state, self._since = name, now
@@ -235,11 +233,11 @@ class _FleetRun:
         _LOG.warning("a worker of %s has fallen silent; another one gets what it was doing", self._queue)
         if self._kind == RAY:
             self.cancel()
-        self.future = self._submit()
+        self._future = self._submit()
 
     def cancel(self) -> None:
         """Let Dask forget the run and Ray end the process that does it; a background task is finished."""
-        wrapped = getattr(self.future, "wrapped_future", None)
+        wrapped = getattr(self._future, "wrapped_future", None)
         with suppress(Exception):  # the engine may be why the run is given up
             if self._kind == DASK and wrapped is not None:
                 wrapped.cancel()
@@ -261,9 +259,6 @@ class _FleetRun:
             found = client._client.post("/task_workers/filter", json={})
             keys = {key for worker in found.json() for key in worker["task_keys"]}
         return any(key.endswith(f"_{self._queue}") for key in keys)
-
-
-Run = _LocalRun | _FleetRun
 
 
 def _longest(request: Request) -> float:
@@ -315,15 +310,6 @@ def shared_storage(place: str) -> AbstractContextManager[Any]:
             "which needs no storage"
         )
     return temporary_settings({PREFECT_LOCAL_STORAGE_PATH: place})
-
-
-def _embedded_server() -> str:
-    from prefect.server.api.server import SubprocessASGIServer  # takes seconds
-
-    server = SubprocessASGIServer()
-    if not server.running:
-        server.start()
-    return server.api_url
 
 
 def _annotation(kind: str, queue: str) -> AbstractContextManager[Any]:

@@ -60,6 +60,7 @@ RANK = {
     "lower": 4,
     "codegen": 5,
     "features": 5,
+    "simt": 5,
     "cost_model": 6,
     "measure": 6,
     "search": 7,

@@ -1,12 +1,22 @@
 """What SECURITY.md promises under "What to trust": what comes from outside is data, and stays it."""
 
 import ast
+import base64
 import contextlib
 import importlib
 import io
+import json
+import os
 import pickle
 import pkgutil
+import pwd
 import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +24,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from prefect import Flow, Task
 from prefect.settings import PREFECT_SERVER_API_HOST
@@ -27,6 +38,7 @@ from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.params import load_param_dict
 from retune.compiler.executor.shared_library import load_shared_library
 from retune.compiler.frontend.network import load_network
+from retune.compiler.measure.device_lock import lock_name
 from retune.compiler.measure.fleet import BUILD
 from retune.compiler.measure.log import read_log
 from retune.compiler.measure.wire import from_bytes
@@ -38,6 +50,8 @@ from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import rounds_of
 from retune.storage.runs import RunLedger
 from tests.support.doubling_network import doubling_network
+from tests.support.flows import second_account
+from tests.support.flows.runs import PATIENCE_SECONDS, environment_on, rounds
 from tests.support.record_samples import part_paths, timed
 from tests.support.sources import name_of, nodes_of
 from tests.support.workloads import matmul
@@ -251,6 +265,168 @@ def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
 
 def is_ours(value: object) -> bool:
     return isinstance(value, Flow | Task)
+
+
+def hostile(folder: Path, marker: Path) -> None:
+    """Files of Prefect's settings, each of which runs a command where Prefect reads it."""
+    folder.mkdir(parents=True)
+    logging = f"version: 1\nformatters:\n  a:\n    (): os.system\n    command: touch {marker}"
+    (folder / "logging.yml").write_text(logging)
+    path = folder / "logging.yml"
+    (folder / "prefect.toml").write_text(f'[logging]\nconfig_path = "{path}"\n[results]\npersist_by_default = true\n')
+    (folder / "pyproject.toml").write_text(f'[tool.prefect.logging]\nconfig_path = "{path}"\n')
+    (folder / ".env").write_text(f"PREFECT_LOGGING_CONFIG_PATH={path}\nPREFECT_PROFILES_PATH={folder}/profiles.toml\n")
+    profile = f'active = "a"\n[profiles.a]\nPREFECT_LOGGING_CONFIG_PATH = "{path}"\n'
+    (folder / "profiles.toml").write_text(profile)
+
+
+_IMPORTS = """
+import sys
+{guard}
+import prefect.main
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+with temporary_settings({{PREFECT_API_URL: "http://127.0.0.1:1/api"}}):
+    settings = get_current_settings()
+print(settings.results.persist_by_default, settings.logging.config_path.exists())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_prefect_is_imported_without_files_of_the_working_directory(
+    is_guarded: bool, tmp_path: Path, marker: Path
+) -> None:
+    """They would run code, as Prefect does without us."""
+    hostile(tmp_path / "work", marker)
+    guard = "from retune.flows.prefect_import import import_prefect; import_prefect()" if is_guarded else ""
+    ours = {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")} if is_guarded else {}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _IMPORTS.format(guard=guard)], cwd=tmp_path / "work", capture_output=True,
+        text=True, check=True, env=environment_on(tmp_path, HOME=str(tmp_path), **ours),
+    )  # fmt: skip
+    assert done.stdout.split() == (["False", "False"] if is_guarded else ["True", "True"])
+    assert marker.exists() != is_guarded
+
+
+@dataclass
+class Run:
+    """A run of the command line that another account attacks."""
+
+    process: "subprocess.Popen[bytes]"
+    home: Path
+    log: Path
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait."""
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < limit, self.log.read_text()
+            time.sleep(0.05)
+
+    def children(self) -> list[psutil.Process]:
+        """Its processes."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def server(self) -> psutil.Process:
+        """Its server of Prefect."""
+        (found,) = (child for child in self.children() if "uvicorn" in " ".join(child.cmdline()))
+        return found
+
+
+@contextlib.contextmanager
+def attacked_run(tmp_path: Path, marker: Path, account: str) -> Iterator[Run]:
+    """`retune tune` in a folder, on a store and with a temporary folder in which another account has been."""
+    shared, home, log = tmp_path / "shared", tmp_path / "state", tmp_path / "log.txt"
+    hostile(tmp_path / "work", marker)
+    hostile(home / "prefect", marker)
+    shared.mkdir()
+    (shared / f"{lock_name()}.lock").write_text("another's")
+    if account:
+        os.chown(shared / f"{lock_name()}.lock", pwd.getpwnam(account).pw_uid, -1)
+        (shared / f"{lock_name()}.lock").chmod(0o600)
+    shared.chmod(0o1777)
+    command = [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", "mlp", "--trials", "8"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [*command, "--batch", "2", "--store", "../state"], cwd=tmp_path / "work",
+            stdout=stream, stderr=stream, env=environment_on(home, TMPDIR=str(shared)),
+        )  # fmt: skip
+    try:
+        yield Run(process, home, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def routes_of(run: Run) -> tuple[int, list[str]]:
+    """The port of Prefect's server, and all that it answers to one who knows its login: the account that runs it."""
+    login = run.server().environ()["PREFECT_API_AUTH_STRING"]
+    (port,) = {each.laddr.port for each in run.server().net_connections("tcp4") if each.status == "LISTEN"}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/openapi.json",
+        headers={"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found = json.load(answer)["paths"]
+    return port, [f"{way.upper()} {f'/api{path}'}" for path, ways in found.items() for way in ways]
+
+
+def attack(**request: object) -> dict[str, str]:
+    """What came of the steps of another account's attack."""
+    command = [sys.executable, "-P", second_account.__file__]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other accounts can look into, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="retune-tests-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("account", ["", "nobody"])
+def test_another_account_gets_nothing_of_a_run(account: str, open_folder: Path) -> None:
+    """Without another account, what needs no rights is tried from this one."""
+    if account and (os.geteuid() != 0 or account not in {each.pw_name for each in pwd.getpwall()}):
+        pytest.skip("only root can become another account, nobody")
+    marker = open_folder / "exploded"
+    with attacked_run(open_folder, marker, account) as run:
+        run.until(lambda: rounds(run.home))
+        os.kill(run.process.pid, signal.SIGSTOP)  # its server answers, and it does not end meanwhile
+        server, (port, routes) = run.server(), routes_of(run)
+        assert len(routes) > 100
+        watched = [run.process.pid, *(child.pid for child in run.children())] if account else []
+        private = Path(server.environ()["PREFECT_HOME"])
+        assert (private / "prefect.db").exists()
+        folders = [str(private), str(private.parent)] if account else []
+        found = attack(account=account, uid=os.getuid(), port=port, pids=watched, folders=folders, routes=routes)
+        server.kill()  # the moment of which a squatter dreams
+        while server.status() != psutil.STATUS_ZOMBIE:  # its parent is stopped
+            time.sleep(0.05)
+        taken = attack(account=account, port=port)
+        os.kill(run.process.pid, signal.SIGCONT)
+        code = run.process.wait(PATIENCE_SECONDS)
+    said = run.log.read_text()
+    assert code == 0, said
+    assert "answers again" in said
+    assert not marker.exists()
+    for step, came in (*found.items(), *taken.items()):
+        expected = {"200"} if step in second_account.PUBLIC else {"401", "PermissionError", "OSError", "[]"}
+        if step.startswith("websocket"):
+            expected = {"closed 1008", "status 403"}
+        if "filter at" in step:
+            expected = {"401", "404"}
+        assert came in expected, f"{step}: {came}"
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while private.parent.exists():  # which the run's reaper removes
+        assert time.monotonic() < limit
+        time.sleep(0.1)
 
 
 def test_a_prefect_server_listens_on_this_machine_only() -> None:

@@ -14,7 +14,6 @@ from retune.compiler.ops import (
     norm,
     pool,
     quantized,
-    recurrent,
     reduce,
     resample,
     shape,
@@ -34,7 +33,6 @@ _FAMILIES = (
     norm,
     shape,
     indexing,
-    recurrent,
     resample,
 )
 

@@ -14,7 +14,6 @@ from retune.flows import launch
 from retune.flows.commands.arguments import Store, state_folder_of
 from retune.flows.commands.output import Json, Mode, Quiet
 from retune.flows.state_folder import check_state_folder
-from retune.storage.files import make_folder
 from retune.storage.store_url import redacted
 
 DEVICE = "cpu"
@@ -67,5 +66,4 @@ def pools(
 
 def _go_on_as(module: str, home: Path, *arguments: str) -> None:
     check_state_folder(home)
-    make_folder(home / "prefect")
-    launch.become(module, [*arguments], config.prefect_environment(home))
+    launch.become(module, [*arguments], config.prefect_environment())

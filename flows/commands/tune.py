@@ -22,7 +22,7 @@ from retune.flows.commands.arguments import Network, Shapes, Store, option_of
 from retune.flows.commands.output import Json, Output, Quiet
 from retune.flows.parameters import TuneJob, add_options
 from retune.flows.state_folder import check_state_folder
-from retune.storage.files import make_folder, new_id
+from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 
 
@@ -42,12 +42,10 @@ def tune(
     _announce(output, f"reading {job.network}")
     _check_subject(job)
     ParquetRecordStore(job.place)  # refuses records of a newer version
-    make_folder(home / "prefect")
     url = config.load().prefect_api
     _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
-    settings = {**config.prefect_environment(home), config.SESSION: new_id()}
-    request = json.dumps(job.parameters())
-    launch.become("retune.flows.session", [output.mode.value, request], settings)
+    config.set_environment({config.SESSION: new_id()})
+    launch.run("retune.flows.session", [output.mode.value, json.dumps(job.parameters())])
 
 
 add_options(tune, tune_options(), option_of)

@@ -26,7 +26,7 @@ from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import is_remote, local_folder, open_blob_store
 
 LOW_DISK = 1 << 30
-"""Bytes: less is soon full of records and Prefect's database."""
+"""Bytes: less is soon full of records."""
 
 # A round takes a few seconds, and flushes several files.
 SLOW_SECONDS = 0.2

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from retune.flows.embedded_server import EmbeddedServer
-from retune.flows.prefect_tables import are_current
 
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(EmbeddedServer, "_begin", lambda _: None)
+    monkeypatch.setattr(EmbeddedServer, "_begin", lambda made: made._listening.close())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -100,23 +99,10 @@ def test_another_database_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "two").exists()
 
 
-def at_migration(database: Path, number: str) -> "closing[sqlite3.Connection]":
-    """A database of a server, as the migration of that number leaves it."""
-    opened = make_table(database, "flow_run")
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.execute("INSERT INTO alembic_version VALUES (?)", (number,))
-        connection.commit()
-    return opened
-
-
-def test_only_tables_of_another_migration_are_to_be_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_copied_tables_need_no_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = server(tmp_path / "one", monkeypatch)
-    with at_migration(tmp_path / "one" / "prefect.db", "7"):
-        assert not are_current(tmp_path / "one" / "prefect.db")  # nothing is kept that says so
+    assert first._has_tables is False
+    with make_table(tmp_path / "one" / "prefect.db", "flow_run"):
         first.keep_tables()
-        assert are_current(tmp_path / "one" / "prefect.db")
-    with at_migration(tmp_path / "older" / "prefect.db", "6"):
-        assert not are_current(tmp_path / "older" / "prefect.db")
-    assert not are_current(tmp_path / "none" / "prefect.db")
-    assert not (tmp_path / "none").exists()
+        assert server(tmp_path / "one", monkeypatch)._has_tables is None  # perhaps those of an older version
+    assert server(tmp_path / "two", monkeypatch)._has_tables is True

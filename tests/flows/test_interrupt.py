@@ -3,15 +3,21 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from retune.compiler import config
 from tests.support.flows.networks import write_mlp
-from tests.support.flows.runs import PATIENCE_SECONDS, command, has_session, processes_of, rounds, stored
+from tests.support.flows.runs import (
+    PATIENCE_SECONDS,
+    command,
+    environment_on,
+    has_session,
+    processes_of,
+    rounds,
+    stored,
+)
 from tests.support.tiers import long_rows
 
 MESSAGE = "retune: stopped; finished rounds are kept, and the same command goes on from there"
@@ -24,9 +30,7 @@ MESSAGE = "retune: stopped; finished rounds are kept, and the same command goes 
 def test_a_signal_to_the_group_ends_a_run(tmp_path: Path, signum: int, code: int, wanted: int) -> None:
     """As Ctrl-C on a terminal, `timeout` and systemd send it: while it starts, and after two rounds."""
     network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "log.txt"
-    environment = config.child_environment({"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
-    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL"):
-        environment.pop(name, None)
+    environment = environment_on(home)
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command(network, home), stdout=stream, stderr=stream, env=environment, start_new_session=True

@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL
 
 from retune.storage.runs import RunLedger
 from tests.support.flows.networks import write_mlp
-from tests.support.flows.runs import PATIENCE_SECONDS, TRIALS, kill_when, processes_of, started, stored
+from tests.support.flows.runs import PATIENCE_SECONDS, TRIALS, kill_when, run_processes, started, stored
 
 
 @pytest.mark.long
@@ -42,11 +42,16 @@ def test_a_killed_run_goes_on_and_nothing_is_lost_or_measured_twice(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_the_embedded_api_lives_in_the_state_folder_and_does_not_outlive_a_kill(tmp_path: Path) -> None:
-    network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "log.txt"
-    kill_when(network, home, log, api=None, wanted=1, delay=0.0)
-    assert (home / "prefect" / "prefect.db").exists()
+def test_the_embedded_api_does_not_outlive_a_kill_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, home, log, temporary = (tmp_path / name for name in ("small.onnx", "state", "log.txt", "temporary"))
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    kill_when(write_mlp(network), home, log, api=None, wanted=1, delay=0.0)
     limit = time.monotonic() + 120
-    while (left := processes_of(home)) and time.monotonic() < limit:
+    while (left := list(run_processes(home))) and time.monotonic() < limit:
         time.sleep(0.1)
     assert left == []
+    assert not (home / "prefect").exists()
+    assert [path.suffix for path in temporary.iterdir()] == [".lock"]

@@ -1,9 +1,7 @@
 """A Prefect server that is gone: the embedded one is started once more, one at an address is waited for."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from retune.compiler import config
 from retune.compiler.errors import OptionError, ServerError
 from retune.flows import exits, server
 from tests.support.flows.networks import write_mlp
-from tests.support.flows.runs import command, processes_of, rounds, stored
+from tests.support.flows.runs import command, environment_on, processes_of, rounds, stored
 from tests.support.flows.servers import free_port
 from tests.support.flows.servers import server as prefect_server
 
@@ -181,12 +179,9 @@ def uvicorn_of(process: "subprocess.Popen[bytes]") -> psutil.Process:
 def begin(folder: Path, **extra: str) -> "tuple[subprocess.Popen[bytes], Path, Path]":
     """A run of the command line, its state folder and what it says."""
     network, home, log = write_mlp(folder / "small.onnx"), folder / "state", folder / "log.txt"
-    environment = config.child_environment({"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
-    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL"):
-        environment.pop(name, None)
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [*command(network, home), "--batch", "2"], stdout=stream, stderr=stream, env={**environment, **extra}
+            [*command(network, home), "--batch", "2"], stdout=stream, stderr=stream, env=environment_on(home, **extra)
         )
     return process, home, log
 

@@ -2,14 +2,13 @@
 worker that is killed on a server is noticed.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from retune.compiler import config
 from retune.storage.runs import RunLedger
 from tests.support.flows.fleet_workers import wait_until
 from tests.support.flows.networks import write_mlp
-from tests.support.flows.runs import command, has_session, processes_of, rounds, stored
+from tests.support.flows.runs import command, environment_on, has_session, processes_of, rounds, run_processes, stored
 from tests.support.flows.servers import free_port, server
 from tests.support.tiers import long_except
 
@@ -37,9 +36,7 @@ SECONDS = 120.0
 def test_sigterm_ends_a_run_with_one_sentence(tmp_path: Path, wanted: int) -> None:
     """While it starts, and after two rounds; only the process itself gets the signal."""
     network, home, log = write_mlp(tmp_path / "small.onnx"), tmp_path / "state", tmp_path / "log.txt"
-    environment = config.child_environment({"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
-    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL"):
-        environment.pop(name, None)
+    environment = environment_on(home)
     with log.open("wb") as stream:
         process = subprocess.Popen(command(network, home), stdout=stream, stderr=stream, env=environment)
     try:
@@ -163,7 +160,7 @@ def test_killed_worker_does_not_block_the_pool(tmp_path: Path) -> None:
             desk.ask(network)
             wait_until(lambda: rounds(home) >= 2, 180.0)
             for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with suppress(psutil.NoSuchProcess):
                     process.kill()
             first.wait()
         kept = {record.record_id for record in stored(home)}
@@ -178,12 +175,9 @@ def test_killed_worker_does_not_block_the_pool(tmp_path: Path) -> None:
 def listening(home: Path) -> list[Any]:
     """The sockets that the processes of a run on the embedded API of `home` accept connections on."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("PREFECT_HOME") == str(home / "prefect"):
-                found += [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
-        except psutil.Error:
-            continue
+    for process in run_processes(home):
+        with suppress(psutil.Error):
+            found += [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     return found
 
 

@@ -16,20 +16,24 @@ def test_state_folder_defaults_to_dot_retune_in_the_current_folder(
     assert config.load({"RETUNE_HOME": "/elsewhere"}).home == Path("/elsewhere")
 
 
-def test_the_embedded_api_keeps_to_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_api_keeps_to_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILES_PATH", "DO_NOT_TRACK"):
         monkeypatch.delenv(name, raising=False)
     made = config.prefect_environment(Path("/state"))
     assert made["PREFECT_HOME"] == "/state/prefect"
+    assert made["PREFECT_PROFILES_PATH"] == "/state/prefect/profiles.toml"
+    assert made["PREFECT_LOGGING_CONFIG_PATH"] == "/state/prefect/logging.yml"
     assert made["DO_NOT_TRACK"] == "1"
 
 
 def test_a_users_own_server_and_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    for name in ("PREFECT_HOME", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     monkeypatch.setenv("DO_NOT_TRACK", "0")
     made = config.prefect_environment(Path("/state"))
     assert "PREFECT_HOME" not in made
+    assert made["PREFECT_PROFILES_PATH"] == str(Path.home() / ".prefect" / "profiles.toml")
     assert "DO_NOT_TRACK" not in made
 
 

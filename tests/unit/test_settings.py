@@ -42,6 +42,15 @@ def test_paths_are_relative_to_where_they_are_written(tmp_path: Path) -> None:
     assert resolve({}, tmp_path, {"home": "/absolute"})[0].home == Path("/absolute")
 
 
+@pytest.mark.parametrize("name", ["fleet", "fleet_storage", "prefect_api"])
+def test_a_file_of_the_working_directory_does_not_say_who_runs_code(name: str, tmp_path: Path) -> None:
+    (tmp_path / "retune.toml").write_text(f"{name} = 'dask://10.0.0.5:8786'\n")
+    with pytest.raises(OptionError, match=f"retune.toml may not set {name}, .* or RETUNE_CONFIG=retune.toml if"):
+        resolve({}, tmp_path)
+    settings, _ = resolve({"RETUNE_CONFIG": "retune.toml"}, tmp_path)
+    assert getattr(settings, name) == "dask://10.0.0.5:8786"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -30,21 +30,18 @@ _MOST_BYTES = 2**31 - 1
 
 
 def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model with initializers in place of some inputs, or of initializers of these names.
+    """The model with initializers in place of some inputs.
 
-    Raises: ModelFormatError when there is no such input or initializer, or an array has not its type and shape.
+    Raises: ModelFormatError when there is no such input, or an array has not its type and shape.
     """
     if not constants:
         return model
-    weights = [
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in model.graph.initializer
-    ]
-    known = {entry.name: entry for entry in (*weights, *model.graph.input)}
-    unknown = sorted(set(constants) - set(known))
+    unknown = sorted(set(constants) - {entry.name for entry in model.graph.input})
     if unknown:
         raise ModelFormatError(f"values are given for {', '.join(unknown)}, which the model has no input for")
-    for name, array in constants.items():
-        _check_fixed(known[name], array)
+    for entry in model.graph.input:
+        if entry.name in constants:
+            _check_fixed(entry, constants[entry.name])
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     kept = [entry for entry in model.graph.input if entry.name not in constants]
@@ -52,9 +49,9 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
     fixed.graph.input.extend(kept)
     # What the file said of the input's type still holds for its value.
     fixed.graph.value_info.extend(entry for entry in model.graph.input if entry.name in constants)
-    kept_weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
+    weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
     del fixed.graph.initializer[:]
-    fixed.graph.initializer.extend(kept_weights)
+    fixed.graph.initializer.extend(weights)
     fixed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return fixed
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ from retune.compiler.measure.record import MeasureRecord
 from retune.storage.parquet import ParquetRecordStore
 
 TRIALS = 24
+_STATE_FOLDER = "TESTED_STATE_FOLDER"
 
 
 PATIENCE_SECONDS = 240.0
@@ -26,13 +27,18 @@ def command(network: Path, home: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "retune.flows.launch", "retune.flows.cli", "tune", str(network), *options]
 
 
+def environment_on(home: Path, **extra: str) -> dict[str, str]:
+    """The environment of a run on the embedded API, and in it what tells the processes of the run."""
+    paths = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = config.child_environment({"PYTHONPATH": paths, _STATE_FOLDER: str(home), **extra})
+    ours = ("PREFECT_HOME", "PREFECT_PROFILES_PATH", "PREFECT_API_URL")
+    return {name: value for name, value in environment.items() if name in extra or name not in ours}
+
+
 @contextmanager
 def started(network: Path, home: Path, log: Path, api: str | None) -> Iterator["subprocess.Popen[bytes]"]:
     """The command in its own process; with `api`, on that Prefect server, else on an embedded one."""
-    extra = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    environment = config.child_environment({**extra, **({"PREFECT_API_URL": api} if api else {})})
-    for name in () if api else ("PREFECT_HOME", "PREFECT_PROFILES_PATH"):
-        environment.pop(name)
+    environment = environment_on(home, **({"PREFECT_API_URL": api} if api else {}))
     with log.open("ab") as stream:
         process = subprocess.Popen(command(network, home), stdout=stream, stderr=stream, env=environment)
     try:
@@ -75,12 +81,17 @@ def has_session(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def processes_of(home: Path) -> list[str]:
-    """The command lines of all processes that use the embedded API of `home`."""
+    """The command lines of all processes of a run in `home` that has `environment_on`, but for those that clean up."""
     found = []
+    for process in run_processes(home):
+        with suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
+    return [line for line in found if "retune.flows.reaper" not in line]
+
+
+def run_processes(home: Path) -> Iterator[psutil.Process]:
+    """All processes of a run in `home` that has `environment_on`."""
     for process in psutil.process_iter():
-        try:
-            if process.environ().get("PREFECT_HOME") == str(home / "prefect"):
-                found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return found
+        with suppress(psutil.Error):
+            if process.environ().get(_STATE_FOLDER) == str(home):
+                yield process

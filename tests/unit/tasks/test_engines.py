@@ -6,12 +6,13 @@ from typing import Any, Self, cast
 
 import pytest
 from prefect.futures import PrefectFuture
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.task_runners import TaskRunner
 
 from retune.compiler.errors import MeasureError, OptionError
 from retune.compiler.measure.wire import to_bytes
-from retune.tasks.engines import CONNECTIONS, _FleetRun, engine_errors, ray_task_runner
-from retune.tasks.plan import DASK
+from retune.tasks.engines import CONNECTIONS, FlowEngine, _FleetRun, engine_errors, ray_task_runner, task_runner_of
+from retune.tasks.plan import DASK, FleetPlan
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,25 @@ def test_a_run_connects_again_to_a_ray_cluster_that_did_not_start_to_serve_it() 
         assert runner.failures == 0
     with pytest.raises(ConnectionAbortedError), ray_task_runner(FailingRunner)(CONNECTIONS):
         pass
+
+
+def test_a_fleet_starts_no_server_without_a_login() -> None:
+    plan = FleetPlan(DASK, "", "cpu")
+    with (
+        temporary_settings(restore_defaults={PREFECT_API_URL}),
+        pytest.raises(OptionError, match="set PREFECT_API_URL"),
+        FlowEngine(plan=plan)._placed("build"),
+    ):
+        raise AssertionError("placed")
+
+
+def test_a_local_cluster_of_dask_takes_nobody_without_its_keys() -> None:
+    distributed = pytest.importorskip("distributed")
+    kind = {**task_runner_of(DASK, ("build",)).cluster_kwargs, "n_workers": 0}
+    with distributed.LocalCluster(**kind) as cluster, distributed.Client(cluster) as client:
+        address = client.scheduler_info()["address"]
+        assert address.startswith("tls://")
+        with pytest.raises((TypeError, OSError)):  # Dask's own client does not go there without keys
+            distributed.Client(address, timeout=10)
+        with pytest.raises(OSError):  # noqa: PT011 - closed or timed out
+            distributed.Client(address.replace("tls:", "tcp:"), timeout=3)
