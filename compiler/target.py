@@ -75,12 +75,7 @@ _GPU_TAGS = {
 _TAGS = {
     **{f"nvidia/{gpu}": f"cuda -arch={arch}" for arch, gpus in _GPU_TAGS.items() for gpu in gpus.split()},
     "raspberry-pi/4b-aarch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon -num-cores=4",
-    **{f"aws/cpu/c5.{size}": f"llvm -mcpu={cpu} -num-cores={cores}" for cpu, size, cores in (
-        ("skylake-avx512", "large", 1), ("skylake-avx512", "xlarge", 2), ("skylake-avx512", "2xlarge", 4),
-        ("skylake-avx512", "4xlarge", 8), ("skylake-avx512", "9xlarge", 18), ("skylake-avx512", "18xlarge", 36),
-        ("cascadelake", "12xlarge", 24), ("cascadelake", "24xlarge", 48),
-    )},
-}  # fmt: skip
+}
 """Names of machines that TVM's scripts use."""
 
 _VALUES = {

@@ -135,8 +135,9 @@ class RPCRunner(FleetRunner):
         device: int = 0,
     ) -> None:
         options = _checked_options(
-            device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
-        )
+            device, n_parallel, run_timeout_s=timeout, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms,
+            cooldown_interval=cooldown_interval, enable_cpu_cache_flush=enable_cpu_cache_flush,
+        )  # fmt: skip
         self._dask = DaskEngine(f"tcp://{host}:{port}", priority)
         try:
             self.facts = DeviceFacts.of_device(self._dask, key)
@@ -195,8 +196,9 @@ class LocalRPCMeasureContext:
     ) -> None:
         """Raises: NotYetError for another device; OptionError."""
         options = _checked_options(
-            device, n_parallel, timeout, number, repeat, min_repeat_ms, cooldown_interval, enable_cpu_cache_flush
-        )
+            device, n_parallel, run_timeout_s=timeout, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms,
+            cooldown_interval=cooldown_interval, enable_cpu_cache_flush=enable_cpu_cache_flush,
+        )  # fmt: skip
         del priority  # this worker has one client
         self._engine = ServiceEngine(WorkerService(is_shared=True), n_parallel)
         options = replace(options, threads=config.usable_cores())
@@ -218,26 +220,10 @@ class LocalRPCMeasureContext:
             self._engine.close()
 
 
-def _checked_options(
-    device: int,
-    n_parallel: int,
-    timeout: float,
-    number: int,
-    repeat: int,
-    min_repeat_ms: float,
-    cooldown_interval: float,
-    enable_cpu_cache_flush: bool,
-) -> MeasureOptions:
+def _checked_options(device: int, n_parallel: int, **options: Any) -> MeasureOptions:
     """The options of a runner. Raises: NotYetError, OptionError."""
     if device:
         raise NotYetError(f"device {device}: a worker times on one alone, number 0; cuda:{device} is the key of a GPU")
     if n_parallel < 1:
         raise OptionError(f"n_parallel must be at least 1, not {n_parallel}")
-    return MeasureOptions(
-        run_timeout_s=timeout,
-        number=number,
-        repeat=repeat,
-        min_repeat_ms=min_repeat_ms,
-        cooldown_interval=cooldown_interval,
-        enable_cpu_cache_flush=enable_cpu_cache_flush,
-    )
+    return MeasureOptions(**options)

@@ -40,6 +40,7 @@ _HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16,}|-?\d{9,}")
 """What stands for a computation in a key, where no function is named: an MD5 sum, or what another function made."""
 _LONGEST_NAME = 100
 _TIMES = "x"
+_NUMBER = re.compile(r"\d+\.[\de+-]*")
 # TVM keeps hardware parameters in an int.
 _PARAMETER = 2**31 - 1
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -152,7 +153,18 @@ def is_timed(costs: Sequence[float]) -> bool:
 
 
 def write_line(trial: LoggedTrial) -> str:
-    """The trial as one line, without its end."""
+    """The trial as one line, without its end, byte for byte as TVM writes it."""
+    return re.sub(r'(?<="r": ).*(?=, "v")', lambda match: _NUMBER.sub(_short, match[0]), _line(trial))
+
+
+def _short(match: re.Match[str]) -> str:
+    """A number as C++ prints it, where that loses nothing: 15 and 1e+10."""
+    text = f"{float(match[0]):g}"
+    return text if float(text) == float(match[0]) else match[0]
+
+
+def _line(trial: LoggedTrial) -> str:
+    """The trial as Python writes JSON."""
     task = trial.task
     head: list[Any] = [task.workload_key, task.target_text]
     if any(_options_of(task)[1:]):
@@ -216,7 +228,7 @@ def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
     goes into `options`, from where `from_record` takes it back.
     """
     # A content hash: the same line imported twice is one record.
-    identity = json.dumps([write_line(trial), device])
+    identity = json.dumps([_line(trial), device])
     return MeasureRecord(
         record_id=_id_of(trial.timestamp, identity),
         run_id=f"log-{_digest(json.dumps([trial.task.target_text, trial.task.workload_key]))[:12]}",

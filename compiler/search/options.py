@@ -20,6 +20,7 @@ _PARAMETERS = {
     "gpu_multi_level_tiling_structure": "gpu_tiling",
     "max_innermost_split_factor": "max_innermost",
     "retry_search_one_round_on_empty": "retries",
+    "ansor_rules": "ansor_rules",
 }
 """The parameters of TVM's search policy that mean the same here, and the options that they are."""
 
@@ -76,6 +77,8 @@ class SearchOptions:
     """The same on a GPU."""
     max_parallel_ratio: int = 16
     """A parallel loop has at most about so many pieces a core."""
+    ansor_rules: bool = False
+    """Whether only Ansor's rules derive sketches, under its conditions, to compare with it."""
     tensor_cores: bool = True
     """Whether products of matrices may be done by the tensor cores of GPUs that have them."""
     # Twice the 32 registers of AVX-512: the limit of `RegisterTiles`, beyond which a tile stays in memory.

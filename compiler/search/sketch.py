@@ -11,14 +11,15 @@ from retune.compiler.errors import OptionError
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import State
 from retune.compiler.schedule.steps import Rfactor, Split
-from retune.compiler.search.sketch_rules import RULES, SketchContext, SketchRule, Verdict
+from retune.compiler.search.sketch_rules import OURS, RULES, SketchContext, SketchRule, Verdict
 
 _log = logging.getLogger(__name__)
 
 
 def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
     """The derivation rules for this kind of machine."""
-    return RULES[context.kind.name]
+    rules = RULES[context.kind.name]
+    return tuple(rule for rule in rules if not isinstance(rule, OURS)) if context.options.ansor_rules else rules
 
 
 def derive_sketches(

@@ -26,7 +26,10 @@ from retune.compiler.search.sketch_rules.stage import (
 from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
 from retune.compiler.search.sketch_rules.transformed import TransformedConvolution
 
-# TVM's order; TransformedConvolution, BlocksOfRows, TensorCoreTiling and SplitK are ours.
+OURS = (TransformedConvolution, BlocksOfRows, TensorCoreTiling, SplitK)
+"""The rules that Ansor has not."""
+
+# TVM's order.
 CPU_RULES: tuple[SketchRule, ...] = (
     TransformedConvolution(),
     BlocksOfRows(),
@@ -59,6 +62,7 @@ RULES = {CPU_SEARCH.name: CPU_RULES, GPU_SEARCH.name: GPU_RULES}
 __all__ = [
     "CPU_RULES",
     "GPU_RULES",
+    "OURS",
     "RULES",
     "PreloadCustomSketchRule",
     "SketchContext",

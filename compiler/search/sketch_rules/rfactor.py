@@ -28,7 +28,9 @@ class AddRfactor:
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
         """APPLY when the reduction is long for its points, the stage no write cache and its work worth the choice."""
         wanted = needs_rfactor(context, state, stage) and not has_cache_write(state, stage)
-        return Verdict.APPLY if wanted and not _is_negligible(context, state, stage) else Verdict.SKIP
+        if wanted and not context.options.ansor_rules:
+            wanted = not _is_negligible(context, state, stage)
+        return Verdict.APPLY if wanted else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
         """The outer part factored, and the inner one; the factor is 1 until the derivation ends."""

@@ -70,6 +70,20 @@ def test_a_failure_comes_back_as_it_was() -> None:
     assert json.loads(write_line(trial)) == json.loads(failed)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "[1e+10], 6, 15, 1700000001",
+        "[0.000214, 3e-05], 0, 0.93, 1700000000",
+        "[0.00012345678], 0, 1234567.5, 1700000000",
+    ],
+)
+def test_numbers_are_written_as_tvm_writes_them(numbers: str) -> None:
+    head, _, _ = line(task=['["10.0", "\\"r\\": 15.0"]', TARGET, HARDWARE, "", 0, []]).partition('"r": ')
+    text = f'{head}"r": [{numbers}], "v": "v0.6"}}'
+    assert write_line(read_line(text)) == text
+
+
 def test_keys_of_a_newer_writer_are_ignored() -> None:
     assert read_line(line(extra={"future": 1})) == read_line(line())
 
