@@ -4,7 +4,7 @@
 
 Kinds are graphs of NNSmith (`pip install nnsmith`), graphs with conditions, loops and scans inside each other, PyTorch
 functions with views and writes in place, and operators tuned with random schedules, four programs each. Each
-kind takes `--count` seeds from `--seed` on, for at most `--seconds`. Every 50 seeds a line says what came of them: how
+kind takes `--count` seeds from `--seed` on, for at most `--seconds`. Every 25 seeds a line says what came of them: how
 many were right, wrong, refused, skipped, unstable (a rounding of the inputs changes as much) or differ from a reference
 that is at fault. `--resume` goes on behind the last seed of each kind in `--out`; `--total` prints a table of the file.
 Wrong results are printed with the command that repeats them, and the exit code is 1. `--plant` plants a fault in the
@@ -24,7 +24,7 @@ from benchmarks.correctness.worker import KINDS
 from benchmarks.harness import Figure, Run, parse
 from retune.compiler.measure.worker_process import WorkerFailedError, WorkerProcess
 
-_SLICE = 50
+_SLICE = 25
 """Seeds of a line, and of a process: what ends a run costs at most so many."""
 _LIMIT_SECONDS = 240.0
 _REST = ("refused", "skipped", "unstable", "reference")

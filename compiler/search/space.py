@@ -25,6 +25,7 @@ from retune.compiler.search.annotate import annotated_steps, template_state
 from retune.compiler.search.depths import cumulative, random_true, settled_depth
 from retune.compiler.search.factorize import covering, sample_factorizations
 from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns
+from retune.compiler.search.gpu_kernels import kernels_of
 from retune.compiler.search.gpu_legality import gpu_legal
 from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
@@ -33,6 +34,7 @@ from retune.compiler.search.register_tile import settled_unroll
 from retune.compiler.search.sketch import derive_sketches, report_failure
 from retune.compiler.search.sketch_rules import SketchContext, SketchRule
 from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH, search_kind
+from retune.compiler.search.sketch_rules.facts import split_steps
 from retune.compiler.search.sketch_rules.tensor_core import unrolls
 from retune.compiler.search.widths import read_width, widths_of, with_width
 from retune.compiler.target import HardwareParams
@@ -388,7 +390,24 @@ class GpuSketchSpace(SketchSpace):
             if kept.all():
                 break
             rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)), placements)
+        else:
+            self._exchange_kernels(rng, rows)
         return rows
+
+    def _exchange_kernels(self, rng: np.random.Generator, rows: Rows) -> None:
+        """Give rows of several kernels, which are rarely all legal, legal kernels of other rows."""
+        state = template_state(self.dag, self.sketch)
+        (_, group), *_ = self.groups(rows)  # a GPU's programs have one placement
+        kernels = kernels_of(group.nests, len(rows), self.hardware.gpu)
+        for kernel in kernels if len(kernels) > 1 else ():
+            good = gpu_legal(kernel.nests, self.hardware, len(rows))
+            steps = {step for nest in kernel.nests for step in split_steps(state, nest.stage)}
+            parts = [np.arange(self.layout.width)[split.columns] for split in self.layout.splits if split.step in steps]
+            parts += [np.array([width.column]) for width in self.layout.widths if width.step in steps]
+            if good.any() and parts:
+                donors = rng.choice(np.flatnonzero(good), int(np.count_nonzero(~good)))
+                columns = np.concatenate(parts)
+                rows[np.ix_(~good, columns)] = rows[np.ix_(donors, columns)]
 
     def _group(self, rows: Rows, placement: int) -> Group:
         return Group(rows, statement_nests(self._replay(rows, placement)), self._choices(rows))

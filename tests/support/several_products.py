@@ -66,9 +66,9 @@ def masked_product(n: int, width: int) -> ComputeDAG:
 
 
 CASES: dict[str, Callable[[], ComputeDAG]] = {
-    "LSTM cell": lambda: lstm_cell(4, 24, 16),
+    "LSTM cell": lambda: lstm_cell(8, 24, 16),
     "gated MLP": lambda: gated_mlp(8, 24, 40),
-    "complex product": lambda: complex_product(8),
+    "complex product": lambda: complex_product(12),
     "residual block": lambda: residual_block(6, 8),
     "masked product": lambda: masked_product(12, 8),
 }
