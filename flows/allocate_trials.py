@@ -17,6 +17,7 @@ from retune.compiler.driver.tuning_loop import EMPTY_ROUND, Round
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped, announce
 from retune.storage.files import new_id
+from retune.tasks.chain import Chain
 from retune.tasks.opaque import opaque
 from retune.tasks.sample import sample
 from retune.tasks.show import ProgressBar
@@ -42,15 +43,17 @@ def allocate_trials(
     """
     started = time.monotonic()
     home, device = job.place, job.device
-    known = recall(run_id, home, extracted.task_keys, job.target, device, job.threads)
+    chain = Chain()
+    known = chain.run(recall, run_id, home, extracted.task_keys, job.target, device, job.threads)
     run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
-    tuning = begin_tuning(opaque(extracted), run_info, job.options)
-    training_data = recall_checkpoint(run_id, home, tuning.run_info)
+    tuning = chain.run(begin_tuning, opaque(extracted), run_info, job.options)
+    training_data = chain.run(recall_checkpoint, run_id, home, tuning.run_info)
     if known.own or known.programs or training_data:
         others = sum(len(batch.seconds) for batch in training_data if batch.task_key not in extracted.task_keys)
         of_others = f" and {others} of other networks" if others else ""
         announce(PhaseStarted(f"learning from {len(known.own) + known.programs} stored programs{of_others}"))
-    replay(run_id, tuning, opaque(known.history), opaque(known.own), opaque(training_data), opaque(known.foreign))
+    history, own, foreign = opaque(known.history), opaque(known.own), opaque(known.foreign)
+    chain.run(replay, run_id, opaque(tuning), history, own, opaque(training_data), foreign)
     budget = job.budget.without(elsewhere + time.monotonic() - started)
     announce(RunOpened.of(tuning, str(job.place), known.programs, budget))
     # The run's clock goes on where the last stored round stopped it; pauses between two processes do not count.
@@ -61,7 +64,7 @@ def allocate_trials(
 
     bar = bar or ProgressBar.begun(run_id, job.network)
     for round_ in tuning.rounds_until(budget, job.options.batch, job.options.early_stopping, clock):
-        tune_round(job, budget, tuning, round_, workers, clock)
+        tune_round(chain, job, budget, tuning, round_, workers, clock)
         spent = budget.spent(tuning.trials, clock())
         if spent >= shown + LEAST_PROGRESS:
             bar.show(spent)
@@ -70,24 +73,32 @@ def allocate_trials(
         announce(PhaseStarted(tuning.ended))
     announce(PhaseStarted("storing what the cost model learned"))
     bar.show(1.0)
-    keep_checkpoint(run_id, home, tuning)
+    chain.run(keep_checkpoint, run_id, home, opaque(tuning))
     return tuning.summary()
 
 
 def tune_round(
-    job: TuneJob, budget: Budget, tuning: Tuning, round_: Round, workers: Workers, clock: Callable[[], float]
+    chain: Chain,
+    job: TuneJob,
+    budget: Budget,
+    tuning: Tuning,
+    round_: Round,
+    workers: Workers,
+    clock: Callable[[], float],
 ) -> None:
-    """One round of one task. `clock` is the run's own, in seconds, which `budget` limits."""
+    """One round of one task, after the last run of `chain`. `clock` is the run's own, in seconds, which `budget`
+    limits.
+    """
     index, task = round_.index, tuning.tasks[round_.index].task
     name = f"{tuning.rounds:04d}-{task.name}"
     announce(RoundStarted(index, task.name, tuning.rounds))
-    candidates = sample(name, tuning, index, round_.count, round_.spent)
+    candidates = chain.run(sample, name, opaque(tuning), index, round_.count, round_.spent)
     if candidates:
-        measured = workers.measure(name, task, candidates, tuning.tasks[index].state.best_seconds)
+        measured = workers.measure(chain, name, task, candidates, tuning.tasks[index].state.best_seconds)
         records = tuning.records_of(index, candidates, measured, clock(), new_id)
         # Stored before it is learned: after a crash the replay sees every result that influenced a decision.
-        store(name, job.place, opaque(records))
-        train(name, tuning, index, opaque(records))
+        chain.run(store, name, job.place, opaque(records))
+        chain.run(train, name, opaque(tuning), index, opaque(records))
         done = RoundDone.of(tuning, index, records, budget)
         note_round(job.place, tuning.run_info.run_id, done.row_fields())
         announce(done)

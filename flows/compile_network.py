@@ -8,7 +8,7 @@ one after that.
 
 import math
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -26,10 +26,11 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.parameters import TuneJob, takes_options
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, announce
 from retune.storage.files import new_id
+from retune.tasks.chain import Chain
 from retune.tasks.compile import compile_to
 from retune.tasks.extract import extract_tasks
 from retune.tasks.opaque import opaque
-from retune.tasks.report import keep_result, publish
+from retune.tasks.report import publish
 from retune.tasks.store import best_of_every_task, best_records, complete_run, open_run, store
 from retune.tasks.train import begin_tuning
 from retune.tasks.verify import confirm, limits_of_machine, time_programs, verify
@@ -57,15 +58,16 @@ def compile_network(
     Raises: OptionError, ModelError, TargetError, StoreError.
     """
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, trials=1, **options))
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
+    chain = Chain()
+    extracted = chain.run(extract_tasks, job.network, job.target, job.threads, job.shapes, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         measuring = job.measuring(extracted.constant_bytes)
         with open_workers(measuring, job.plan, job.gpu) as workers:
-            compiled = with_task_runner(compile_best, job)(job, extracted, run.run_id, workers)
+            compiled = chain.run(with_task_runner(compile_best, job), job, extracted, run.run_id, workers)
         run_info = job.run_info(run.run_id, measuring)
         nothing = begin_tuning(opaque(extracted), run_info).summary()
-        report = publish(run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
-        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
+        report = chain.run(publish, run.run_id, job.describe(), nothing, compiled, job.run_folder(run.run_id))
+        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
     return report
 
 
@@ -94,9 +96,9 @@ def compile_best(
     rounds and seconds of tuning.
     """
     announce(PhaseStarted("selecting the best programs"))
-    folder = job.run_folder(run_id)
-    known = best_of_every_task(job.place, job.target, job.device, job.threads)
-    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    folder, chain = job.run_folder(run_id), Chain()
+    known = chain.run(best_of_every_task, job.place, job.target, job.device, job.threads)
+    best = chain.run(best_records, job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
     # Those that matter most come first: the time for programs that no record knows may not suffice for all.
     layers = sorted(extracted.partition.layers(), key=lambda layer: -layer.weight * layer.tasks[0].flop_count)
     announce(PhaseStarted(f"confirming the best programs of {count(len(layers), 'layer')}"))
@@ -104,26 +106,29 @@ def compile_best(
     until = _end_of_guesses(job, len(layers))
     for number, layer in enumerate(layers, 1):
         programs = shortlist(layer.tasks, best, known if monotonic() < until else None)
-        timed.append([time_programs(task.name, workers, opaque(task), opaque(each)) for task, each in programs])
+        timed.append([])
+        for task, each in programs:
+            timed[-1].append(chain.run(time_programs, task.name, workers, opaque(task), opaque(each)))
         announce(PhaseAdvanced(number, len(layers)))
-    confirmed = iter(confirm(workers, opaque(list(chain.from_iterable(timed)))))
+    confirmed = iter(chain.run(confirm, workers, opaque([one for layer in timed for one in layer])))
     workers.close()  # what comes now is to have the memory of the machine, and of its GPU
     chosen = [one for layer in timed for one in resolve(list(islice(confirmed, len(layer))))]
     run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
     run_info = replace(run_info, round=rounds, elapsed=elapsed)
     winners, guesses = record_guesses(chosen, run_info, new_id)
     if guesses:
-        store("top-candidates", job.place, opaque(guesses))
+        chain.run(store, "top-candidates", job.place, opaque(guesses))
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
     kernels = {(one.task_key, text): kernel for one in chosen for text, kernel in one.kernels.items()}
     # Its own folder: a network that is called "untuned" would otherwise replace it.
-    untuned = compile_to("untuned", opaque(extracted), {}, folder / "untuned" / file, opaque(kernels), job.instances)
-    tuned = compile_to("tuned", opaque(extracted), opaque(serving), folder / file, opaque(kernels), job.instances)
+    path, built, instances = folder / file, opaque(kernels), job.instances
+    untuned = chain.run(compile_to, "untuned", opaque(extracted), {}, folder / "untuned" / file, built, instances)
+    tuned = chain.run(compile_to, "tuned", opaque(extracted), opaque(serving), path, built, instances)
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
-    comparison = verify(job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances)
+    comparison = chain.run(verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances)
     announce(PhaseStarted("measuring what the machine can do at best"))
-    limits = limits_of_machine(job.threads * job.instances, job.plan)
+    limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)
     return CompiledResult(tuned.path, winners, comparison, tuned.coverage, limits)

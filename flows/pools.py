@@ -1,6 +1,7 @@
 """The command `retune pools`: creates the work pools, queues, limits and automation that the deployments need.
 
-What exists stays as it is, so a second call changes nothing, and settings made by a person are kept.
+What exists stays as it is, so a second call changes nothing, and settings made by a person are kept. What follows the
+heartbeats is brought up to date: their time in the environment of a pool's runs, and the automation's patience.
 """
 
 import asyncio
@@ -9,16 +10,17 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY
+from prefect.settings import PREFECT_API_URL, get_current_settings
 from prefect.workers.process import ProcessWorker
 
 from retune.compiler.measure.device_lock import lock_name
@@ -66,6 +68,15 @@ them for ever.
 # A single late one must not end a run that is alive.
 MISSED_HEARTBEATS = 3
 """So many must be missing."""
+HEARTBEAT_SECONDS = 30
+"""Seconds between heartbeats, the least that Prefect allows. Its default of 180 would keep the slot of a killed run for
+nine minutes.
+"""
+FREQUENCY = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
+WATCHED = ["tune-network", "tune-operator", "compile-network", "retune-stale", "train-cost-model", "compact-records"]
+"""The flows that are deployed. Those within them hold no slot; short ones end while their first heartbeat is still on
+its way, and the automation would fire for them.
+"""
 
 _BEAT = "prefect.flow-run.heartbeat"
 _ENDS = {f"prefect.flow-run.{end}" for end in ("Completed", "Failed", "Cancelled", "Crashed")}
@@ -80,6 +91,11 @@ def crash_automation(heartbeat_seconds: float) -> AutomationCore:
             after={_BEAT},
             expect={_BEAT, *_ENDS},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            # Runs in a terminal, and flows of others, may send heartbeats less often.
+            match_related=[
+                ResourceSpecification({"prefect.resource.role": ["flow"], "prefect.resource.name": WATCHED}),
+                ResourceSpecification({"prefect.resource.role": ["deployment"]}),
+            ],
             for_each={"prefect.resource.id"},
             # Proactive triggers fire when what is expected does not come; a run that is killed with -9 says nothing
             # itself.
@@ -95,24 +111,40 @@ def crash_automation(heartbeat_seconds: float) -> AutomationCore:
     )
 
 
-async def make_automation() -> list[str]:
-    """Create the automation if there is none of its name; a line for what was created."""
-    seconds = PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value()
+def heartbeat_seconds() -> int | None:
+    """Seconds between heartbeats: what the user has set, None for none at all, else `HEARTBEAT_SECONDS`."""
+    flows = get_current_settings().flows
+    return flows.heartbeat_frequency if "heartbeat_frequency" in flows.model_fields_set else HEARTBEAT_SECONDS
+
+
+async def make_automation(seconds: int | None) -> list[str]:
+    """Create the automation, or have it wait for heartbeats of so many seconds; a line for what was done."""
+    if seconds is None:
+        return []
+    wanted = crash_automation(seconds)
     async with get_client() as client:
-        if seconds is None or await client.read_automations_by_name(CRASHES):
+        known = await client.read_automations_by_name(CRASHES)
+        if not known:
+            await client.create_automation(wanted)
+        elif known[0].trigger.model_dump() != wanted.trigger.model_dump():
+            changed = known[0].model_copy(update={"trigger": wanted.trigger})
+            await client.update_automation(
+                known[0].id, AutomationCore.model_validate(changed.model_dump(exclude={"owner_resource"}))
+            )
+        else:
             return []
-        await client.create_automation(crash_automation(seconds))
     return [f"automation {CRASHES!r}: after {MISSED_HEARTBEATS * seconds} s"]
 
 
-async def make_pools() -> list[str]:
+async def make_pools(seconds: int | None) -> list[str]:
     """Create what is missing; a line for each thing that was created, and for a pool of a person's, or of a worker that
-    began too early, which lets any number of runs time at once.
+    began too early, which lets any number of runs time at once. Runs send a heartbeat every so many `seconds`.
     """
     made: list[str] = []
     async with get_client() as client:
         # As `prefect work-pool create` does: without it deployments have no job variables to set.
         template = ProcessWorker.get_default_base_job_template()
+        _set_frequency(template, seconds)
         for pool in POOLS:
             wanted = WorkPoolCreate(
                 name=pool.name,
@@ -123,13 +155,28 @@ async def make_pools() -> list[str]:
             )
             if await _created(client.create_work_pool(wanted)):
                 made.append(f"work pool {pool.name}: {pool.slots} at once")
-            elif (await client.read_work_pool(pool.name)).concurrency_limit is None:
-                how = f"prefect work-pool set-concurrency-limit {pool.name} {pool.slots}"
-                made.append(f"work pool {pool.name} was there, without a limit of runs at once: `{how}` gives it one")
+            else:
+                known = await client.read_work_pool(pool.name)
+                if known.concurrency_limit is None:
+                    how = f"prefect work-pool set-concurrency-limit {pool.name} {pool.slots}"
+                    made.append(
+                        f"work pool {pool.name} was there, without a limit of runs at once: `{how}` gives it one"
+                    )
+                if _set_frequency(known.base_job_template, seconds):
+                    await client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=known.base_job_template))
+                    made.append(f"work pool {pool.name}: a heartbeat every {seconds} s")
             for queue, priority in QUEUES.items():
                 if await _made_queue(client, pool.name, queue, priority):
                     made.append(f"queue {queue} of {pool.name}")
     return made
+
+
+def _set_frequency(template: dict[str, Any], seconds: int | None) -> bool:
+    """Have runs of a pool with this template send heartbeats so often. Whether that changed the template."""
+    default = template["variables"]["properties"]["env"].setdefault("default", {})
+    before = default.get(FREQUENCY)
+    default[FREQUENCY] = None if seconds is None else str(seconds)
+    return bool(before != default[FREQUENCY])
 
 
 async def _made_queue(client: PrefectClient, pool: str, queue: str, priority: int) -> bool:
@@ -150,7 +197,8 @@ def main(mode: Mode, devices: list[str]) -> int:
         complain("set PREFECT_API_URL to the address of a Prefect server first")
         return exits.USER_ERROR
     with server_errors():
-        made = asyncio.run(make_pools()) + asyncio.run(make_automation())
+        seconds = heartbeat_seconds()
+        made = asyncio.run(make_pools(seconds)) + asyncio.run(make_automation(seconds))
         for device in devices:
             if ensure_limit(lock_name(device)):
                 made.append(f"limit {lock_name(device)}: one at a time")

@@ -7,6 +7,7 @@ One that cannot be tuned is named, left out, and makes the run fail at its end, 
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -20,6 +21,7 @@ from retune.flows.device import resolve_device
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.tune_network import tune_network
 from retune.flows.tune_operator import tune_operator_of
+from retune.tasks.chain import Chain
 from retune.tasks.stale import judge
 
 SHORTEST_SLICE = 1.0
@@ -55,6 +57,7 @@ def retune_stale(
     if job.options.objective == THROUGHPUT:
         raise OptionError("give the threads of one instance: only tune-network chooses instances, for throughput")
     jobs = {name: replace(job, network=name) for name in networks}
+    chain = Chain()
     end = time.monotonic() + window_minutes * 60
     reports: list[Report] = []
     failures: dict[str, str] = {}
@@ -63,7 +66,7 @@ def retune_stale(
         for name, job in jobs.items():
             if name not in failures:
                 try:
-                    estimates.append(judge(name, job.place, job.target, job.device, job.threads, job.options))
+                    estimates.append(chain.run(judge, name, job.place, job.target, job.device, job.threads))
                     logger.info("%s", estimates[-1])
                 except RetuneError as error:
                     # One network must not cost the others their night: it is named at the end.
@@ -74,7 +77,7 @@ def retune_stale(
             break
         job = jobs[chosen.network]
         try:
-            reports.append(tune_again(job, min(slice_minutes, left)))
+            reports.append(tune_again(chain, job, min(slice_minutes, left)))
         except RetuneError as error:
             failures[chosen.network] = str(error)
     if failures:
@@ -82,10 +85,9 @@ def retune_stale(
     return reports
 
 
-def tune_again(job: TuneJob, minutes: float) -> Report:
-    """Tune the job's network or operator for some minutes."""
+def tune_again(chain: Chain, job: TuneJob, minutes: float) -> Report:
+    """Tune the job's network or operator for some minutes, after the last run of `chain`."""
     job = replace(job, options=replace(job.options, minutes=minutes))
     if is_operator(job.network):
-        return tune_operator_of(job)
-    report: Report = tune_network(**job.parameters())
-    return report
+        return chain.run(tune_operator_of, job)
+    return chain.run(partial(tune_network, **job.parameters()))

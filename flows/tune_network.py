@@ -25,8 +25,9 @@ from retune.flows.launch import command_began
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
 from retune.flows.share_threads import share_threads
+from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_tasks
-from retune.tasks.report import keep_result, publish, write_page
+from retune.tasks.report import publish, write_page
 from retune.tasks.show import ProgressBar, show_report
 from retune.tasks.store import complete_run, open_run
 from retune.tasks.workers import open_workers
@@ -49,7 +50,8 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     began = command_began() or monotonic()
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, **options))
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
+    chain = Chain()
+    extracted = chain.run(extract_tasks, job.network, job.target, job.threads, job.shapes, job.options.winograd)
     fingerprint = job.fingerprint(extracted.task_keys)
     if job.options.objective == THROUGHPUT:
         job, extracted = share_threads(job, extracted, fingerprint)
@@ -58,12 +60,12 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
             about = job, extracted, run.run_id, workers
             elsewhere = monotonic() - began + seconds_to_compile(extracted)
-            spent = with_task_runner(allocate_trials, job)(*about, bar, elsewhere)
-            compiled = with_task_runner(compile_best, job)(*about, spent.rounds, spent.elapsed)
+            spent = chain.run(with_task_runner(allocate_trials, job), *about, bar, elsewhere)
+            compiled = chain.run(with_task_runner(compile_best, job), *about, spent.rounds, spent.elapsed)
         announce(PhaseStarted("writing the report"))
-        report = publish(run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
+        report = chain.run(publish, run.run_id, job.describe(), spent, compiled, job.run_folder(run.run_id))
         # Completed before the page: a fault in drawing it must not make the next command repeat the run.
-        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
-        facts = write_page(run.run_id, job.place, job.run_folder(run.run_id))
-        show_report(report, facts.course)
+        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
+        facts = chain.run(write_page, run.run_id, job.place, job.run_folder(run.run_id))
+        chain.run(show_report, report, facts.course)
     return report

@@ -26,9 +26,10 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.launch import command_began
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
+from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_any
 from retune.tasks.opaque import opaque
-from retune.tasks.report import keep_result, publish_operator, write_page
+from retune.tasks.report import publish_operator, write_page
 from retune.tasks.show import ProgressBar
 from retune.tasks.store import best_records, complete_run, open_run
 from retune.tasks.verify import confirm, time_programs
@@ -40,12 +41,13 @@ _CONFIRM_SECONDS = 3.0
 """For the confirmation of one kernel and the report."""
 
 
-def tune_operator_of(job: TuneJob) -> Report:
-    """Run the flow for a job whose network is an operator in a line, see `Operator`."""
+def tune_operator_of(job: TuneJob, **how: Any) -> Report:
+    """Run the flow for a job whose network is an operator in a line, see `Operator`. `how` is for Prefect."""
     operator = Operator.parsed(job.network)
     workload = operator.name if operator.module else operator.name.removeprefix("retune.")
     options = {one.name: getattr(job.options, one.name) for one in tune_options(*OF_OPERATORS)}
-    report: Report = tune_operator(workload, list(operator.args), operator.module, home=str(job.place), **options)
+    options |= {"home": str(job.place), **how}
+    report: Report = tune_operator(workload, list(operator.args), operator.module, **options)
     return report
 
 
@@ -77,17 +79,20 @@ def tune_operator(
     job = resolve_device(TuneJob.of(subject, home=home, **options))
     if job.options.objective == THROUGHPUT:
         raise OptionError("the objective throughput is for networks: an operator has no instances")
-    extracted = extract_any(job.network, job.target, job.threads)
+    chain = Chain()
+    extracted = chain.run(extract_any, job.network, job.target, job.threads)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
             elsewhere = monotonic() - began + _CONFIRM_SECONDS
-            spent = with_task_runner(allocate_trials, job)(job, extracted, run.run_id, workers, bar, elsewhere)
+            about = job, extracted, run.run_id, workers
+            spent = chain.run(with_task_runner(allocate_trials, job), *about, bar, elsewhere)
             announce(PhaseStarted("confirming the best programs"))
-            winner = with_task_runner(confirm_operator, job)(job, extracted, workers)
-        report = publish_operator(run.run_id, job.describe(), spent, winner, job.run_folder(run.run_id))
-        complete_run(run.run_id, job.place, keep_result(run.run_id, job.place, report.summary(), report.files))
-        write_page(run.run_id, job.place, job.run_folder(run.run_id))
+            winner = chain.run(with_task_runner(confirm_operator, job), job, extracted, workers)
+        folder = job.run_folder(run.run_id)
+        report = chain.run(publish_operator, run.run_id, job.describe(), spent, winner, folder)
+        chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
+        chain.run(write_page, run.run_id, job.place, folder)
     return report
 
 
@@ -95,7 +100,8 @@ def tune_operator(
 def confirm_operator(job: TuneJob, extracted: Extracted, workers: Workers) -> Confirmation:
     """Time the best programs of the job's operator in turn; the winner must be right in a fresh process."""
     (task,) = extracted.tasks
-    best = best_records(job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
+    chain = Chain()
+    best = chain.run(best_records, job.place, extracted.task_keys, job.target, job.device, job.threads, SHORTLIST)
     ((_, programs),) = shortlist([task], best)
-    timed = time_programs(task.name, workers, opaque(task), opaque(programs))
-    return confirm(workers, opaque([timed]))[0]
+    timed = chain.run(time_programs, task.name, workers, opaque(task), opaque(programs))
+    return chain.run(confirm, workers, opaque([timed]))[0]

@@ -10,7 +10,7 @@ On a fleet, requests and answers are bytes (`retune.compiler.measure.wire`).
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,7 +29,7 @@ from prefect.task_runners import PrefectTaskRunner, TaskRunner
 from retune.compiler import config
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import MeasureError, OptionError, RetuneError
-from retune.compiler.measure.fleet import BuildRequest, Patience, Pending, Request, TimeRequest
+from retune.compiler.measure.fleet import BuildRequest, Patience, Request, TimeRequest
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.storage.store_url import is_remote
 from retune.tasks.measure import ask_device, build, measure
@@ -130,22 +130,25 @@ class FlowEngine:
         self._plan = plan
         self._kind = fleet_of(plan.kind)[0] if plan else ""
 
-    def submit(self, queue: str, request: Request, name: str = "") -> Pending:
-        """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks."""
+    def submit(self, queue: str, request: Request, name: str = "", after: Sequence[State[Any]] = ()) -> "Run":
+        """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks. `after` are the runs
+        that this one follows.
+        """
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
+        kind: dict[str, Any] = {"return_state": False, "wait_for": after}
         if self._service is not None:
-            return _LocalRun(task.submit(label, opaque(self._service), opaque(request)))
+            return _LocalRun(task.submit(label, opaque(self._service), opaque(request), **kind))
         message = to_bytes(request)
         storage = self._plan.storage if self._plan and self._kind == PREFECT else ""
 
-        def run() -> PrefectFuture[Any]:
+        def run() -> Any:
             with self._placed(queue):
                 if self._kind != PREFECT:
-                    return task.submit(label, queue, message)
+                    return task.submit(label, queue, message, **kind)
                 # As text: base 85 adds a quarter, base 64 would add a third.
                 text = base64.b85encode(message).decode()
-                return background_task(task, queue, storage).submit(label, queue, text)
+                return background_task(task, queue, storage).submit(label, queue, text, **kind)
 
         return _FleetRun(self._kind, queue, run, _longest(request), storage)
 
@@ -188,7 +191,7 @@ class _FleetRun:
     ) -> None:
         self._storage = storage
         self._kind, self._queue, self._submit, self._longest = kind, queue, submit, longest
-        self._future = submit()
+        self.future = submit()
         self._attempts = 1
         self._state: str | None = None
         self._since = time.monotonic()
@@ -201,7 +204,7 @@ class _FleetRun:
         while True:
             try:
                 with shared_storage(self._storage) if self._storage else nullcontext():
-                    answer = self._future.result(timeout=POLL_SECONDS)
+                    answer = self.future.result(timeout=POLL_SECONDS)
                 return from_bytes(base64.b85decode(answer) if isinstance(answer, str) else answer)
             except (TimeoutError, RuntimeError) as error:
                 # Prefect reads a task run and its state one after the other, so a state that changes may be missing.
@@ -219,7 +222,7 @@ class _FleetRun:
         """
         state: State[Any] | None = None
         with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # a worker of Ray creates the task run
-            state = client.read_task_run(self._future.task_run_id).state
+            state = client.read_task_run(self.future.task_run_id).state
         name = state.name or "" if state else ""
         if name != self._state:
             self._state, self._since = name, now
@@ -233,11 +236,11 @@ class _FleetRun:
         _LOG.warning("a worker of %s has fallen silent; another one gets what it was doing", self._queue)
         if self._kind == RAY:
             self.cancel()
-        self._future = self._submit()
+        self.future = self._submit()
 
     def cancel(self) -> None:
         """Let Dask forget the run and Ray end the process that does it; a background task is finished."""
-        wrapped = getattr(self._future, "wrapped_future", None)
+        wrapped = getattr(self.future, "wrapped_future", None)
         with suppress(Exception):  # the engine may be why the run is given up
             if self._kind == DASK and wrapped is not None:
                 wrapped.cancel()
@@ -259,6 +262,9 @@ class _FleetRun:
             found = client._client.post("/task_workers/filter", json={})
             keys = {key for worker in found.json() for key in worker["task_keys"]}
         return any(key.endswith(f"_{self._queue}") for key in keys)
+
+
+Run = _LocalRun | _FleetRun
 
 
 def _longest(request: Request) -> float:

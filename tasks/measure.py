@@ -1,10 +1,9 @@
-"""The two tasks of a round, `build` and `measure`, and the round that submits them in chunks.
+"""The two tasks of a round, `build` and `measure`.
 
 One result a program, in order: a failed program is a value, a failed machine an error that is retried.
 """
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 from prefect import task
@@ -12,12 +11,6 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.driver.worker_service import WorkerService, serve
 from retune.compiler.errors import MeasureError
-from retune.compiler.measure.fleet import BUILD, BuildRequest, Engine, Pending, TimeRequest, chunks
-from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
-from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.policy import Candidate
-from retune.storage.files import new_id
 from retune.tasks.device_limit import device_limit
 from retune.tasks.retry import after
 
@@ -52,47 +45,6 @@ def measure(name: str, worker: Worker, request: Any) -> Any:
 def ask_device(name: str, worker: Worker, request: Any) -> Any:
     """Have the machine of a device describe itself, compare networks, or find its limits."""
     return _answer(worker, request)
-
-
-def measure_round(
-    name: str,
-    engine: Engine,
-    queue: str,
-    search_task: SearchTask,
-    candidates: Sequence[Candidate],
-    best_seconds: float,
-    options: MeasureOptions,
-    at_once: int,
-) -> tuple[list[BuiltProgram], list[Measurement]]:
-    """Build a round's programs, `at_once` in a chunk, and time each chunk on the device of a queue once it is built.
-
-    Raises: MeasureError when nothing could be measured for reasons that lie outside the programs.
-    """
-    pending: list[Pending] = []
-
-    def submit(number: int, queue: str, request: BuildRequest | TimeRequest) -> Pending:
-        pending.append(engine.submit(queue, request, f"{name}-{number}" if len(parts) > 1 else name))
-        return pending[-1]
-
-    parts = list(chunks([candidate.steps for candidate in candidates], at_once))
-    # By this name a worker knows chunks of one round, and gives up early what is slower than those before.
-    token = new_id()
-    try:
-        building = [submit(place, BUILD, BuildRequest(search_task, part, options)) for place, part in enumerate(parts)]
-        timing: list[tuple[list[BuiltProgram], Pending | None]] = []
-        # In order of submission: a chunk is timed as soon as it is built, while later ones build.
-        for place, each in enumerate(building):
-            builds: list[BuiltProgram] = each.result()
-            request = TimeRequest.of(search_task, builds, options, best=best_seconds, round=token)
-            timing.append((builds, submit(place, queue, request) if request.kernels else None))
-        built = [one for builds, _ in timing for one in builds]
-        found = [time for _, times in timing if times is not None for time in times.result()]
-    # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
-    except BaseException:
-        for each in pending:
-            each.cancel()
-        raise
-    return built, in_order(built, found)
 
 
 def _answer(worker: Worker, request: Any) -> Any:

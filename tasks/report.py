@@ -1,11 +1,10 @@
-"""Prefect tasks that write the report of a run: its files, its page, and what the ledger keeps.
+"""Prefect tasks that write the report of a run: its files and its page.
 
 A kernel that fell back to a default schedule is named in the report.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -15,9 +14,8 @@ from retune.compiler.driver.report import CompiledResult, Report
 from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.runtime.atomic_write import write_text_atomically
-from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.runs import RunLedger
-from retune.storage.store_url import Place, is_remote
+from retune.storage.store_url import Place
 from retune.tasks.pages.facts import RunFacts, facts_of
 from retune.tasks.pages.page import page
 
@@ -53,19 +51,3 @@ def publish_operator(
     report.write()
     create_markdown_artifact(report.markdown(), key=f"report-{run_id.lower()}", description="Tuning report")
     return report
-
-
-@task(name="keep-result", task_run_name="keep-result-{run_id}", cache_policy=NO_CACHE)
-def keep_result(run_id: str, home: Place, summary: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
-    """What the ledger is to say of a finished run. Where the store is a URL, the files that the run has made in the
-    state folder of its machine go there as well, by their content, and the summary has their key as `artifact`.
-
-    Raises: StoreError.
-    """
-    if not is_remote(home):
-        return dict(summary)
-    # By content: a run that is finished twice, as after a lost answer, stores its files once.
-    files = {path.name: path.read_bytes() for path in paths}
-    key = content_key(files)
-    ArtifactStore(home).put(key, files)
-    return {**summary, "artifact": key}

@@ -6,19 +6,15 @@ from prefect.cache_policies import NO_CACHE
 from retune.compiler import config
 from retune.compiler.driver.operators import extract
 from retune.compiler.driver.stale import TuningEstimate, estimate
-from retune.compiler.options import SchedulerOptions
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import Place
 from retune.tasks.names import named
 
 
 @task(name="judge", task_run_name=named("judge", "network"), cache_policy=NO_CACHE)
-def judge(
-    network: str, home: Place, target: str, device: str, threads: int, options: SchedulerOptions | None = None
-) -> TuningEstimate:
-    """What the records of this machine promise of the network, tuned with these options."""
+def judge(network: str, home: Place, target: str, device: str, threads: int) -> TuningEstimate:
+    """What the records of this machine promise of the network."""
     subject = extract(network, target, threads)
     store = ParquetRecordStore(home)
     records = {key: store.records(key, target, device, threads=threads) for key in set(subject.task_keys)}
-    engine = config.engine_version()
-    return estimate(network, subject.tasks, subject.weights, records, engine, subject.layers, options)
+    return estimate(network, subject.tasks, subject.weights, records, config.engine_version(), subject.layers)

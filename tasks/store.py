@@ -5,6 +5,7 @@ When `store` returns, the round is durable.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -12,12 +13,13 @@ from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord
+from retune.storage.artifacts import ArtifactStore, content_key
 from retune.storage.checkpoints import CheckpointStore
 from retune.storage.compaction import Compaction, Retention, compact
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import Field, append_round
 from retune.storage.runs import Run, RunInfo, RunLedger
-from retune.storage.store_url import Place
+from retune.storage.store_url import Place, is_remote
 
 # Records keep microseconds, ids (ULIDs) milliseconds.
 _MOMENT = 1e-3
@@ -115,8 +117,15 @@ def best_of_every_task(home: Place, target: str, device: str, threads: int) -> t
 
 
 @task(name="complete-run", task_run_name="complete-run", cache_policy=NO_CACHE)
-def complete_run(run_id: str, home: Place, summary: dict[str, Any]) -> RunInfo:
-    """Mark a run as finished: the next command like it begins a new one."""
+def complete_run(run_id: str, home: Place, summary: dict[str, Any], paths: Sequence[Path] = ()) -> RunInfo:
+    """Mark a run as finished: the next command like it begins a new one. Where the store is a URL, the files that the
+    run has made go there as well, and the summary has their key as `artifact`.
+    """
+    if is_remote(home):
+        # By content: a run that is finished twice, as after a lost answer, stores its files once.
+        files = {path.name: path.read_bytes() for path in paths}
+        summary = {**summary, "artifact": content_key(files)}
+        ArtifactStore(home).put(summary["artifact"], files)
     return RunLedger(home).complete(run_id, summary)
 
 

@@ -8,14 +8,24 @@ from contextlib import contextmanager
 
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.measure.built_programs import BuiltPrograms
-from retune.compiler.measure.fleet import CHUNK, Engine, FleetBuilder, FleetRunner, device_queue
+from retune.compiler.measure.fleet import (
+    BUILD,
+    CHUNK,
+    BuildRequest,
+    FleetBuilder,
+    FleetRunner,
+    TimeRequest,
+    chunks,
+    device_queue,
+)
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import DEFAULT_SCHEDULE
-from retune.compiler.measure.results import Measurement
+from retune.compiler.measure.results import BuiltProgram, Measurement, in_order
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.policy import Candidate
-from retune.tasks.engines import FlowEngine
-from retune.tasks.measure import measure_round
+from retune.storage.files import new_id
+from retune.tasks.chain import Chain, finished
+from retune.tasks.engines import FlowEngine, Run
 from retune.tasks.plan import FleetPlan
 
 LOCAL_CHUNK = 16
@@ -33,11 +43,11 @@ class Workers:
     It has slots and no `__dict__`: as a parameter of a flow, Prefect stores its name and does not write it as JSON.
     """
 
-    __slots__ = ("builder", "close", "kept", "runner")
+    __slots__ = ("builder", "close", "engine", "kept", "runner")
 
     def __init__(
         self,
-        engine: Engine,
+        engine: FlowEngine,
         device: str,
         options: MeasureOptions,
         at_once: int,
@@ -45,17 +55,43 @@ class Workers:
     ) -> None:
         """`close` ends processes of this machine when nothing is measured any more; it may be called twice."""
         self.close = close
+        self.engine = engine
         self.kept = BuiltPrograms()
         self.builder = FleetBuilder(engine, options, at_once)
         self.runner = FleetRunner(engine, device, options, at_once)
 
     def measure(
-        self, name: str, task: SearchTask, candidates: Sequence[Candidate], best_seconds: float
+        self, chain: Chain, name: str, task: SearchTask, candidates: Sequence[Candidate], best_seconds: float
     ) -> list[Measurement]:
-        """Build and time a round's programs. Raises: MeasureError."""
+        """Build a round's programs in chunks and time each chunk once it is built. All follow the last run of `chain`,
+        and what comes next follows them. Raises: MeasureError.
+        """
         runner = self.runner
-        queue, options, at_once = device_queue(runner.key), runner.options, runner.at_once
-        built, found = measure_round(name, runner.engine, queue, task, candidates, best_seconds, options, at_once)
+        queue, options = device_queue(runner.key), runner.options
+        steps = [candidate.steps for candidate in candidates]
+        requests = [BuildRequest(task, part, options) for part in chunks(steps, runner.at_once)]
+        names = [f"{name}-{number}" if len(requests) > 1 else name for number in range(len(requests))]
+        # By this name a worker knows chunks of one round, and gives up early what is slower than those before.
+        token = new_id()
+        built: list[BuiltProgram] = []
+        runs: list[Run] = []
+        try:
+            for each, request in zip(names, requests, strict=True):
+                runs.append(self.engine.submit(BUILD, request, each, chain.last))
+            # In order of submission: a chunk is timed as soon as it is built, while later ones build.
+            for each, build in zip(names, runs[:], strict=True):
+                builds: list[BuiltProgram] = build.result()
+                built += builds
+                timed = TimeRequest.of(task, builds, options, best=best_seconds, round=token)
+                if timed.kernels:
+                    runs.append(self.engine.submit(queue, timed, each, [finished(build.future.task_run_id)]))
+            found = in_order(built, [time for run in runs[len(requests) :] for time in run.result()])
+        # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+        chain.last = [finished(run.future.task_run_id) for run in runs]
         default = next((one.steps_text for one in candidates if one.mutation == DEFAULT_SCHEDULE), "")
         self.kept.keep(task, [one.steps_text for one in candidates], built, found, default)
         return found

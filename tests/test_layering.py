@@ -60,7 +60,6 @@ RANK = {
     "lower": 4,
     "codegen": 5,
     "features": 5,
-    "simt": 5,
     "cost_model": 6,
     "measure": 6,
     "search": 7,

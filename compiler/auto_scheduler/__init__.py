@@ -17,6 +17,8 @@ from retune.compiler.auto_scheduler.dispatcher import (
 )
 from retune.compiler.auto_scheduler.loop_state import State
 from retune.compiler.auto_scheduler.measure import (
+    LocalBuilder,
+    LocalRunner,
     MeasureErrorNo,
     MeasureInput,
     MeasureResult,
@@ -52,8 +54,6 @@ from retune.compiler.auto_scheduler.task_scheduler import (
     TaskScheduler,
     TaskSchedulerCallback,
 )
-from retune.compiler.measure.builder import LocalBuilder
-from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.task_inputs import (
     get_task_input_buffer,
     register_task_input_buffer,

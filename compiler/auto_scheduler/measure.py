@@ -17,21 +17,23 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, islice, starmap
 from typing import Any, Protocol, runtime_checkable
 
 from retune.compiler.auto_scheduler.loop_state import State
 from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError, MeasureError, OptionError
-from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure import builder as builders
+from retune.compiler.measure import runner as runners
 from retune.compiler.measure.cuda_runner import RUNNERS
 from retune.compiler.measure.fleet import FleetRunner
 from retune.compiler.measure.log import LoggedTask, LoggedTrial, is_timed
 from retune.compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
-from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.task_inputs import special_inputs
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
@@ -120,6 +122,42 @@ class MeasureResult:
         return math.inf if failed else min(self.costs, default=math.inf)
 
 
+class LocalBuilder(builders.LocalBuilder):
+    __doc__ = builders.LocalBuilder.__doc__
+
+    def build(self, measure_inputs: Any, verbose: Any = 1) -> list[BuiltProgram]:
+        """Build programs of any tasks. As the builder of the compiler it takes a task and candidates."""
+        if isinstance(measure_inputs, SearchTask):
+            return super().build(measure_inputs, verbose)
+        return list(chain(*starmap(super().build, _by_task(measure_inputs))))
+
+
+class InputRunner:
+    """Gives a runner of the compiler TVM's form of `run` beside its own."""
+
+    def run(self, measure_inputs: Any, build_results: Sequence[BuiltProgram], verbose: Any = None) -> list[Any]:
+        """Time what `LocalBuilder.build` made. As a runner of the compiler it takes a task, builds and best seconds."""
+        run: Callable[..., list[Any]] = getattr(super(), "run")  # noqa: B009 - no method of the base that mypy knows
+        if isinstance(measure_inputs, SearchTask):
+            return run(measure_inputs, build_results, verbose)
+        builds = iter(build_results)
+        tasks = _by_task(measure_inputs)
+        return [MeasureResult.of(each) for task, steps in tasks for each in run(task, list(islice(builds, len(steps))))]
+
+
+class LocalRunner(InputRunner, runners.LocalRunner):
+    __doc__ = runners.LocalRunner.__doc__
+
+
+def _by_task(inputs: Sequence[MeasureInput]) -> Iterator[tuple[SearchTask, list[tuple[Step, ...]]]]:
+    """Each task, with the steps of the inputs in a row that are its programs."""
+    if not isinstance(inputs, Sequence) or not all(isinstance(inp, MeasureInput) for inp in inputs):
+        raise OptionError(f"a list of MeasureInput is needed, not {inputs!r:.80}")
+    for _, group in groupby(inputs, lambda inp: id(inp.task)):
+        programs = list(group)
+        yield _plain(_require_graph(programs[0])), [inp.state.steps for inp in programs]
+
+
 def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
     """A measurement as a log has it; success without a time, which a log cannot say, is a failure of unknown kind."""
     task = inp.task
@@ -181,9 +219,9 @@ class TuningOptions:
     """Programs that are measured at a time."""
     verbose: int = 1
     """With 0 the search says nothing, else how it goes: in the log where that shows INFO, else on standard output."""
-    builder: LocalBuilder | str = "local"
+    builder: builders.LocalBuilder | str = "local"
     """Either "local" or a `LocalBuilder`."""
-    runner: LocalRunner | FleetRunner | Measurer | str = "local"
+    runner: runners.LocalRunner | FleetRunner | Measurer | str = "local"
     """Either "local", a `LocalRunner`, an `RPCRunner`, or anything with the method `measure` of
     `retune.compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs of Retune do:
     races, with as many threads as the task has cores.
@@ -199,9 +237,9 @@ class TuningOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise OptionError(f"{name} must be an integer of at least {lowest}, not {value!r}")
-        if self.builder != "local" and not isinstance(self.builder, LocalBuilder):
+        if self.builder != "local" and not isinstance(self.builder, builders.LocalBuilder):
             raise OptionError(f"builder must be 'local' or a LocalBuilder, not {self.builder!r}")
-        known = isinstance(self.runner, (LocalRunner, FleetRunner)) or hasattr(self.runner, "measure")
+        known = isinstance(self.runner, (runners.LocalRunner, FleetRunner)) or hasattr(self.runner, "measure")
         if self.runner != "local" and not known:
             raise OptionError(f"runner must be 'local', a LocalRunner, an RPCRunner or a Measurer, not {self.runner!r}")
         if not isinstance(self.measure_callbacks, Iterable | None):
@@ -221,8 +259,8 @@ class ProgramMeasurer:
 
     def __init__(
         self,
-        builder: LocalBuilder | str = "local",
-        runner: LocalRunner | FleetRunner | Measurer | str = "local",
+        builder: builders.LocalBuilder | str = "local",
+        runner: runners.LocalRunner | FleetRunner | Measurer | str = "local",
         callbacks: Sequence[MeasureCallback] = (),
         verbose: int = 1,
         max_continuous_error: int = -1,
@@ -238,7 +276,7 @@ class ProgramMeasurer:
         """Why the last program that failed did so, in one line."""
         self._failures: dict[str, int] = {}
         self._best: dict[str, tuple[float, MeasureInput]] = {}
-        self._own: list[LocalBuilder | LocalRunner | FleetRunner] = []
+        self._own: list[builders.LocalBuilder | runners.LocalRunner | FleetRunner] = []
         self._measurer = self._made_of(builder, runner, threads, target or Target.host())
 
     @classmethod
@@ -259,7 +297,7 @@ class ProgramMeasurer:
         callbacks = options.measure_callbacks or ()
         target = next((task.target for task in tasks), None)
         made = cls(options.builder, options.runner, callbacks, options.verbose, threads=threads, target=target)
-        if isinstance(made.runner, LocalRunner):
+        if isinstance(made.runner, runners.LocalRunner):
             try:
                 # Before the first program: without a GPU every one of them would fail.
                 made.runner.check()
@@ -275,19 +313,19 @@ class ProgramMeasurer:
 
     def _made_of(
         self,
-        builder: LocalBuilder | str,
-        runner: LocalRunner | FleetRunner | Measurer | str,
+        builder: builders.LocalBuilder | str,
+        runner: runners.LocalRunner | FleetRunner | Measurer | str,
         threads: int,
         target: Target,
     ) -> Measurer:
-        if not isinstance(runner, (LocalRunner, FleetRunner, str)):
+        if not isinstance(runner, (runners.LocalRunner, FleetRunner, str)):
             return runner
-        times = LocalRunner(options=MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
+        times = runners.LocalRunner(options=MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
         wanted = RUNNERS[target.traits.device]
-        if isinstance(times, LocalRunner) and not isinstance(times, wanted):
+        if isinstance(times, runners.LocalRunner) and not isinstance(times, wanted):
             times = wanted.of(times.options)
         lane = times.cpus if times.options.overlap else ()
-        builds = builder if isinstance(builder, LocalBuilder) else LocalBuilder(lane=lane)
+        builds = builder if isinstance(builder, builders.LocalBuilder) else LocalBuilder(lane=lane)
         # Only what was made here is closed here: the rest is the caller's, who may use it again.
         self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
         return LocalMeasurer(builds, times)
@@ -304,9 +342,7 @@ class ProgramMeasurer:
         """Measure programs of one task. Raises: MeasureError when nothing can be measured."""
         if not inputs:
             return []
-        task = inputs[0].task
-        if isinstance(task, LoggedTask):
-            raise OptionError("a program that was read from a record is measured after recover_measure_input")
+        task = _require_graph(inputs[0])
         known = self._best.get(task.identity)
         measured = self._measurer.measure(
             _plain(task), [inp.state.steps for inp in inputs], None if known is None else known[0]
@@ -363,6 +399,12 @@ def check_measurable(task: SearchTask) -> None:
                 f"{task.name}: the input {tensor.name} is {tensor.dtype}{list(tensor.shape)}, "
                 f"the array given for it is {array.dtype.name}{list(array.shape)}"
             )
+
+
+def _require_graph(inp: MeasureInput) -> SearchTask:
+    if isinstance(inp.task, LoggedTask):
+        raise OptionError("a program that was read from a record is measured after recover_measure_input")
+    return inp.task
 
 
 def _plain(task: SearchTask) -> SearchTask:

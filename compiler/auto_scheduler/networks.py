@@ -13,7 +13,7 @@ from retune.compiler.config import usable_cpus
 from retune.compiler.driver.dispatch import is_enabled
 from retune.compiler.driver.hardware import completed, hardware_of
 from retune.compiler.driver.network_build import optimized
-from retune.compiler.driver.network_source import graph_of, with_parameters
+from retune.compiler.driver.network_source import graph_of
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import OptionError
 from retune.compiler.graph.partition import partition
@@ -52,7 +52,7 @@ def extract_tasks(
     hardware = given if hardware_params is None else completed(hardware_params, machine)
     rewrites = winograd_for(machine) if winograd else ()
     with PassContext(opt_level):
-        graph = optimized(with_parameters(graph_of(mod, shapes), params or {}))
+        graph = optimized(graph_of(mod, shapes, params))
     cut = partition(graph, machine, hardware, rewrites)
     direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.of_reductions().worth_tuning()
     ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]

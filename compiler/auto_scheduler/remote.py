@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import Any, Self
 
 from retune.compiler import config
+from retune.compiler.auto_scheduler.measure import InputRunner
 from retune.compiler.driver.worker_service import DeviceFacts, WorkerService, serve
 from retune.compiler.errors import MeasureError, NotYetError, OptionError, RetuneError, install_hint
 from retune.compiler.measure.fleet import FleetRunner, Patience, Pending, Request
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.measure.results import BuiltProgram, Measurement
+from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
@@ -105,7 +106,7 @@ class ServiceEngine:
         self._threads.shutdown(cancel_futures=True)
 
 
-class RPCRunner(FleetRunner):
+class RPCRunner(InputRunner, FleetRunner):
     """Times programs on the devices of a fleet on Dask, whose workers were started with
     `retune worker --fleet dask://HOST:PORT --device KEY`.
 
@@ -115,8 +116,8 @@ class RPCRunner(FleetRunner):
     are those of `LocalRunner`; programs run on as many threads as the device has cores. `device` must be 0: a worker
     times on one device, and that of the key cuda:1 on that GPU.
 
-    Raises: OptionError when the scheduler does not answer; MeasureError when no worker serves the key; NotYetError for
-    another device.
+    Raises: OptionError when the scheduler does not answer, and when programs are for another device; MeasureError when
+    no worker serves the key; NotYetError for another number of the device.
     """
 
     def __init__(
@@ -151,14 +152,9 @@ class RPCRunner(FleetRunner):
         """Leave the cluster. The workers belong to no run and go on."""
         self._dask.close()
 
-    def run(
-        self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
-    ) -> list[Measurement]:
-        """As `LocalRunner.run`. Raises: OptionError when the programs are for this machine, or another kind of device,
-        and the device is another one; MeasureError.
-        """
+    def _submit(self, task: SearchTask, builds: Sequence[BuiltProgram], **more: Any) -> Pending:
         check_target(task, self.facts, self.key)
-        return super().run(task, builds, best_seconds)
+        return super()._submit(task, builds, **more)
 
 
 def check_target(task: SearchTask, facts: DeviceFacts, key: str) -> None:
@@ -172,6 +168,15 @@ def check_target(task: SearchTask, facts: DeviceFacts, key: str) -> None:
     is_named = task.target.arch or task.target.cpu
     if not is_named and facts.device != config.device_name():
         raise OptionError(f"{task.name} is for this machine, and {key} is another one: {advice}")
+
+
+class LocalRPCRunner(RPCRunner):
+    """A runner of a worker that is started for it, which serves the GPUs of this machine too."""
+
+    close, _submit = FleetRunner.close, FleetRunner._submit
+
+    def __init__(self, engine: ServiceEngine, options: MeasureOptions, n_parallel: int) -> None:
+        FleetRunner.__init__(self, engine, LOCAL_KEY, options, in_flight=n_parallel)
 
 
 class LocalRPCMeasureContext:
@@ -202,7 +207,7 @@ class LocalRPCMeasureContext:
         del priority  # this worker has one client
         self._engine = ServiceEngine(WorkerService(is_shared=True), n_parallel)
         options = replace(options, threads=config.usable_cores())
-        self.runner = FleetRunner(self._engine, LOCAL_KEY, options, in_flight=n_parallel)
+        self.runner = LocalRPCRunner(self._engine, options, n_parallel)
 
     def close(self) -> None:
         """End the worker; the runner is of no use after that."""

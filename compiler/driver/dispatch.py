@@ -12,12 +12,11 @@ import logging
 import math
 import threading
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import LogFormatError, OptionError, ScheduleError
@@ -132,8 +131,8 @@ class _Current:
         return _stack()[-1]
 
 
-class DispatchContext(ABC):
-    """Answers which program a workload is compiled with."""
+class DispatchContext:
+    """Answers which program a workload is compiled with. A subclass has `known`, or TVM's `_query_inside`."""
 
     current: ClassVar[_Current] = _Current()
     """The innermost context that this thread uses; without any, one that knows nothing."""
@@ -178,13 +177,18 @@ class DispatchContext(ABC):
         del target, workload_key
         return math.inf
 
-    @abstractmethod
     def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
         """What this context itself knows."""
+        state = self._query_inside(target, workload_key)
+        return None if state is None else replay(dag, state.steps)
 
-    @abstractmethod
+    def _query_inside(self, target: Target, workload_key: str) -> Any:
+        """What this context itself knows: anything with `steps`, or None."""
+        raise NotImplementedError(f"{type(self).__name__} needs _query_inside(target, workload_key)")
+
     def update(self, target: Target, workload_key: str, state: State) -> None:
         """Answer with `state` from now on, whatever the records say."""
+        raise NotImplementedError(f"{type(self).__name__} needs update(target, workload_key, state)")
 
     def __enter__(self) -> Self:
         stack = _own_stack()

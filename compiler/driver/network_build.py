@@ -8,7 +8,7 @@ from typing import Any
 
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import threads_of
-from retune.compiler.driver.network_source import graph_of, with_parameters
+from retune.compiler.driver.network_source import graph_of
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.executor.library import Library
@@ -36,7 +36,7 @@ def build_network(
     Raises: ModelError, TargetError; LoweringError when even a default schedule cannot be built.
     """
     machine = target if isinstance(target, Target) else Target(target) if target else Target.host()
-    graph = optimized(with_parameters(graph_of(mod, shapes), params or {}))
+    graph = optimized(graph_of(mod, shapes, params))
     return Library(compile_graph(graph, machine, threads=threads_of(machine, threads), build=build_in_parallel))
 
 

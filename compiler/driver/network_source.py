@@ -1,7 +1,4 @@
-"""Loads a network from any accepted form (`Graph`, ONNX model or path, zoo name) as a graph before any pass.
-
-Constants of the network take precedence over parameters.
-"""
+"""Loads a network from any accepted form (`Graph`, ONNX model or path, zoo name) as a graph before any pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,31 +14,34 @@ from retune.compiler.graph.ir import Graph
 from retune.compiler.runtime.artifact import Array
 
 
-def graph_of(mod: Any, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+def graph_of(
+    mod: Any, shapes: Mapping[str, Sequence[int]] | None = None, params: Mapping[str, Array] | None = None
+) -> Graph:
     """The graph of a network: a `Graph`, an ONNX model or its path, or a name of the zoo. `shapes` gives static shapes
-    to inputs with dynamic dimensions, by name. Raises: ModelError.
+    to inputs with dynamic dimensions, `params` values to inputs and constants, by name. Raises: ModelError.
     """
     if isinstance(mod, Graph):
-        return mod
+        return with_parameters(mod, params or {})
+    constants = {name: np.asarray(array) for name, array in (params or {}).items()}
     if isinstance(mod, (str, Path)):
-        return load_network(str(mod), shapes=shapes)
-    return load_model(mod, shapes=shapes)
+        return load_network(str(mod), shapes=shapes, constants=constants)
+    return load_model(mod, shapes=shapes, constants=constants)
 
 
 def with_parameters(graph: Graph, params: Mapping[str, Array]) -> Graph:
-    """The graph with constants in place of the inputs that `params` names; constants that it has already stay.
+    """The graph with constants in place of the inputs and constants that `params` names.
 
-    Raises: ModelFormatError when a parameter fits no input.
+    Raises: ModelFormatError when a parameter fits none.
     """
-    known = {value.name: value for value in graph.inputs}
-    for name, array in params.items():
-        if name in graph.constants:
-            continue
-        if name not in known:
+    known = {value.name: (value.dtype, tuple(value.shape)) for value in graph.inputs}
+    own = {name: (array.dtype.name, array.shape) for name, array in graph.constants.items()}
+    given = {name: np.asarray(array) for name, array in params.items()}
+    for name, array in given.items():
+        if name not in known | own:
             raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(known)}")
-        value = known[name]
-        if np.shape(array) != tuple(value.shape) or np.asarray(array).dtype.name != value.dtype:
-            raise ModelFormatError(f"the input {name} is {value.dtype}{list(value.shape)}, which its parameter is not")
+        dtype, shape = (known | own)[name]
+        if (array.dtype.name, array.shape) != (dtype, shape):
+            raise ModelFormatError(f"the input {name} is {dtype}{list(shape)}, which its parameter is not")
     inputs = tuple(value for value in graph.inputs if value.name not in params)
-    constants = {**{name: np.asarray(array) for name, array in params.items()}, **graph.constants}
+    constants = {**graph.constants, **given}
     return replace(graph, inputs=inputs, constants=constants) if params else graph

@@ -1,7 +1,7 @@
 """Which network gains most from more tuning, by what the records say of its tasks.
 
-The gain that a minute of tuning is expected to bring is that of the task scheduler's gradient: the seconds that the
-next round of the most promising task takes off the network's latency, over what a round costs.
+A minute of tuning is expected to bring what its rounds would, each given to the task that gains most. A task gains as
+much as it did when its rounds doubled last, and nothing below the time of the fastest similar task.
 """
 
 import math
@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.driver.tuning_loop import first_state
 from retune.compiler.measure.record import MeasureRecord
-from retune.compiler.options import SchedulerOptions, TuneOptions
 from retune.compiler.runtime.readable import milliseconds
 from retune.compiler.schedule.shares import are_small
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.search.task_scheduler import TaskState, gradients, network_latency
+from retune.compiler.search.task_scheduler import TaskState, fastest_of_groups, network_latency
 
 # The largest batch of a run (`--batch`).
 ROUND = 64
 """Trials that count as one round, whatever the rounds were that they were measured in."""
 USUAL_TRIAL_SECONDS = 0.1
 """What a trial costs where no record tells."""
+STEPS = 100
+"""The parts of a minute that are given to tasks one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,10 @@ def estimate(
     records: Mapping[str, Sequence[MeasureRecord]],
     engine: str,
     layers: Sequence[int] = (),
-    options: SchedulerOptions | None = None,
 ) -> TuningEstimate:
     """Judge a network by the records of its tasks on one machine, by workload key. Tasks with the same number in
     `layers` compute the same result, and one of them is enough; without numbers each task is a layer.
 
-    `options` are those that tuning would give its rounds by; the gain is one of latency, whatever their objective.
     Records of another version than `engine` do not count: what the generator makes of their steps has changed. Nor do
     top candidates, which no search has measured, and tasks too small for trials, which have nothing else.
     """
@@ -75,14 +74,38 @@ def estimate(
         return TuningEstimate(network, math.inf if untuned else 0.0, latency, total, untuned)
     # The cost of a round on this machine, from what its records took.
     costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
-    round_seconds = ROUND * (math.fsum(costs) / len(costs) if costs else USUAL_TRIAL_SECONDS)
-    steepest = -min(gradients(states, replace(options or TuneOptions(), objective="latency")))
-    return TuningEstimate(network, steepest * 60.0 / max(round_seconds, 1e-9) / latency, latency, total, 0)
+    minute = 60.0 / (ROUND * (math.fsum(costs) / len(costs) or USUAL_TRIAL_SECONDS))
+    kernels = [min((s for s in states if s.layer == layer), key=lambda s: s.best_seconds) for layer in sorted(tuned)]
+    speeds = [fastest_of_groups(states)[kernel.group] for kernel in kernels]
+    rounds = [0.0] * len(kernels)
+
+    def times(more: float) -> list[float]:
+        spent = zip(kernels, speeds, rounds, strict=True)
+        return [kernel.weight * _expected_seconds(kernel, speed, done + more) for kernel, speed, done in spent]
+
+    for _ in range(STEPS):
+        gains = [now - then for now, then in zip(times(0.0), times(minute / STEPS), strict=True)]
+        rounds[gains.index(max(gains))] += minute / STEPS
+    return TuningEstimate(network, 1.0 - math.fsum(times(0.0)) / latency, latency, total, 0)
+
+
+def _expected_seconds(state: TaskState, speed: float, more: float) -> float:
+    """The best time of a task after `more` rounds, a power of its rounds, but no less than at the `speed` of the
+    fastest similar task where that is another one.
+    """
+    # After its first round a task is assumed to halve its time when rounds double, as in the scheduler's gradient. What
+    # was seen from half of the rounds to all of them soon replaces this: a task at its peak promises nothing.
+    half, power = (state.rounds + 1) // 2, 1.0
+    if half < state.rounds:
+        seen = math.log(state.history[half - 1] / state.best_seconds) / math.log(state.rounds / half)
+        power = min(1.0, seen + 1.0 / state.rounds**2)
+    least = state.flops / speed if speed > state.speed else 0.0
+    return max(least, state.best_seconds * math.pow(state.rounds / (state.rounds + more), power))
 
 
 def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) -> TaskState:
     """How far the records, of any number of runs, have brought a task; they may be in any order."""
-    # In the order of measuring: the gradient is the progress over rounds.
+    # In the order of measuring: what is expected is the progress over rounds.
     seconds = [record.seconds for record in sorted(records, key=lambda record: (record.timestamp, record.record_id))]
     state = first_state(task, float(weight))
     for start in range(0, len(seconds), ROUND):

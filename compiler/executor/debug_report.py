@@ -81,6 +81,9 @@ class Report:
     device_metrics: Mapping[str, Mapping[str, Value]]
     configuration: Mapping[str, Value]
 
+    def __str__(self) -> str:
+        return self.table()
+
     def table(self, sort: bool = True) -> str:
         """All calls, the slowest first unless `sort` is false, their total, and the configuration."""
         calls = sorted(self.calls, key=lambda call: -float(call["Duration (us)"])) if sort else list(self.calls)

@@ -73,12 +73,12 @@ class Library:
     @property
     def threads(self) -> int:
         """The number of threads that executors use: RETUNE_NUM_THREADS or OMP_NUM_THREADS in the environment, else the
-        one that the network was compiled for. Raises: ArtifactError when it does not say a number.
+        one that the network was compiled for, or fewer CPUs. Raises: ArtifactError when it does not say a number.
         """
         threads = self.network.metadata.get("threads", 1)
         if not is_thread_count(threads):
             raise ArtifactError(f"network {self.network.plan.name} is damaged: it says {threads!r} of its threads")
-        return config.thread_count(int(threads))
+        return config.thread_count(min(int(threads), config.usable_cores()))
 
     @property
     def instances(self) -> int:

@@ -20,14 +20,17 @@ from retune.compiler.graph.program import Program
 _ZOO = (*zoo.NAMES, *zoo.PROGRAM_NAMES)
 
 
-def load_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+def load_network(
+    name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None, constants: Constants | None = None
+) -> Graph:
     """Import a network as it is, without any pass; `retune.compiler.graph.pipeline.optimize` applies those.
 
-    The graph is named after the zoo network or the file's stem. `shapes` gives static shapes to dynamic inputs.
+    The graph is named after the zoo network or the file's stem. `shapes` gives static shapes to dynamic inputs,
+    `constants` values to inputs and initializers.
     Raises: ModelFormatError, DynamicShapeError or UnsupportedOperatorError with one sentence.
     """
     model, name = _model_of(name_or_path)
-    return load_model(model, name=name, shapes=shapes)
+    return load_model(model, name=name, shapes=shapes, constants=constants)
 
 
 def offload_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> OffloadedModel:

@@ -30,6 +30,7 @@ from retune.compiler.lower.nests import (
     points_of,
     stores,
 )
+from retune.compiler.lower.scatter import scatter
 from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
 from retune.compiler.schedule.inlining import inline_body
@@ -47,6 +48,7 @@ from retune.compiler.schedule.state import (
 )
 from retune.compiler.te.tensor import (
     HOLDS_PARTIAL_SUMS,
+    SCATTERS,
     ComputeOp,
     ExternOp,
     Handle,
@@ -201,6 +203,8 @@ class LoopBuilder:
         op = self.state.stages[stage_id].op
         if not isinstance(op, ComputeOp):
             raise LoweringError(f"{op.name} is an input and has no loops")
+        if (scattered := self.scattered(stage_id, op)) is not None:
+            return scattered
         loops = self.loops_of(stage_id)
         values, local, absolute = self.points(stage_id, op)
         attached = isinstance(self.state.stages[stage_id].location, Attached)
@@ -213,6 +217,18 @@ class LoopBuilder:
             source = body.source if isinstance(body, Reduce) else body
             return self.wrap(stage_id, loops, stores(buffers, target, values_of(source)), guards, None)
         return self.reduction(stage_id, loops, body, target, guards)
+
+    def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:
+        """The loops of a reduction that scatters, however it is scheduled; None for other stages."""
+        stage = self.state.stages[stage_id]
+        inside = any(self.state.attached_at(stage_id, loop) for loop in range(len(stage.iters)))
+        if SCATTERS not in op.attrs or not isinstance(stage.location, Root) or stage_id in self.strides or inside:
+            return None
+        variable = {axis: loop_var((stage_id, axis.name)) for axis in (*op.axes, *op.reduce_axes)}
+        body = self.value(stage_id, {**variable})
+        if not isinstance(body, Reduce):
+            return None
+        return scatter(body, op.axes, variable, self.buffers[stage_id], self.starts(stage_id, body))
 
     def points(self, stage_id: int, op: ComputeOp) -> tuple[dict[str, Expr], dict[Expr, Expr], dict[Expr, Expr]]:
         """Over the loops' variables: everything that the axes were split or fused into, by name; the axes relative to

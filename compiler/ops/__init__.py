@@ -14,6 +14,7 @@ from retune.compiler.ops import (
     norm,
     pool,
     quantized,
+    recurrent,
     reduce,
     resample,
     shape,
@@ -33,6 +34,7 @@ _FAMILIES = (
     norm,
     shape,
     indexing,
+    recurrent,
     resample,
 )
 

@@ -1,14 +1,14 @@
 """Operators that search for indices or follow them: arg_max, top_k, gather, scatter.
 
 An index that is read counts from the end where it is negative and is clipped, so that no data makes a kernel read
-outside of a tensor. What is scattered to an index outside is left out. Nothing is written to an index that is not known
-beforehand: a scatter asks for each element of the result which updates go there, so its time grows with the elements
-times the updates.
+outside of a tensor. What is scattered to an index outside is left out. A scatter is defined as a reduction: each
+element of the result asks which updates go there. On CPUs `retune.compiler.lower.scatter` visits each update once.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from retune.compiler import te
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
 from retune.compiler.ops.reduce import argmax, argmin
-from retune.compiler.te.tensor import Axis, Tensor
+from retune.compiler.te.tensor import SCATTERS, Axis, Reduce, Tensor
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 """How a scattered element joins the one that is there."""
@@ -364,15 +364,14 @@ def _scattered(
     if not axes:
         return te.compute(source.shape, lambda *i: _joined(how, source[i], *hit(i)), name=call.name)
     if how != "none":
-        # For a maximum or minimum the old element is neutral.
-        neutral = {"add": te.const(0, source.dtype), "mul": te.const(1, source.dtype)}
         reducer = {"add": te.sum, "mul": te.prod, "max": te.max, "min": te.min}[how]
 
         def total(*i: Expr) -> Expr:
             here, update = hit(i)
-            return reducer(te.if_then_else(here, update, neutral.get(how, source[i])), axes)
+            (neutral,) = cast(Reduce, reducer(update, axes)).identities
+            return reducer(te.if_then_else(here, update, te.const(neutral, source.dtype)), axes)
 
-        joined = te.compute(source.shape, total, name=f"{call.name}_updates")
+        joined = te.compute(source.shape, total, f"{call.name}_updates", {SCATTERS: True})
         return te.compute(source.shape, lambda *i: _joined(how, source[i], te.const(True), joined[i]), name=call.name)
 
     def latest(*i: Expr) -> tuple[Expr, ...]:
@@ -383,7 +382,7 @@ def _scattered(
         value = te.if_then_else(here, update, te.const(0, source.dtype))
         return _last((value, te.if_then_else(here, number, -1)), axes)
 
-    values, numbers = te.compute(source.shape, latest, name=f"{call.name}_updates")
+    values, numbers = te.compute(source.shape, latest, f"{call.name}_updates", {SCATTERS: True})
     return te.compute(source.shape, lambda *i: te.select(numbers[i] < 0, source[i], values[i]), name=call.name)
 
 

@@ -28,6 +28,7 @@ FFITensor = tvm_ffi.Tensor
 FFIArray = tvm_ffi.Array
 FFIMap = tvm_ffi.Map
 
+as_opaque = core._convert_to_opaque_object
 convert = tvm_ffi.convert
 get_function = tvm_ffi.get_global_func
 list_functions = registry.list_global_func_names

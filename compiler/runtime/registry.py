@@ -25,6 +25,8 @@ _FFI = "tvm_ffi"
 _LOCK = threading.RLock()  # a function that is replaced may have a destructor that comes here
 _PYTHON: dict[str, "tuple[PackedFunc, Function]"] = {}
 """What was registered from here: the function in the table, and the Python function that it calls."""
+_WAITING: dict[str, Function] = {}
+"""Functions of the compiler itself that go into the table when the FFI is loaded, which takes seconds."""
 
 
 @overload
@@ -41,6 +43,12 @@ def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     Raises: RegistryError when the name is taken, unless `override`.
     """
     return registration(_registered, func_name, f, override)
+
+
+def register_when_loaded(name: str, function: F) -> F:
+    """Register a function of the compiler as soon as the table is used. Returns it."""
+    _WAITING[name] = function
+    return function
 
 
 def registration(register: Callable[[str, Any, bool], Any], func_name: Any, f: Any, override: bool) -> Any:
@@ -135,4 +143,8 @@ def _checked(name: object) -> str:
 
 
 def _ffi() -> Any:
-    return importlib.import_module("retune.compiler.runtime.ffi")
+    ffi = importlib.import_module("retune.compiler.runtime.ffi")
+    with _LOCK:
+        while _WAITING:
+            ffi.set_function(*_WAITING.popitem(), override=True)
+    return ffi

@@ -194,7 +194,7 @@ def _checked_reads(op: Operation) -> Iterator[Tensor]:
 
 def _check_tensors(tensors: Sequence[Tensor]) -> None:
     if not isinstance(tensors, Sequence) or not all(isinstance(tensor, Tensor) for tensor in tensors):
-        raise DefinitionError(f"a compute graph is made of a list of tensors, not of {tensors!r}")
+        raise DefinitionError(f"a compute graph is made of a list of tensors, not of a {type(tensors).__name__}")
     if len(set(tensors)) != len(tensors):
         names = ", ".join(tensor.name for tensor in tensors)
         raise DefinitionError(f"a tensor is listed twice among {names}")

@@ -38,7 +38,7 @@ from retune.compiler.schedule.row_blocks import find_row_blocks, in_row_blocks
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, ComputeInline, Fuse, Reorder, Split, Step
 from retune.compiler.target import HardwareParams
-from retune.compiler.te.tensor import Axis, ComputeOp
+from retune.compiler.te.tensor import SCATTERS, Axis, ComputeOp
 
 # Shares of threads differ by one iteration at most, which is little of so many.
 _PARALLEL_ITERATIONS = 64
@@ -338,6 +338,8 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
 
 
 def _reader_of(state: State, stage_id: int) -> int | None:
+    if SCATTERS in state.stages[stage_id].op.attrs:  # whose loops are those over its terms
+        return None
     reader = single_elementwise_consumer(state, stage_id)
     # A copy of its input, for a transpose, or a tile of its own would stand in the way of the product's tile.
     plain = reader is not None and row_axis_of(state, reader) is None and _turned(state, reader) is None

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from retune.compiler.errors import DuplicateWorkloadError, UnknownWorkloadError, UnregisteredWorkloadError
-from retune.compiler.runtime.registry import registration
+from retune.compiler.runtime.registry import register_when_loaded, registration
 from retune.compiler.te.compute import placeholder
 from retune.compiler.te.tensor import Tensor
 
 Workload = Callable[..., Any]
-Entry = Workload | tuple[Tensor, ...]
+Entry = Workload | list[Tensor]
 F = TypeVar("F", bound=Workload)
 
 # As in TVM's workload keys, where it marks a tensor among the arguments.
@@ -60,7 +60,7 @@ def register_workload_tensors(workload_key: str, tensors: Sequence[Tensor], over
         raise DuplicateWorkloadError(
             f"the workload {workload_key} is registered already; use another key, or override it"
         )
-    WORKLOAD_FUNC_REGISTRY[workload_key] = tuple(tensors)
+    WORKLOAD_FUNC_REGISTRY[workload_key] = list(tensors)
     return workload_key
 
 
@@ -70,6 +70,8 @@ def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     Arguments are numbers, strings, None, tensors (only shape and type count) and sequences of these.
     Raises: UnregisteredWorkloadError for an unknown function, or an argument of another type.
     """
+    if not callable(func) and not isinstance(func, str):
+        raise UnregisteredWorkloadError(f"a workload is a registered function or its name, not {func!r:.80}")
     if callable(func):
         # By identity: another function may have the same name, and one function several.
         names = [name for name, entry in WORKLOAD_FUNC_REGISTRY.items() if entry is func]
@@ -114,6 +116,9 @@ def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
             raise UnknownWorkloadError(f"the workload {workload_key} is not registered in this process")
         return list(entry(*args))
     return list(entry()) if callable(entry) else list(entry)
+
+
+register_when_loaded("auto_scheduler.workload_key_to_tensors", workload_key_to_tensors)
 
 
 def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:

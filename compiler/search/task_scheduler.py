@@ -120,7 +120,7 @@ def gradients(
     """Expected change of the objective per further round of each task, in seconds when it is a latency, as a share of
     the task's time when it is the geometric mean; never positive, 0 for exhausted tasks.
     """
-    fastest, slowest = _fastest_of_groups(states), _slowest_rate(states)
+    fastest, slowest = fastest_of_groups(states), _slowest_rate(states)
     return tuple(
         0.0
         if state.exhausted or state.rounds == 0
@@ -141,11 +141,11 @@ def has_lost(states: Sequence[TaskState], index: int, options: SchedulerOptions)
     # wide.
     if state.rounds == 0:
         return isfinite(state.best_seconds) and state.best_seconds > _HOPELESS * rival
-    fastest = _fastest_of_groups(states)[state.group]
+    fastest = fastest_of_groups(states)[state.group]
     return _expected_gain(state, options, _slowest_rate(states), fastest, rival) >= 0.0
 
 
-def _fastest_of_groups(states: Sequence[TaskState]) -> dict[str, float]:
+def fastest_of_groups(states: Sequence[TaskState]) -> dict[str, float]:
     """The most operations per second in each group; 0 in none."""
     fastest: dict[str, float] = {}
     for state in states:

@@ -7,6 +7,7 @@ Operations compare by identity, expressions by value; a tensor is a numbered res
               | ExternOp(inputs, call)           whatever a registered function writes
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -28,6 +29,9 @@ find the element there.
 
 HOLDS_PARTIAL_SUMS = "holds_partial_sums"
 """The attribute of a compute whose results are joined further: floats of two bytes wait for that in float32."""
+
+SCATTERS = "scatters"
+"""The attribute of a reduction each term of which joins at most one element, where its condition holds."""
 
 CONCATENATED = "concat_axis"
 """The attribute of a compute that puts tensors end to end: the axis. Readers may read these tensors instead."""
@@ -409,6 +413,10 @@ class Tensor:
     def __call__(self, *indices: Operand) -> TensorRead:
         """The element at all indices, as `A[i, j]`."""
         return self[indices]
+
+    def __tvm_ffi_object__(self) -> Any:
+        """The tensor itself for functions of the FFI, which would call it instead."""
+        return importlib.import_module("retune.compiler.runtime.ffi").as_opaque(self)
 
     @property
     def is_checked(self) -> bool:

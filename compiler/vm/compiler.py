@@ -51,8 +51,9 @@ def compile(
     threads: int | None = None,
     best: Mapping[str, BestProgram] | None = None,
 ) -> Executable:
-    """Compile a network. `params` are arrays for inputs that are constants, by name; `threads` is the number of threads
-    that it is meant to run on, all cores unless given; `best` has tuned programs by workload key.
+    """Compile a network. `params` are arrays for inputs that are constants, and in place of initializers, by name;
+    `threads` is the number of threads that it is meant to run on, all cores unless given; `best` has tuned programs by
+    workload key.
 
     Raises: ModelError when the network cannot be read or a parameter fits no input; TargetError; LoweringError.
     """
@@ -76,6 +77,7 @@ class VMCompiler:
         self._threads = threads
         self._best = dict(best or {})
         self._params: dict[str, Array] = {}
+        self._program: Program | None = None
         self._lowering: Lowering | None = None
         self._executable: Executable | None = None
         self._coverage: CoverageReport | None = None
@@ -92,9 +94,10 @@ class VMCompiler:
 
     def get_params(self) -> dict[str, HostArray]:
         """The constants of the network: what `set_params` was given, and after `lower` or `optimize` all that the
-        optimized network reads.
+        network reads.
         """
-        return {name: array.view(HostArray) for name, array in self._params.items()}
+        params = self._params if self._program is None else _constants_of(self._program)
+        return {name: array.view(HostArray) for name, array in params.items()}
 
     def optimize(
         self,
@@ -111,16 +114,17 @@ class VMCompiler:
         _machine(target, target_host)
         if params is not None:
             self.set_params(params)
-        program = self._program(mod)
+        program = self._program_of(mod)
         functions = {name: _optimized(function, program) for name, function in program.functions.items()}
         program = replace(program, functions=functions)
         program.verify()
-        self._params = _constants_of(program)
+        self._program = program
         return program, self.get_params()
 
     def lower(self, mod: Any, target: Targets | None = None, target_host: Target | str | None = None) -> None:
         """Read the network and check that it can be compiled for the target. Raises: as `compile`."""
-        program, machine = self._program(mod), _machine(target, target_host)
+        self._program = program = self._program_of(mod)
+        machine = _machine(target, target_host)
         tuned = TunedPrograms(known_programs(machine, self._best))
         self._lowering = Lowering(program, machine, threads_of(machine, self._threads), tuned)
         self._executable = None
@@ -159,8 +163,10 @@ class VMCompiler:
             raise MachineError("there is no executable yet: call lower and codegen first")
         return self._executable
 
-    def _program(self, mod: Any) -> Program:
-        """The network as a program, its parameters constants."""
+    def _program_of(self, mod: Any) -> Program:
+        """The network as a program, its parameters constants, as they are already in what `optimize` returned."""
+        if mod is self._program and mod is not None:
+            return mod
         if isinstance(mod, Program):
             program = _bound_program(mod, self._params)
         elif isinstance(mod, Graph):

@@ -64,7 +64,7 @@ class VirtualMachine:
         options: VMOptions | None = None,
     ) -> None:
         """`memory_cfg` says where arrays come from: "pooled" (the default), "naive", or one of these by device;
-        `threads` how many threads kernels run on, by default as many as they were compiled for.
+        `threads` how many threads kernels run on, by default as many as they were compiled for, or fewer CPUs.
 
         Raises: OptionError for a device that the executable was not compiled for; ArtifactError when the library lacks
         something or is for another machine; DeviceError when it is for a GPU, and there is none of that number.
@@ -76,7 +76,9 @@ class VirtualMachine:
             raise OptionError(f"options must be VMOptions, not a {type(options).__name__}")
         self._exe = exe
         self.options = options or VMOptions()
-        self.threads = config.thread_count(int(exe.library.about.get("threads", 1))) if threads is None else threads
+        if threads is None:
+            threads = config.thread_count(min(int(exe.library.about.get("threads", 1)), config.usable_cores()))
+        self.threads = threads
         require_thread_count(self.threads)
         memory = allocator(_memory_kind(memory_cfg))
         exe.library.check_machine()

@@ -12,11 +12,11 @@ from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Split
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.cases import check_case, check_subjects
 from tests.support.kernel_texts import sections_of
 from tests.support.property.programs import inputs_of
+from tests.support.simt.execute import execute
 from tests.support.small_computations import doubled, sum_and_peak
 from tests.support.workloads import GPU, gpu_task_of, matmul
 

@@ -39,7 +39,7 @@ def test_an_operator_of_a_module_is_tuned_and_a_killed_run_resumes(
     job = TuneJob.of(line, trials=8, threads=1, batch=4, home=str(tmp_path / "state"))
     text = json.dumps(job.parameters())
     with monkeypatch.context() as killed:
-        killed.setattr("retune.flows.tune_operator.confirm_operator", lambda *_: pytest.fail("killed"))
+        killed.setattr("retune.flows.tune_operator.confirm_operator", lambda *_, **__: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception, match="killed"):
             foreground.main(Mode.JSON, text)
     capsys.readouterr()

@@ -84,9 +84,9 @@ def test_a_network_is_compiled_with_what_is_known(tmp_path: Path, monkeypatch: p
     network, home = write_mlp(tmp_path / "untuned.onnx"), tmp_path / "state"
     compared: dict[str, Path] = {}
 
-    def verify(name: str, paths: dict[str, Path], *others: Any) -> Any:
+    def verify(name: str, paths: dict[str, Path], *others: Any, **how: Any) -> Any:
         compared.update(paths)
-        return verify_task(name, paths, *others)
+        return verify_task(name, paths, *others, **how)
 
     monkeypatch.setattr("retune.flows.compile_network.verify", verify)
     report = compile_network(str(network), threads=1, home=str(home))

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from prefect import flow
 
 from retune.compiler import config
 from retune.compiler.driver.extract import extract_network
@@ -14,6 +15,7 @@ from retune.flows.parameters import TuneJob
 from retune.flows.retune_stale import retune_stale
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.store_url import Place
+from tests.support.flows.graphs import arrows, follow
 from tests.support.flows.networks import write_mlp, write_unsupported
 from tests.support.record_samples import timed
 
@@ -43,7 +45,8 @@ def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(
     write_records(tuned, home)
     asked: list[str] = []
 
-    def quick(network: str, *, minutes: float, home: str, **_options: object) -> str:
+    @flow(name="tune-network")
+    def quick(network: str, *, minutes: float, home: str, **options: object) -> str:  # noqa: ARG001
         assert 0 < minutes <= 2
         asked.append(network)
         write_records(network, Path(home))
@@ -55,6 +58,8 @@ def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(
             [tuned, broken, new], window_minutes=2.0, slice_minutes=2.0, least_gain=1e9, threads=1, home=str(home)
         )
     assert asked == [new]
+    graph = arrows("retune-stale")
+    follow(graph, ["judge-new", "tune-network", "judge-tuned", "judge-new"])
     before = ParquetRecordStore(home).records()
     assert compact_records(str(home)).rows == 0
     assert ParquetRecordStore(home).records() == before
@@ -64,7 +69,8 @@ def test_a_store_at_a_url_is_that_of_the_turns_too(tmp_path: Path, monkeypatch: 
     network, place = str(write_mlp(tmp_path / "new.onnx")), "memory://retune-stale"
     asked: list[str] = []
 
-    def quick(network: str, *, home: str, **_options: object) -> str:
+    @flow
+    def quick(network: str, *, home: str, **options: object) -> str:  # noqa: ARG001
         asked.append(home)
         write_records(network, home)
         return network

@@ -27,6 +27,7 @@ from retune.compiler.runtime.cuda import why_not
 from retune.flows.tune_network import tune_network
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
+from tests.support.flows.graphs import arrows, follow
 from tests.support.flows.networks import write_mlp
 
 KINDS = {
@@ -66,6 +67,8 @@ def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(
     assert json.loads((folder / "report.json").read_text())["run_id"] == first.run_id
     assert first.run_id in str(folder)
 
+    for name in ("LOCAL_CHUNK", "WHOLE_ROUND"):  # rounds in two chunks, whatever the machine
+        monkeypatch.setattr(f"retune.tasks.workers.{name}", 2)
     second = tune_network(str(network), trials=400, threads=1, home=str(home), batch=4, early_stopping=8)
     assert 8 <= second.trials < 400
     records = ParquetRecordStore(home).records()
@@ -76,6 +79,7 @@ def test_a_network_is_tuned_compiled_and_verified_and_the_next_run_starts_warm(
     known = {record.record_id for record in records}
     assert {task.record_id for task in second.tasks if task.record_id} <= known
     see_what_prefect_shows(second, stored)
+    see_the_order_of_a_run()
 
 
 def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
@@ -105,8 +109,32 @@ def see_what_prefect_shows(report: Report, stored: set[Path]) -> None:
         assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert tasks["extract-shown"] == 2, "once a run"
     for verb in ("sample", "build", "measure", "store", "train"):
-        assert any(re.fullmatch(rf"{verb}-\d{{4}}-dense_\w+", name) for name in names), (verb, names)
+        assert any(re.fullmatch(rf"{verb}-\d{{4}}-dense_[\w-]+", name) for name in names), (verb, names)
     assert set(Path(PREFECT_LOCAL_STORAGE_PATH.value()).rglob("*")) == stored
+
+
+def see_the_order_of_a_run() -> None:
+    """On Prefect's pages of the newest run every step follows the one before, a round's sample the training before."""
+    top = ["extract", "allocate-trials", "compile-best", "report", "complete-run", "write-page"]
+    follow(arrows("tune-shown"), [*top, "show-report"])
+    graph = arrows("allocate-trials-shown")
+    rounds = sorted(name.removeprefix("sample-") for name in graph if name.startswith("sample-"))
+    assert len(rounds) >= 3
+    before = "replay"
+    for name in rounds:
+        assert graph[f"sample-{name}"] == {before}
+        builds = [each for each in graph if each.startswith(f"build-{name}")]
+        assert len(builds) == 2
+        for build in builds:
+            assert graph[build] == {f"sample-{name}"}
+            assert graph[build.replace("build", "measure", 1)] == {build}
+        assert graph[f"store-{name}"] == {*builds, *(each.replace("build", "measure", 1) for each in builds)}
+        assert graph[f"train-{name}"] == {f"store-{name}"}
+        before = f"train-{name}"
+    assert graph["keep-checkpoint"] == {before}
+    graph = arrows("compile-shown")
+    again = [name for name in graph if name.startswith("time-again-")]
+    follow(graph, ["best-records", *again, "confirm", "compile-untuned", "compile-tuned", "verify"])
 
 
 def test_tuning_for_a_missing_gpu_fails_at_the_first_launch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fake CUDA driver: records its calls, and executes kernels by `retune.compiler.simt`.
+"""Fake CUDA driver: records its calls, and executes kernels by `tests.support.simt`.
 
 Results are those of the lowered kernels, and times those of a clock that every piece of work advances by its length.
 Memory is bytes at simulated addresses; an access to memory that is not allocated raises a DeviceError.
@@ -18,7 +18,7 @@ from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.kernel import DeviceFunction
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.cuda_driver import Extents, GpuDevice
-from retune.compiler.simt.execute import execute
+from tests.support.simt.execute import execute
 
 CALL_SECONDS = 1e-4
 FLUSH_SECONDS = 1e-2

@@ -63,6 +63,7 @@ CASES: list[tuple[str, Shapes, Attrs]] = [
     ("winograd_conv3d", ((1, 4, 7, 9, 3), (4, 4, 2, 3, 4)), {"tile": 2, "pads": (0, 0, 1, 1, 2, 0)}),
     ("winograd_conv3d", ((1, 2, 7, 6, 3), (6, 6, 1, 3, 4)), {"tile": 4, "pads": (0, 1, 1, 0, 1, 1)}),
     ("dense", ((4, 7), (7, 5)), {}),
+    ("cell", ((4, 6), (1, 3), (4, 3)), {"program": "0.1 1.0 add tanh #0.5 minimum 2.0 multiply", "hidden": 3}),
     ("batch_matmul", ((3, 4, 7), (3, 7, 5)), {}),
     ("contract", ((4, 3, 7), (7, 3, 5)), {"left": "mhk", "right": "khn", "result": "mhn"}),
     ("contract", ((3, 4, 2, 5), (3, 2, 6, 5)), {"left": "amjk", "right": "ajnk", "result": "nam"}),

@@ -19,12 +19,12 @@ from retune.compiler.schedule.steps import AsMatmul, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace, build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor
 from tests.support.property.programs import inputs_of
 from tests.support.ptx.machine import run_ptx
+from tests.support.simt.execute import execute
 from tests.support.workloads import GPU
 
 TF32 = Target("cuda -arch=sm_80 -math=tf32")

@@ -54,14 +54,34 @@ def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
     return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
 
 
-def _overlaps(low: Array, high: Array, box: int) -> Array:
-    """Intersection over union of every box with one of them; 0 for empty ones."""
-    sides = np.maximum(np.minimum(high, high[box]) - np.maximum(low, low[box]), 0)
+_CHUNK = 512
+"""Boxes that are compared at a time: most are never looked at, where a few good ones are asked for."""
+
+
+def _overlaps(low: Array, high: Array, boxes: Array, box: int) -> Array:
+    """Intersection over union of some boxes with one; 0 for empty ones."""
+    low, high, own = low[boxes], high[boxes], (low[box], high[box])
+    sides = np.maximum(np.minimum(high, own[1]) - np.maximum(low, own[0]), 0)
     shared = sides.prod(axis=1)
-    areas = (high - low).prod(axis=1)
-    joined = areas + areas[box] - shared
+    areas, area = (high - low).prod(axis=1), (own[1] - own[0]).prod()
+    joined = areas + area - shared
     solid = (shared > 0) & (areas > 0) & (joined > 0)
     return np.where(solid, shared / np.where(solid, joined, 1), 0.0)
+
+
+def _suppress(low: Array, high: Array, order: Array, most: int, threshold: float) -> list[int]:
+    """The first boxes in order that do not overlap with one before them, at most so many."""
+    kept: list[int] = []
+    for start in range(0, len(order), _CHUNK):
+        chunk = order[start : start + _CHUNK]
+        for box in kept:
+            chunk = chunk[_overlaps(low, high, chunk, box) <= threshold]
+        while len(chunk) and len(kept) < most:
+            kept.append(int(chunk[0]))
+            chunk = chunk[1:][_overlaps(low, high, chunk[1:], kept[-1]) <= threshold]
+        if len(kept) >= most:
+            break
+    return kept
 
 
 def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -74,15 +94,10 @@ def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     for image, column in np.ndindex(scores.shape[:2]):
         low, high = _corners(boxes[image], centred=bool(node.integer("center_point_box", 0)))
         own = scores[image, column]
-        alive = np.ones(len(own), bool) if lowest is None else own > lowest
-        for _ in range(most):
-            if not alive.any():
-                break
-            # Greedy suppression; of equal scores the first box wins, as in ONNX Runtime.
-            best = int(np.flatnonzero(alive)[np.argmax(own[alive])])
-            found.append((image, column, best))
-            alive &= _overlaps(low, high, best) <= threshold
-            alive[best] = False
+        # Of equal scores the first box wins, as in ONNX Runtime.
+        order = np.argsort(-own, kind="stable")
+        order = order if lowest is None else order[own[order] > lowest]
+        found += [(image, column, box) for box in _suppress(low, high, order, most, threshold)]
     return [builder.constant(np.asarray(found, "int64").reshape(-1, 3), node.outputs[0])]
 
 

@@ -30,18 +30,21 @@ _MOST_BYTES = 2**31 - 1
 
 
 def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model with initializers in place of some inputs.
+    """The model with initializers in place of some inputs, or of initializers of these names.
 
-    Raises: ModelFormatError when there is no such input, or an array has not its type and shape.
+    Raises: ModelFormatError when there is no such input or initializer, or an array has not its type and shape.
     """
     if not constants:
         return model
-    unknown = sorted(set(constants) - {entry.name for entry in model.graph.input})
+    weights = [
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in model.graph.initializer
+    ]
+    known = {entry.name: entry for entry in (*weights, *model.graph.input)}
+    unknown = sorted(set(constants) - set(known))
     if unknown:
         raise ModelFormatError(f"values are given for {', '.join(unknown)}, which the model has no input for")
-    for entry in model.graph.input:
-        if entry.name in constants:
-            _check_fixed(entry, constants[entry.name])
+    for name, array in constants.items():
+        _check_fixed(known[name], array)
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     kept = [entry for entry in model.graph.input if entry.name not in constants]
@@ -49,9 +52,9 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
     fixed.graph.input.extend(kept)
     # What the file said of the input's type still holds for its value.
     fixed.graph.value_info.extend(entry for entry in model.graph.input if entry.name in constants)
-    weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
+    kept_weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
     del fixed.graph.initializer[:]
-    fixed.graph.initializer.extend(weights)
+    fixed.graph.initializer.extend(kept_weights)
     fixed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return fixed
 

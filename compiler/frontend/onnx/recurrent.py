@@ -10,10 +10,10 @@ import numpy as np
 
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, Formula, formula_of
-from retune.compiler.frontend.onnx.indexing import taken
+from retune.compiler.frontend.onnx.indexing import cut, taken
 from retune.compiler.graph.builder import GraphBuilder
 
-_FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}
+_FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "#0 maximum"}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 
@@ -30,18 +30,19 @@ class _Cell:
     hidden: int
     x: tuple[str, ...]
     recurrence: str
-    recurrent_bias: str
+    bias: str
     peepholes: tuple[str, ...]
     functions: tuple[str, ...]
 
-    def gate(self, name: str, index: int) -> str:
-        """Part `index` of the gates' values side by side."""
-        return taken(self.builder, name, 1, range(index * self.hidden, (index + 1) * self.hidden))
-
-    def applied(self, which: int, name: str) -> str:
-        """One of the node's functions, of a value clipped as the node asks."""
+    def apply(self, which: int, program: str) -> str:
+        """The program that applies one of the node's functions to a value, clipped as the node asks."""
         bound = self.node.number("clip", 0.0)
-        return self.write(self.functions[which], self.write("clip", name, low=-bound, high=bound) if bound else name)
+        clip = f"#{bound!r} minimum #{-bound!r} maximum " if bound else ""
+        return f"{program} {clip}{self.functions[which]}"
+
+    def run(self, program: str, *operands: str) -> str:
+        """The value of a program, see `retune.compiler.ops.recurrent`."""
+        return self.write("cell", *operands, program=program, hidden=self.hidden)
 
 
 def _split(builder: GraphBuilder, name: str, index: int) -> str:
@@ -50,46 +51,52 @@ def _split(builder: GraphBuilder, name: str, index: int) -> str:
     return builder.emit("reshape", [taken(builder, name, 0, [index])], {"shape": shape[1:]})
 
 
+def _sum(cell: _Cell, gate: int) -> str:
+    """The program of a gate's input, product of the state and two biases, operands 0 to 2."""
+    return f"0.{gate} 1.{gate} 2.{gate} 2.{gate + _GATES[cell.node.op_type]} add add add"
+
+
 def _rnn_step(cell: _Cell, step: int, state: State) -> State:
-    write = cell.write
-    total = write("add", write("add", cell.x[step], write("dense", state[0], cell.recurrence)), cell.recurrent_bias)
-    return (cell.applied(0, total),)
+    side = cell.write("dense", state[0], cell.recurrence)
+    return (cell.run(cell.apply(0, _sum(cell, 0)), cell.x[step], side, cell.bias),)
 
 
 def _gru_step(cell: _Cell, step: int, state: State) -> State:
-    write, (h,) = cell.write, state
-    side = write("dense", h, cell.recurrence)
-    biased = write("add", side, cell.recurrent_bias)
+    (h,), x, bias = state, cell.x[step], cell.bias
+    operands: State = (x,)
     # ONNX's order of gates is update, reset, hidden.
-    update, reset = (cell.applied(0, write("add", cell.gate(cell.x[step], i), cell.gate(biased, i))) for i in (0, 1))
+    update, reset = cell.apply(0, _sum(cell, 0)), cell.apply(0, _sum(cell, 1))
     if cell.node.integer("linear_before_reset", 0):
         # cuDNN's and PyTorch's form, in which one product gives all three gates; the original one needs the reset state
         # first.
-        inner = write("mul", reset, cell.gate(biased, 2))
+        operands += (cell.write("dense", h, cell.recurrence), bias, h)
+        inner = f"{reset} 1.2 2.5 add multiply"
     else:
-        part = cell.gate(cell.recurrence, 2)
-        bias = cell.gate(cell.recurrent_bias, 2)
-        inner = write("add", write("dense", write("mul", reset, h), part), bias)
-    fresh = cell.applied(1, write("add", cell.gate(cell.x[step], 2), inner))
-    return (write("add", write("mul", write("sub", 1, update), fresh), write("mul", update, h)),)
+        split = 2 * cell.hidden
+        gates, last = (
+            taken(cell.builder, cell.recurrence, 1, part) for part in (range(split), range(split, 3 * cell.hidden))
+        )
+        side = cell.write("dense", h, gates)
+        kept = cell.run(f"{reset} 3.0 multiply", x, side, bias, h)
+        operands += (side, bias, h, cell.write("dense", kept, last))
+        inner = "4.0 2.5 add"
+    fresh = cell.apply(1, f"0.2 2.2 add {inner} add")
+    return (cell.run(f"#1 {update} subtract {fresh} multiply {update} 3.0 multiply add", *operands),)
 
 
 def _lstm_step(cell: _Cell, step: int, state: State) -> State:
-    write, (h, c) = cell.write, state
-    side = write("add", write("dense", h, cell.recurrence), cell.recurrent_bias)
-    total = write("add", cell.x[step], side)
+    h, c = state
+    operands = (cell.x[step], cell.write("dense", h, cell.recurrence), cell.bias)
 
-    def seen(index: int, peephole: int, memory: str) -> str:
-        value = cell.gate(total, index)
-        return write("add", value, write("mul", cell.peepholes[peephole], memory)) if cell.peepholes else value
+    def seen(gate: int, peephole: int) -> str:
+        return f"{_sum(cell, gate)} 4.{peephole} 3.0 multiply add" if cell.peepholes else _sum(cell, gate)
 
     # ONNX's order of gates is input, output, forget, cell; of peepholes input, output, forget.
-    entry, forget = cell.applied(0, seen(0, 0, c)), cell.applied(0, seen(2, 2, c))
-    fresh = cell.applied(1, cell.gate(total, 3))
-    memory = write("add", write("mul", forget, c), write("mul", entry, fresh))
+    entry, forget, fresh = cell.apply(0, seen(0, 0)), cell.apply(0, seen(2, 2)), cell.apply(1, _sum(cell, 3))
+    memory = cell.run(f"{forget} 3.0 multiply {entry} {fresh} multiply add", *operands, c, *cell.peepholes)
     # The output gate's peephole sees the new memory, the others the old one.
-    output = cell.applied(0, seen(1, 1, memory))
-    return write("mul", output, cell.write(cell.functions[2], memory)), memory
+    output = f"{cell.apply(0, seen(1, 1))} 3.0 {cell.functions[2]} multiply"
+    return cell.run(output, *operands, memory, *cell.peepholes), memory
 
 
 _STEPS: Mapping[str, Callable[[_Cell, int, State], State]] = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}
@@ -114,22 +121,17 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
     recurrence = _split(builder, node.operand(builder, 2).name, number)
     hidden = builder.value(recurrence).shape[1]
     size = gates * hidden
-    if node.has_input(3):
-        both = builder.emit("reshape", [_split(builder, node.inputs[3], number)], {"shape": (1, 2 * size)})
-        bias, side_bias = (taken(builder, both, 1, range(start, start + size)) for start in (0, size))
-    else:
-        bias = side_bias = builder.constant(np.zeros((1, size), builder.value(data).dtype), "no_bias")
+    bias = taken(builder, node.inputs[3], 0, [number]) if node.has_input(3) else ""
+    bias = bias or builder.constant(np.zeros((1, 2 * size), builder.value(data).dtype), "no_bias")
     peepholes: tuple[str, ...] = ()
     if node.has_input(7):
-        row = _split(builder, node.inputs[7], number)
-        peepholes = tuple(taken(builder, row, 0, range(i * hidden, (i + 1) * hidden)) for i in range(3))
+        peepholes = (taken(builder, node.inputs[7], 0, [number]),)
     flat = write("reshape", data, shape=(steps * batch, inputs))
     # Inputs of all steps are known beforehand: one large product instead of one a step.
-    product = write("add", write("dense", flat, write("transpose", weight, perm=(1, 0))), bias)
-    whole = write("reshape", product, shape=(steps, batch, size))
-    x = tuple(_split(builder, whole, step) for step in range(steps))
+    product = write("dense", flat, write("transpose", weight, perm=(1, 0)))
+    x = tuple(cut(builder, product, 0, step * batch, (step + 1) * batch) for step in range(steps))
     turned = write("transpose", recurrence, perm=(1, 0))
-    return _Cell(builder, node, write, hidden, x, turned, side_bias, peepholes, _functions(node, number))
+    return _Cell(builder, node, write, hidden, x, turned, bias, peepholes, _functions(node, number))
 
 
 def _run(cell: _Cell, start: State, lengths: str, backwards: bool) -> tuple[list[str], State]:
@@ -170,7 +172,7 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     for number, backward in enumerate(backwards):
         state = tuple(_split(builder, start, number) for start in starts)
         steps, final = _run(_cell(builder, node, data, number), state, lengths, backward)
-        shown.append(_stacked(builder, [write("reshape", s, shape=(1, 1, batch, hidden)) for s in steps], 0))
+        shown.append(write("reshape", _stacked(builder, steps, 0), shape=(length, 1, batch, hidden)))
         last.append([write("reshape", part, shape=(1, batch, hidden)) for part in final])
     results = [_stacked(builder, shown, 1)]
     results += [_stacked(builder, [parts[i] for parts in last], 0) for i in range(len(starts))]

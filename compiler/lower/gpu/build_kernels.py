@@ -21,7 +21,7 @@ from retune.compiler.lower.gpu.cross_thread_reduction import ThreadLoop, plan_cr
 from retune.compiler.lower.nests import NestLoop, fixed, join_into, loop_var
 from retune.compiler.schedule.access import held_types
 from retune.compiler.schedule.state import Annotation, Attached, State
-from retune.compiler.te.tensor import ExternOp, Reduce
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
 
 _THREADS = {
     Annotation.THREAD_X: LoopKind.THREAD_X,
@@ -50,6 +50,10 @@ def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None"
 
 class KernelBuilder(LoopBuilder):
     """The loops of a state for a GPU."""
+
+    def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:  # noqa: ARG002
+        """None: threads that write to one element would race."""
+        return None
 
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = {
         Annotation.NONE: LoopKind.SERIAL,

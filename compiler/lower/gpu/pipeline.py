@@ -47,7 +47,7 @@ PASSES: tuple[LoopPass, ...] = (
 
 
 def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: bool | None = None) -> DeviceFunction:
-    """The kernels of a concrete state, ready for code generation or for `retune.compiler.simt`.
+    """The kernels of a concrete state, ready for code generation or for a simulator.
 
     `check` verifies every kernel after every pass, by default as RETUNE_CHECK says.
     Raises: ScheduleError; LoweringError, which names the pass whose result is malformed.

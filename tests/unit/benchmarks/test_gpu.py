@@ -33,12 +33,12 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.fake_cuda import CALL_SECONDS, DEVICE, FakeDriver
 from tests.support.fake_torch import OPERATION_SECONDS, FakeModule, FakeTorch
 from tests.support.flows.networks import write_mlp
+from tests.support.simt.execute import execute
 from tests.support.small_computations import doubled
 from tests.support.workloads import GPU
 

@@ -18,12 +18,12 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.ptx.machine import run_ptx
 from tests.support.ptx.program import PtxError
+from tests.support.simt.execute import execute
 from tests.support.simt_operators import OPERATORS
 from tests.support.small_computations import fetched_product
 from tests.support.tensor_core_products import PRODUCTS, TF32, lowered, product, sampled, tensor_space

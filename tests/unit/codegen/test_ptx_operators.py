@@ -18,9 +18,9 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Split, Step
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from tests.support.ptx.machine import run_ptx
+from tests.support.simt.execute import execute
 from tests.support.tiers import long_except
 from tests.support.workloads import GPU
 

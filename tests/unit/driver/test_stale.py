@@ -66,18 +66,43 @@ def test_a_task_too_small_for_trials_is_not_waited_for() -> None:
     assert (found.untuned, found.tasks, found.latency) == (0, 1, 2.0)
 
 
-def test_the_gain_is_that_of_the_best_next_round_per_minute() -> None:
+def test_the_gain_is_what_the_rounds_of_a_minute_bring_and_less_than_all() -> None:
+    (costs,) = {record.build_seconds + record.run_seconds for record in records(1.0)}
+    rounds = 60 / (ROUND * costs)
+    alone = estimate("net", [LARGE], [1], {LARGE.workload_key: records(*[3.0] * ROUND)}, "2")
+    assert alone.gain == pytest.approx(1 - 1 / (1 + rounds))
     found = judged(records(*[1.0] * ROUND), records(*[3.0] * ROUND))
     assert found.latency == 7.0
-    round_minutes = ROUND * 0.1 / 60
-    assert found.gain == pytest.approx(0.8 * 2 * 3.0 / 7.0 / round_minutes)
+    assert 0.5 < found.gain < 1
     assert "7000 ms" in str(found)
 
 
-def test_more_rounds_promise_less() -> None:
-    gains = [judged(records(*[1.0] * ROUND * n), records(*[3.0] * ROUND * n)).gain for n in (1, 2, 8)]
+def test_more_rounds_without_gain_promise_less() -> None:
+    gains = [judged(records(*[1.0] * ROUND * n), records(*[3.0] * ROUND * n)).gain for n in (1, 2, 3, 8, 20)]
     assert gains == sorted(gains, reverse=True)
-    assert gains[0] > gains[2]
+    assert gains[0] > 10 * gains[-1] > 0
+
+
+def test_a_task_promises_no_more_than_similar_ones_have_reached() -> None:
+    """A task of the speed of its kin gains nothing, though its first round alone would promise half."""
+    kin = {SMALL.workload_key: records(*[1.0] * ROUND * 20), LARGE.workload_key: records(*[1024.0] * ROUND)}
+    free = estimate("net", [LARGE], [1], {LARGE.workload_key: kin[LARGE.workload_key]}, "2")
+    speed = LARGE.flop_count / SMALL.flop_count
+    bounded = estimate("net", [SMALL, LARGE], [1, 1], kin, "2")
+    assert (1 - bounded.gain) * bounded.latency >= speed
+    assert bounded.gain < free.gain
+
+
+def test_the_minute_goes_to_a_network_that_still_gains_not_to_a_fast_one_at_its_peak() -> None:
+    """Of a network whose rounds take a third of a second, each round alone would promise more than the whole."""
+    cheap = [replace(one, build_seconds=0.004, run_seconds=0.001) for one in records(*[8.48e-6, 8.47e-6] * ROUND * 3)]
+    peak = estimate("mlp", [SMALL], [1], {SMALL.workload_key: cheap}, "2")
+    slow = records(*[0.9e-3] * ROUND, *[0.7e-3] * ROUND, *[0.5e-3] * ROUND)
+    matmul = estimate("matmul", [LARGE], [1], {LARGE.workload_key: slow}, "2")
+    assert 0 < peak.gain < matmul.gain < 1
+    assert most_promising([peak, matmul], 0.0005) == matmul
+    again = estimate("mlp", [SMALL], [1], {SMALL.workload_key: cheap * 4}, "2")
+    assert again.gain < peak.gain / 4
 
 
 def test_the_most_promising_network_that_is_worth_it() -> None:

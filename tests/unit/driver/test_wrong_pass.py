@@ -7,13 +7,13 @@ import pytest
 from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.hardware import hardware_of
-from retune.compiler.driver.wrong_pass import find_wrong_pass
 from retune.compiler.errors import OptionError
 from retune.compiler.ir.stmt import Block, For, Let, LoopFunction, LoopKind, Stmt
 from retune.compiler.lower.passes import SimplifyIndices, UnrollLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
+from tests.support.wrong_pass import find_wrong_pass
 
 
 def product(target: str = "llvm -mcpu=znver4") -> SearchTask:

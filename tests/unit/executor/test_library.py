@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fuzzing.mutations import zip_members, zip_of
-from retune.compiler import debug_executor
+from retune.compiler import config, debug_executor
 from retune.compiler.config import thread_count
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.errors import ArtifactError, OptionError
@@ -26,6 +26,7 @@ from retune.compiler.graph_executor import GraphModule, Library, cpu, create, lo
 from retune.compiler.runtime.archive import MANIFEST
 from retune.compiler.runtime.artifact import Array, ExternCall
 from retune.compiler.target import Target
+from tests.support.doubling_network import doubling_network
 from tests.support.small_graphs import bias, conv, start
 
 ROOT = Path(__file__).parents[3]
@@ -329,3 +330,14 @@ def test_a_library_of_another_version_is_refused(tmp_path: Path) -> None:
     path.write_bytes(zip_of(members))
     with pytest.raises(ArtifactError, match="a network of version 7; this Retune reads version 2"):
         load_module(path)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (8, 4)])
+def test_a_network_runs_on_no_more_threads_than_cpus(cores: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RETUNE_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(config, "usable_cores", lambda: cores)
+    network = doubling_network()
+    assert Library(replace(network, metadata={**network.metadata, "threads": 4})).threads == threads
+    monkeypatch.setenv("RETUNE_NUM_THREADS", "6")
+    assert Library(network).threads == 6

@@ -44,6 +44,7 @@ STRUCTURED: list[tuple[str, Shapes, Attributes]] = [
     ("conv2d", [(2, 9, 8, 4), (3, 2, 4)], {**CONV, "groups": 4, "layout": "NHWC"}),
     ("dense", [(2, 3), (3, 5)], {}),
     ("batch_matmul", [(4, 2, 3), (4, 3, 5)], {}),
+    ("cell", [(2, 6), (1, 3)], {"program": "0.1 sigmoid 1.0 subtract", "hidden": 3}),
     ("max_pool2d", [(2, 4, 9, 8)], {**MAX_POOL, "layout": "NCHW"}),
     ("max_pool2d", [(2, 9, 8, 4)], {**MAX_POOL, "layout": "NHWC"}),
     ("avg_pool2d", [(2, 4, 9, 8)], {**AVG_POOL, "layout": "NCHW"}),

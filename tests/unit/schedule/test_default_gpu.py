@@ -14,12 +14,12 @@ from retune.compiler.schedule import default_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import replay
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.computations import random_computation
 from tests.support.property.programs import inputs_of, random_program
 from tests.support.ptx.machine import run_ptx
+from tests.support.simt.execute import execute
 from tests.support.simt_operators import conv
 from tests.support.small_computations import sum_and_peak
 from tests.support.workloads import GPU, conv_bn_relu, matmul, softmax

@@ -13,11 +13,11 @@ from retune.compiler.ir.kernel import INDICES, Kernel
 from retune.compiler.ir.stmt import Let, LoopKind, Store, walk_stmt
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.search.space import SketchSpace
-from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.indices import value_of
 from tests.support.property.programs import inputs_of
 from tests.support.ptx.machine import run_ptx
+from tests.support.simt.execute import execute
 from tests.support.tensor_core_products import PRODUCTS, TF32, lowered, product, sampled, tensor_space, with_lengths
 from tests.support.workloads import GPU
 

@@ -19,11 +19,11 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.gpu_kernels import kernels_of
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace, build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.ptx.machine import run_ptx
+from tests.support.simt.execute import execute
 from tests.support.simt_operators import OPERATORS
 from tests.support.tiers import long_except
 from tests.support.workloads import GPU, matmul

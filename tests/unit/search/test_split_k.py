@@ -11,10 +11,10 @@ from retune.compiler.schedule.steps import AsMatmul, Rfactor
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import SketchSpace, build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
+from tests.support.simt.execute import execute
 from tests.support.tensor_core_products import conv, product
 from tests.support.workloads import GPU, matmul
 

@@ -14,9 +14,9 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.space import SketchSpace, build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
+from tests.support.simt.execute import execute
 from tests.support.tensor_core_products import TF32, check_as_threads_and_as_ptx, conv, lowered, product, sampled
 from tests.support.workloads import GPU
 

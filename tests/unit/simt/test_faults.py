@@ -27,8 +27,8 @@ from retune.compiler.ir.stmt import (
 )
 from retune.compiler.lower.gpu.barriers import insert_barriers
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
-from retune.compiler.simt import vectors
-from retune.compiler.simt.execute import execute
+from tests.support.simt import vectors
+from tests.support.simt.execute import execute
 from tests.support.small_computations import fetched_product
 from tests.support.workloads import GPU
 

@@ -7,9 +7,9 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.state import replay
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
-from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
+from tests.support.simt.execute import execute
 from tests.support.simt_operators import OPERATORS
 from tests.support.tiers import long_except
 from tests.support.workloads import GPU, gpu_task_of

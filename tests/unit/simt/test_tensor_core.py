@@ -21,9 +21,9 @@ from retune.compiler.ir.stmt import (
     walk_stmt,
 )
 from retune.compiler.ir.tensor_core import AsyncCopy, CommitGroup, LoadMatrix, Mma, WaitGroup
-from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
+from tests.support.simt.execute import execute
 from tests.support.tensor_core_products import (
     PRODUCTS,
     broken,

@@ -13,7 +13,7 @@ from retune.compiler.ir.kernel import INDICES, DeviceFunction
 from retune.compiler.ir.stmt import Barrier, If, LoopKind, Stmt, Store, block
 from retune.compiler.ir.tensor_core import ProxyFence, WarpgroupMma, WarpgroupWait
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.simt.execute import execute
+from tests.support.simt.execute import execute
 from tests.support.tensor_core_products import (
     WARPGROUP_GPU,
     WARPGROUPS,

@@ -24,9 +24,9 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Split
-from retune.compiler.simt.execute import execute
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
+from tests.support.simt.execute import execute
 from tests.support.small_computations import sum_and_peak
 from tests.support.workloads import GPU
 

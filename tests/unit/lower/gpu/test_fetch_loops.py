@@ -19,7 +19,7 @@ from retune.compiler.ir.stmt import (
     walk_stmt,
 )
 from retune.compiler.lower.gpu.fetch_loops import fetch_loops
-from retune.compiler.simt.execute import execute
+from tests.support.simt.execute import execute
 
 X, Y = Buffer("x", (80,), "float32"), Buffer("y", (80,), "float32")
 S = Buffer("s", (80,), "float32", "shared")

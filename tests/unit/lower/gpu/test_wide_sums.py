@@ -13,7 +13,7 @@ from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.space import build_spaces
-from retune.compiler.simt.execute import execute
+from tests.support.simt.execute import execute
 from tests.support.workloads import GPU, gpu_task_of
 
 LONG = 1536

@@ -33,10 +33,10 @@ from retune.compiler.ir.tensor_core import (
     WarpgroupWait,
     sum_place,
 )
-from retune.compiler.simt.checked_memory import Array, Memory, Place
-from retune.compiler.simt.sides import Side
-from retune.compiler.simt.tags import Numbers
-from retune.compiler.simt.warpgroups import Warpgroups
+from tests.support.simt.checked_memory import Array, Memory, Place
+from tests.support.simt.sides import Side
+from tests.support.simt.tags import Numbers
+from tests.support.simt.warpgroups import Warpgroups
 
 _LANES = np.arange(WARP)
 

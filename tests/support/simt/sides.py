@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from retune.compiler.simt.checked_memory import Memory
-from retune.compiler.simt.tags import Numbers
+from tests.support.simt.checked_memory import Memory
+from tests.support.simt.tags import Numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.ir.kernel import WARP
-from retune.compiler.simt.tags import Numbers
+from tests.support.simt.tags import Numbers
 
 
 def missing(numbers: Numbers, threads: int) -> tuple[int, int] | None:

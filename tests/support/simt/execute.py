@@ -33,12 +33,12 @@ from retune.compiler.ir.stmt import (
     Store,
 )
 from retune.compiler.ir.tensor_core import TENSOR_STMTS, ProxyFence, TensorStmt
-from retune.compiler.simt.checked_memory import Array, Memory, Place
-from retune.compiler.simt.sides import Side
-from retune.compiler.simt.tags import Numbers, Tags
-from retune.compiler.simt.tensor_core import TensorUnit
-from retune.compiler.simt.vectors import astray
-from retune.compiler.simt.warps import missing, sources
+from tests.support.simt.checked_memory import Array, Memory, Place
+from tests.support.simt.sides import Side
+from tests.support.simt.tags import Numbers, Tags
+from tests.support.simt.tensor_core import TensorUnit
+from tests.support.simt.vectors import astray
+from tests.support.simt.warps import missing, sources
 
 MAX_LANES = 1 << 13
 """Threads that are executed at once: enough to make little of Python's own time, few enough for the cache."""

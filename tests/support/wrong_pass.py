@@ -21,9 +21,9 @@ from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
+from tests.support.simt.execute import execute
 
 TOLERANCE = 1e-3
 """How far a right output may be from the definition's, relative to its largest value: sums in another order."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from retune.compiler.errors import KernelFaultError
 from retune.compiler.ir.expr import Buffer
 from retune.compiler.ir.stmt import Allocate, Block, For, Stmt, lines_of
-from retune.compiler.simt.tags import Conflict, Numbers, Tags
+from tests.support.simt.tags import Conflict, Numbers, Tags
 
 Array = NDArray[Any]
 _NOBODY = -1

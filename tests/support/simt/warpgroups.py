@@ -22,9 +22,9 @@ from retune.compiler.ir.tensor_core import (
     WarpgroupWait,
     sum_place,
 )
-from retune.compiler.simt.checked_memory import Array, Memory, Place
-from retune.compiler.simt.sides import Side
-from retune.compiler.simt.tags import Numbers
+from tests.support.simt.checked_memory import Array, Memory, Place
+from tests.support.simt.sides import Side
+from tests.support.simt.tags import Numbers
 
 _ENDS = (0, GROUP - 1)
 """Threads that stand for a warpgroup where it reads: one of them differs from whichever thread has written."""
