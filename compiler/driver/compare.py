@@ -4,7 +4,7 @@ All are timed in turn in one process, so that a noisy moment hits all alike.
 
 The reference is ONNX Runtime where it is installed and can run the model, else the first network given. The outputs
 of a quantized network are taken without graph optimizations: on x86 without VNNI, its kernels for products of bytes
-saturate.
+saturate. Where an error is larger than float32's usual one, `accuracy` says what is exact and how large it may be.
 """
 
 import math
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retune.compiler.driver import openvino
+from retune.compiler.driver.accuracy import errors_of, judge
 from retune.compiler.driver.onnx_runtime import OnnxRuntime, is_installed
 from retune.compiler.driver.report import ROUGH, TOLERANCE, Comparison, Contender
 from retune.compiler.dtype import is_float
@@ -67,13 +68,14 @@ def compare_networks(
     first = next(iter(executors.values()))
     runs: dict[str, Sequence[Run]] = {name: [executor.run for executor in pool] for name, pool in pools.items()}
     outputs: dict[str, Outputs] = {}
+    optimized: Outputs | None = None
     inputs: Inputs | None = None
     note = "" if is_installed() else f"ONNX Runtime is not installed: {install_hint('report')}"
     if is_installed():
         try:
             sessions = [OnnxRuntime(model, threads) for _ in range(instances)]
             inputs = _comparable_inputs(first, seed, sessions[0].run)
-            outputs[REFERENCE] = sessions[0].run(inputs)
+            outputs[REFERENCE] = optimized = sessions[0].run(inputs)
             runs[REFERENCE] = [partial(session.run, inputs) for session in sessions]
             if _is_quantized(loaded.values()):
                 # Its unfused nodes dequantize to float32, so nothing saturates.
@@ -97,16 +99,26 @@ def compare_networks(
     shares = [share for _, share in timed.values() if share is not None]
     # A thread that waits for a GPU, or for another instance, is not disturbed.
     contention = max(shares) if shares and not on_gpu and instances == 1 else None
+    least, tolerance = _tolerances(loaded.values())
+    errors = {name: errors_of(found, outputs[reference]) for name, found in outputs.items()}
+    worst = {name: float(np.max(found[:, 0], initial=0.0)) for name, found in errors.items()}
+    is_far = reference != REFERENCE or any(worst[name] > least for name in networks)
+    if is_far and is_installed():
+        try:
+            reference, exact, limits = judge(model, threads, inputs, optimized, least)
+            errors = {name: errors_of(found, exact) for name, found in outputs.items()}
+            ratios = np.max([errors[name] / limits for name in networks], axis=0)
+            # The output, and of its largest and its mean error the one, that decide.
+            row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
+            worst = {name: float(found[row, column]) for name, found in errors.items()}
+            tolerance = float(limits[row, column])
+        except MeasureError as error:
+            note = f"{note}; {error}" if note else str(error)
     contenders = tuple(
-        Contender(
-            name,
-            timed[name][0],
-            None if name == reference else _error(outputs[name], outputs[reference]),
-            is_peer=name not in networks,
-        )
+        Contender(name, timed[name][0], None if name == reference else worst[name], is_peer=name not in networks)
         for name in runs
     )
-    return Comparison(reference, contenders, note, max(map(_tolerance, loaded.values())), contention, instances)
+    return Comparison(reference, contenders, note, tolerance, contention, instances)
 
 
 def choose_instances(networks: Mapping[int, Path], threads: int, seed: int) -> int:
@@ -137,12 +149,14 @@ def _is_quantized(networks: Iterable[CompiledNetwork]) -> bool:
     return any(buffer.dtype in ("int8", "uint8") for network in networks for buffer in network.plan.buffers)
 
 
-def _tolerance(network: CompiledNetwork) -> float:
-    """How far the outputs of a network may be off, by the fewest digits that it computes with."""
-    used = {buffer.dtype for buffer in network.plan.buffers}
-    if any(Target(kernel.target).allow_tf32 for kernel in network.kernels):
-        used.add("tf32")
-    return max((ROUGH[one] for one in used & ROUGH.keys()), default=TOLERANCE)
+def _tolerances(networks: Iterable[CompiledNetwork]) -> tuple[float, float]:
+    """How far outputs may always be off, and how far they may where nothing says what ONNX Runtime's are off."""
+    known = tuple(networks)
+    used = {buffer.dtype for network in known for buffer in network.plan.buffers}
+    # ONNX Runtime does not compute with tf32.
+    uses_tf32 = any(Target(kernel.target).allow_tf32 for network in known for kernel in network.kernels)
+    least = ROUGH["tf32"] if uses_tf32 else TOLERANCE
+    return least, max([least, *(ROUGH[one] for one in used & ROUGH.keys())])
 
 
 def _comparable_inputs(executor: GraphExecutor, seed: int, reference: Callable[[Inputs], Outputs]) -> Inputs:
@@ -228,19 +242,3 @@ def _calls_per_second(run: Run, least: int) -> float:
 def _are_steady(seconds: Sequence[float]) -> bool:
     """Whether the fastest of some passes was no accident."""
     return sorted(seconds)[_AGREEING - 1] <= _AGREEMENT * min(seconds)
-
-
-def _error(outputs: Outputs, reference: Outputs) -> float:
-    """The largest difference, relative to the largest value of each reference output; infinite when shapes differ or
-    a value is not a number.
-    """
-    worst = 0.0
-    for got, wanted in zip(outputs, reference, strict=True):
-        if got.shape != wanted.shape:
-            return float("inf")
-        wide = np.asarray(wanted, np.float64)
-        # Relative to the largest output: elements near 0 are differences of large terms, and have no relative accuracy.
-        scale = float(np.max(np.abs(wide), initial=0.0)) or 1.0
-        difference = float(np.max(np.abs(np.asarray(got, np.float64) - wide), initial=0.0)) / scale
-        worst = max(worst, difference if np.isfinite(difference) else float("inf"))
-    return worst

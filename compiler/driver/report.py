@@ -22,7 +22,7 @@ float32.
 """
 # With unit roundoffs of 2^-11, 2^-11 and 2^-8 these are 61, 102 and 51 roundings.
 ROUGH = {"tf32": 3e-2, "float16": 5e-2, "bfloat16": 2e-1}
-"""The same for networks that compute with fewer digits: their roundings add up from layer to layer."""
+"""The same for networks that compute with fewer digits, where ONNX Runtime does not say how far it is off itself."""
 
 
 @dataclass(frozen=True, slots=True)
