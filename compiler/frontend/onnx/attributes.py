@@ -18,6 +18,10 @@ MOST_ITERATIONS = 10_000
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 
 
+class ReportedError(UnsupportedOperatorError):
+    """A body did not convert; its nodes are among the problems already."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
     """A node of the model while it is converted.

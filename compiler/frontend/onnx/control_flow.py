@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
-from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.attributes import OnnxNode, ReportedError
 from retune.compiler.frontend.onnx.elementwise import Converter
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.frontend.onnx.model_edits import all_nodes
@@ -25,7 +25,12 @@ def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         if known.size != 1:
             raise node.unsupported("the condition must be a single bool")
         return node.body("then_branch" if known.item() else "else_branch", ())
-    branches = [node.body(key, ()) for key in ("then_branch", "else_branch")]
+    try:
+        branches = [node.body(key, ()) for key in ("then_branch", "else_branch")]
+    except ReportedError:
+        # The branch may be for other shapes: a VAD has one for each sampling rate.
+        node.array(builder, 0, "the condition, of which one branch cannot be computed,")
+        raise
     described = [[(builder.value(name).shape, builder.value(name).dtype) for name in branch] for branch in branches]
     # A choice by element needs results alike; of others, `array` refuses with the names of the inputs that decide.
     if described[0] != described[1]:

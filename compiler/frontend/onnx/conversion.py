@@ -10,17 +10,13 @@ import onnx
 from onnx import numpy_helper
 
 from retune.compiler.errors import DefinitionError, ModelError, UnknownValueError, UnsupportedOperatorError
-from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
+from retune.compiler.frontend.onnx.attributes import OnnxNode, ReportedError, read_attributes
 from retune.compiler.frontend.onnx.elementwise import Converter
 from retune.compiler.frontend.onnx.model_file import MOST_NODES, is_standard
 from retune.compiler.graph.builder import GraphBuilder
 
 _MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
 """What a converter may meet in a node that ONNX's checker let pass: attributes of another length, sizes without end."""
-
-
-class _ReportedError(UnsupportedOperatorError):
-    """A body did not convert; its nodes are among the problems already."""
 
 
 class Conversion:
@@ -65,10 +61,14 @@ class Conversion:
             if not self._takes(proto, names):
                 self._lose(proto)
                 continue
+            before, solvable = len(self.problems), self.solvable
             try:
                 self._count_node(proto)
                 results = self._converters[proto.op_type](self._builder, self._node(proto, names))
             except UnsupportedOperatorError as error:
+                if isinstance(error, UnknownValueError):  # the value also decides whether a branch matters
+                    del self.problems[before:]
+                    self.solvable = solvable
                 self._note(error)
                 self._lose(proto)
             except MemoryError as error:
@@ -93,7 +93,7 @@ class Conversion:
             found = self.convert(graph, {**names, **dict(zip(parameters, operands, strict=True))})
             # Not reported again: otherwise each level of nesting would add a sentence.
             if any(entry.name not in found for entry in graph.output):
-                raise _ReportedError
+                raise ReportedError
             return [found[entry.name] for entry in graph.output]
 
         return OnnxNode(
@@ -124,7 +124,7 @@ class Conversion:
         return not absent
 
     def _note(self, error: UnsupportedOperatorError) -> None:
-        if isinstance(error, _ReportedError):
+        if isinstance(error, ReportedError):
             return
         self.problems.append(str(error))
         if isinstance(error, UnknownValueError):

@@ -41,7 +41,7 @@ from retune.compiler.frontend.onnx.conversion import Conversion, missing_operato
 from retune.compiler.frontend.onnx.elementwise import DTYPES, Converter
 from retune.compiler.frontend.onnx.model_edits import all_nodes, at_supported_opset, expand_functions, with_fixed_inputs
 from retune.compiler.frontend.onnx.model_file import check_model, is_standard, opset_of, read_model
-from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs
+from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import Param
@@ -139,7 +139,7 @@ def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
         tensor = entry.type.tensor_type
         extents: list[int] = []
         if entry.name in shapes:
-            extents = _given_shape(entry.name, shapes[entry.name], tensor)
+            extents = _given_shape(entry, shapes[entry.name])
         elif not tensor.HasField("shape"):
             dynamic.append(f"input {entry.name!r} has no shape")
         else:
@@ -168,19 +168,15 @@ def dtype_of(entry: onnx.ValueInfoProto) -> str:
     return name
 
 
-def _given_shape(name: str, given: Sequence[int], tensor: onnx.TypeProto.Tensor) -> list[int]:
+def _given_shape(entry: onnx.ValueInfoProto, given: Sequence[int]) -> list[int]:
     """The caller's shape of an input, which must agree with what the model says of it."""
     if not isinstance(given, Sequence) or any(not isinstance(one, int | np.integer) or one < 0 for one in given):
-        raise ModelFormatError(f"the shape of input {name!r} must be integers such as (1, 3, 32), not {given!r}")
+        raise ModelFormatError(f"the shape of input {entry.name!r} must be integers such as (1, 3, 32), not {given!r}")
     extents = [int(extent) for extent in given]
-    if not tensor.HasField("shape"):
-        return extents
-    declared = [dimension.dim_value or dimension.dim_param or "?" for dimension in tensor.shape.dim]
-    fits = len(extents) == len(declared) and all(
-        not isinstance(wanted, int) or wanted == extent for wanted, extent in zip(declared, extents, strict=True)
-    )
-    if not fits:
-        raise ModelFormatError(f"the shape {extents} does not fit input {name!r}, which is {declared} in the model")
+    declared = param_of(entry)
+    # A declared 0 may be any number, as some exporters write it.
+    known = None if declared.dims is None else tuple(dim or None for dim in declared.dims)
+    narrowed(Param(entry.name, declared.dtype, known), extents)
     return extents
 
 
@@ -205,7 +201,9 @@ def _refuse(
     named = [*problems[:_MOST_NAMED], *([f"and {len(problems) - _MOST_NAMED} more"] * (len(problems) > _MOST_NAMED))]
     what = f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(named)}"
     if inputs:
-        raise UnknownValueError(f"{what}; fix these inputs with constants={{name: array}}", tuple(inputs))
+        raise UnknownValueError(
+            f"{what}; fix these inputs with constants={{name: array}}, or use dynamic=True", tuple(inputs)
+        )
     raise UnsupportedOperatorError("; ".join((what, *hints)))
 
 

@@ -62,7 +62,7 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
 def _check_fixed(entry: onnx.ValueInfoProto, array: Array) -> None:
     """Check that an array can take the place of an input."""
     tensor = entry.type.tensor_type
-    wanted = [dimension.dim_value or dimension.dim_param or "?" for dimension in tensor.shape.dim]
+    wanted = [max(dimension.dim_value, 0) or dimension.dim_param or "?" for dimension in tensor.shape.dim]
     kind = tensor.elem_type
     fits = isinstance(array, np.ndarray) and (not kind or helper.tensor_dtype_to_np_dtype(kind) == array.dtype)
     if fits and tensor.HasField("shape"):

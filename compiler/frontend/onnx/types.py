@@ -1,8 +1,9 @@
 """Reads what an ONNX model and its caller declare of a value, as a `Param`; what is not declared is None.
 
-Declared outputs must not contradict what follows from the nodes, because readers of the file rely on them.
+Declared types of outputs must be those that the nodes compute; wrong shapes are warned of.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import onnx
@@ -14,6 +15,7 @@ from retune.compiler.graph.region import Dimension, Param
 
 _MADE_UP = "unk__"
 """How the symbols begin that ONNX gives to dimensions of which it knows nothing."""
+_log = logging.getLogger(__name__)
 
 
 def fed_inputs(model: onnx.ModelProto, given: Iterable[str]) -> list[onnx.ValueInfoProto]:
@@ -37,20 +39,21 @@ def fed_inputs(model: onnx.ModelProto, given: Iterable[str]) -> list[onnx.ValueI
 
 def check_outputs(model: onnx.ModelProto, computed: Sequence[Param]) -> None:
     """Check that a model declares its outputs as its nodes compute them, where both are known; symbols fit any number.
+    Wrong shapes are only warned of, as other runtimes do: what the nodes compute counts.
 
     ONNX itself gives other extents to some pools and transforms than any runtime does: a file that repeats what ONNX
     says of it is not at fault.
-    Raises: ModelFormatError that names the first output for which it does not.
+    Raises: ModelFormatError that names the first output with another type.
     """
     for place, (entry, found) in enumerate(zip(model.graph.output, computed, strict=True)):
         said = _declared(entry)
-        kind = found.dtype is None or said.dtype in (None, found.dtype)
-        if kind and (_fit(said, found) or _repeats(said, _inferred(model, place))):
-            continue
         computes = Param(entry.name, found.dtype, found.dims)
-        raise ModelFormatError(
-            f"the output {said} is declared so, but the nodes compute {computes}: correct or clear its declaration"
-        )
+        if found.dtype is not None and said.dtype not in (None, found.dtype):
+            raise ModelFormatError(
+                f"the output {said} is declared so, but the nodes compute {computes}: correct or clear its declaration"
+            )
+        if not _fit(said, found) and not _repeats(said, _inferred(model, place)):
+            _log.warning("the output %s is declared so, but the nodes compute %s", said, computes)
 
 
 def _fit(said: Param, found: Param) -> bool:
@@ -101,8 +104,10 @@ def param_of(entry: onnx.ValueInfoProto) -> Param:
 def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> Dimension:
     if dimension.HasField("dim_value"):
         return dimension.dim_value if dimension.dim_value >= 0 else None
-    made_up = dimension.dim_param.startswith(_MADE_UP)
-    return None if made_up else dimension.dim_param or None
+    symbol = dimension.dim_param
+    # Exporters write `?` and `-1` for any number, each time for another one.
+    is_name = any(letter.isalpha() for letter in symbol) and not symbol.startswith(_MADE_UP)
+    return symbol if is_name else None
 
 
 def narrowed(param: Param, given: Sequence[Dimension]) -> Param:

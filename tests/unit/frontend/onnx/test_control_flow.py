@@ -45,6 +45,30 @@ def test_a_computed_condition_chooses_between_both_branches(model_of: ModelOf, a
     agrees_with_onnxruntime(model_of([total, above, _condition("c")], {"x": (2, 3)}, weights=weights))
 
 
+def test_a_condition_between_branches_for_other_shapes_is_asked_for(model_of: ModelOf) -> None:
+    """Voice detectors have a branch for each sampling rate, whose LSTM takes no other number of samples."""
+    shapes = {"flat": np.array([1, 8], np.int64), "steps": np.array([1, 1, 8], np.int64)}
+    weights = {"w": np.ones((1, 16, 8), np.float32), "r": np.ones((1, 16, 4), np.float32), **shapes}
+
+    def branch(name: str, shape: str) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("Reshape", ["x", shape], [f"{name}_x"]),
+            helper.make_node("LSTM", [f"{name}_x", "w", "r"], [name], hidden_size=4),
+        ]
+        return helper.make_graph(nodes, name, [], [_value(name)])
+
+    chooses = helper.make_node("If", ["c"], ["y"], then_branch=branch("a", "flat"), else_branch=branch("b", "steps"))
+    model = model_of([chooses], {"x": (1, 8)}, weights=weights)
+    model = _shaped(model, (1, 1, 1, 4))
+    model.graph.input.append(_value("c", TensorProto.BOOL, ()))
+    with pytest.raises(UnknownValueError, match=r"cannot convert 1 node: .* one branch cannot be computed") as raised:
+        load_model(model)
+    assert raised.value.inputs == ("c",)
+    graph = load_model(model, constants={"c": np.array(False)})
+    (found,) = evaluate(graph, {"x": np.ones((1, 8), np.float32)})[:1]
+    assert found.shape == (1, 1, 1, 4)
+
+
 def _shaped(model: onnx.ModelProto, *shapes: tuple[int, ...]) -> onnx.ModelProto:
     """The model with shapes of its outputs, which inference does not find behind a loop."""
     for entry, shape in zip(model.graph.output, shapes, strict=True):
