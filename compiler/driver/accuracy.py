@@ -5,24 +5,17 @@ differ by a rounding. Exact are the outputs of onnx.reference in float64, for ha
 float32; where neither can be had, or int8 is computed with, those of ONNX Runtime without optimizations.
 """
 
-import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, inliner, numpy_helper
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.dtype import is_float
 from retune.compiler.errors import MeasureError
+from retune.compiler.frontend.onnx.wider import Arrays, Outputs, WiderModel
 
-Arrays = Mapping[str, NDArray[Any]]
-Outputs = Sequence[NDArray[Any]]
 Errors = NDArray[np.float64]
 
 # Sums in another order were up to 4 times as far from float64 as ONNX Runtime's, without Winograd's convolutions.
@@ -34,12 +27,6 @@ _MOST = 0.05
 _QUANTA = (2.0, 0.5)
 """The largest and the mean error of a quantized output; of another one `_STEPS` quanta are the largest value."""
 _STEPS = 127
-_SECONDS = 60.0
-"""In which onnx.reference must compute a model."""
-_HALVES: Mapping[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
-_SINGLES: Mapping[int, int] = {TensorProto.FLOAT: TensorProto.DOUBLE}
-_QUANTIZING = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}
-_MOVING = {"Flatten", "Identity", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 def errors_of(outputs: Outputs, reference: Outputs) -> Errors:
@@ -62,37 +49,33 @@ def judge(
 
     Raises: MeasureError when the model cannot be computed, or only in one way.
     """
-    network = inliner.inline_local_functions(onnx.load_from_string(model))
-    quanta = _quanta(network.graph)
-    kinds = next((kinds for kinds in (_HALVES, _SINGLES) if _widen(network.graph, kinds)), {})
+    wider = WiderModel(model)
+    quanta = wider.quanta
 
     def run_plain(arrays: Arrays) -> Outputs:
         return OnnxRuntime(model, threads, is_optimized=False).run(arrays)
 
     def run_wide(arrays: Arrays) -> Outputs:
-        types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
-        wide = {name: helper.tensor_dtype_to_np_dtype(kinds.get(kind, kind)) for name, kind in types.items()}
-        given = {name: array.astype(wide[name]) for name, array in arrays.items()}
-        if kinds is _HALVES:
-            return OnnxRuntime(network.SerializeToString(), threads, is_optimized=False).run(given)
-        return _evaluate(network, given)
+        given = wider.widen(arrays)
+        if wider.is_float32:
+            return OnnxRuntime(wider.serialize(), threads, is_optimized=False).run(given)
+        return wider.evaluate(given)
 
     # Optimized sums of bytes saturate on CPUs without VNNI.
     ways = [] if optimized is None or quanta else [optimized]
     how, run = "ONNX Runtime without optimizations", run_plain
-    wider = "ONNX Runtime in float32" if kinds is _HALVES else "onnx.reference in float64"
     try:
         exact = run(inputs)
     except MeasureError:  # it has few kernels of bfloat16
-        how, run = wider, run_wide
+        how, run = wider.name, run_wide
         exact = run(inputs)
     with suppress(MeasureError):
-        if run is run_plain and kinds and not quanta:
+        if run is run_plain and not quanta:
             wide = run_wide(inputs)
             # A fault of onnx.reference would allow any error.
             if np.max(errors_of(exact, wide)[:, 0], initial=0.0) <= _MOST:
                 ways.append(exact)
-                how, exact = wider, wide
+                how, exact = wider.name, wide
     if any(is_float(array.dtype.name) for array in inputs.values()):
         ways.append(run(_change(inputs, bool(quanta))))
     if not ways:
@@ -128,65 +111,3 @@ def _change(inputs: Arrays, is_quantized: bool) -> dict[str, NDArray[Any]]:
         elif is_float(array.dtype.name):
             changed[name] = np.asarray(np.nextafter(array, (sign * np.inf).astype(array.dtype)))
     return changed
-
-
-class BatchNormalization(OpRun):
-    """That of older operator sets, which onnx.reference computes as in training."""
-
-    op_domain = ""
-
-    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, **attributes: Any) -> tuple[Any]:
-        shape = (-1,) + (1,) * (x.ndim - 2)
-        factor = scale / np.sqrt(variance + attributes["epsilon"])
-        return (x * factor.reshape(shape) + (bias - mean * factor).reshape(shape),)
-
-
-def _evaluate(model: onnx.ModelProto, inputs: Arrays) -> Outputs:
-    """Compute a model with onnx.reference. Raises: MeasureError when it cannot, or not in time."""
-    end = time.monotonic() + _SECONDS
-
-    class Evaluator(ReferenceEvaluator):
-        def _log(self, *_: Any) -> None:  # before every node
-            if time.monotonic() > end:
-                raise MeasureError("onnx.reference takes too long")
-
-    try:
-        return list(Evaluator(model, new_ops=[BatchNormalization]).run(None, dict(inputs)))
-    except Exception as error:  # whatever NumPy raises
-        raise MeasureError(f"onnx.reference cannot compute the model: {error}") from error
-
-
-def _quanta(graph: onnx.GraphProto) -> list[float]:
-    """The quantum of every output, 0 where it is not quantized; of a graph that quantizes nothing, none."""
-    nodes = {name: node for node in graph.node for name in node.output}
-    scales = {tensor.name: tensor for tensor in graph.initializer}
-    quanta = []
-    for entry in graph.output:
-        node = nodes.get(entry.name)
-        while node is not None and node.op_type in _MOVING:
-            node = nodes.get(node.input[0])
-        scale = scales.get(node.input[1]) if node is not None and node.op_type == "DequantizeLinear" else None
-        is_integer = node is not None and node.op_type in _QUANTIZING
-        quanta.append(float(np.max(numpy_helper.to_array(scale))) if scale is not None else float(is_integer))
-    return quanta if any(node.op_type in _QUANTIZING for node in graph.node) else []
-
-
-def _widen(graph: onnx.GraphProto, kinds: Mapping[int, int]) -> bool:
-    """Replace types of a graph in place. Returns whether there were any."""
-    del graph.value_info[:]
-    attributes = [attribute for node in graph.node for attribute in node.attribute]
-    inner = [_widen(attribute.g, kinds) for attribute in attributes if attribute.HasField("g")]
-    is_changed = any(inner)
-    for entry in (*graph.input, *graph.output):
-        tensor_type = entry.type.tensor_type
-        is_changed |= tensor_type.elem_type in kinds
-        tensor_type.elem_type = kinds.get(tensor_type.elem_type, tensor_type.elem_type)
-    for attribute in attributes:
-        if attribute.name in ("to", "dtype"):
-            attribute.i = kinds.get(attribute.i, attribute.i)
-    for tensor in (*graph.initializer, *(attribute.t for attribute in attributes if attribute.HasField("t"))):
-        if tensor.data_type in kinds:
-            wide = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]))
-            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
-            is_changed = True
-    return is_changed

@@ -13,7 +13,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 from retune import compiler
 from retune.compiler.driver import compare
-from retune.compiler.driver.accuracy import _quanta, errors_of
+from retune.compiler.driver.accuracy import errors_of
+from retune.compiler.frontend.onnx.wider import WiderModel
 from tests.support.tiers import long_except
 
 Array = NDArray[Any]
@@ -131,7 +132,7 @@ def test_a_right_network_is_right_and_a_planted_fault_is_not(
     compiler.build_network(model, threads=1).export_library(tmp_path / "net.retune")
     faults = dict(FAULTS)
     if name == "int8":
-        (quantum,) = _quanta(model.graph)
+        (quantum,) = WiderModel(model.SerializeToString()).quanta
         faults["all a quantum too large"] = lambda y: y + np.float32(quantum)
     plain = compare._outputs
     for fault, change in {"": np.asarray, **faults}.items():
