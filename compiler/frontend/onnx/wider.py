@@ -48,7 +48,7 @@ class WiderModel:
     def serialize(self) -> bytes:
         """The model as a message. Raises: MeasureError when it is too large for one."""
         try:
-            return self._model.SerializeToString()
+            return bytes(self._model.SerializeToString())
         except Exception as error:  # of protobuf
             raise MeasureError(f"the model is too large in float32: {error}") from error
 
