@@ -157,7 +157,7 @@ def _kernel(case: Case, types: tuple[str, str, str]) -> Run:
     if case.matrix:
         wanted = values[0].astype(np.float64) @ values[1].astype(np.float64)
         error = np.abs(buffers[-1].reshape(wanted.shape) - wanted).max()
-        if error > (1e-3 if is_float(types[2]) else 0.0):
+        if not error <= (1e-3 if is_float(types[2]) else 0.0):
             raise SystemExit(f"{case.matrix} {types}: the kernel is wrong by {error}")
     return run
 

@@ -182,5 +182,6 @@ def _error(answers: list[NDArray[Any]], wanted: list[NDArray[Any]]) -> float:
     for got, right in zip(answers, wanted, strict=True):
         wide = np.asarray(right, np.float64)
         scale = float(np.max(np.abs(wide))) or 1.0
-        worst = max(worst, float(np.max(np.abs(np.asarray(got, np.float64) - wide))) / scale)
+        # Not `max`, which ignores a NaN.
+        worst = float(np.maximum(worst, np.max(np.abs(np.asarray(got, np.float64) - wide)) / scale))
     return worst

@@ -179,7 +179,8 @@ def _compared(
     for executor in executors.values():
         executor.run(**inputs)
         expected = executor.get_output(0)
-        error = max(error, float(np.max(np.abs(first - expected)) / np.max(np.abs(expected))))
+        # Not `max`, which ignores a NaN.
+        error = float(np.maximum(error, np.max(np.abs(first - expected)) / np.max(np.abs(expected))))
     contenders: dict[str, Callable[[], object]] = {"machine": lambda: machine.invoke("main")}
     contenders |= {name: executor.run for name, executor in executors.items()}
     passes = max(3, round(run.seconds / len(contenders) / _PASS_SECONDS))

@@ -7,7 +7,6 @@ joins is held in registers until all of it is known. A stage that calls a functi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -47,7 +46,7 @@ from retune.compiler.schedule.state import (
     State,
 )
 from retune.compiler.te.tensor import (
-    HOLDS_PARTIAL_SUMS,
+    PARTIAL_SUMS,
     SCATTERS,
     ComputeOp,
     ExternOp,
@@ -285,18 +284,14 @@ class LoopBuilder:
         if held == tuple(buffer.dtype for buffer in buffers):
             return buffers, target
         points = points_of(loops)
-        shape = tuple(loop.extent for loop in points)
-        pairs = list(zip(buffers, held, strict=True))
+        shape, scope = tuple(loop.extent for loop in points), "local" if points else self.scope_of_sum
         if prod(shape) <= self.most_held or isinstance(stage.location, Attached):
             target = tuple(loop.var for loop in points)
-            scope = "local" if shape else self.scope_of_sum
-            made = [Buffer(f"{buffer.name}.part", shape, dtype, scope) for buffer, dtype in pairs]
         else:
-            made = [
-                replace(buffer, name=f"{buffer.name}.sum", dtype=dtype, scope="workspace") for buffer, dtype in pairs
-            ]
-        self.sums[stage_id] = tuple(made)
-        return self.sums[stage_id], target
+            shape, scope = buffers[0].shape, "workspace"
+        pairs = zip(buffers, held, strict=True)
+        sums = self.sums[stage_id] = tuple(Buffer(f"{each.name}.part", shape, dtype, scope) for each, dtype in pairs)
+        return sums, target
 
     def starts(self, stage_id: int, body: Reduce) -> list[Expr]:
         """What a reduction starts from, one a result."""
@@ -434,7 +429,7 @@ class LoopBuilder:
                 indices = tuple(index - self.start(low) for index, low in zip(indices, mins, strict=True))
             value = Load(self._buffer(node.tensor), self.place(producer, indices))
             # A local buffer may hold sums in a wider type than that of the tensor, which are complete when it is read.
-            return value if HOLDS_PARTIAL_SUMS in node.tensor.op.attrs else cast(node.dtype, value)
+            return value if PARTIAL_SUMS in node.tensor.op.attrs else cast(node.dtype, value)
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)

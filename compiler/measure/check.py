@@ -1,23 +1,33 @@
 """Seeded inputs for kernels, and the comparison of two results.
 
-Inputs depend only on the seed, the task and the position. NaN where the reference has none is a mismatch.
+Inputs depend only on the seed, the task and the position. NaN where the reference has none is a mismatch. Whatever the
+allowance, zeros are one, and so is the negated result.
 """
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from retune.compiler.dtype import HALVES, epsilon, is_float
+from retune.compiler.dtype import HALVES, accumulated, epsilon, is_float
+from retune.compiler.ir.expr import Binary, Call, Cast
+from retune.compiler.ir.visit import parts
 from retune.compiler.runtime.artifact import ArgSpec, Array
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.te.tensor import ComputeOp, ExternOp, Reduce
 
 # Small integers, so that sums of products stay far from overflow, where programs would agree by wrapping around.
 _SMALL_SIGNED, _SMALL = 8, 8
 
-TF32_ROUNDING = 256.0
-"""How much further float32 results may be off where factors are rounded to tf32: its 10 bits of fraction, and not 23,
-are rounded once a factor, not once a partial sum.
+_STEPS = 8.0
+"""Units in the last place of the coarsest type that a task rounds to. A sum in another order, or of exact products on
+tensor cores, rounds to a neighbor: one unit in the result, several where exp follows, as in attention.
+"""
+_MOST, _MOST_SCALED = 0.045, 0.45
+"""The largest allowance, and with the user's factor: twice as much is still less than a tenth of the largest value, and
+less than all of it.
 """
 
 
@@ -36,14 +46,32 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
     return rng.integers(low, _SMALL, spec.shape).astype(dtype)
 
 
-def poison(array: Array) -> None:
-    """Fill an output so that an element that is not computed shows: NaN, or the largest integer; True for bools."""
+def poison(array: Array, right: Array | None = None) -> None:
+    """Fill an output so that an element that is not computed shows: NaN, or the largest integer; True for bools. Where
+    the `right` values are known, with others than these.
+    """
     if is_float(array.dtype.name):
         array.fill(np.nan)
-    elif array.dtype.kind == "b":
-        array.fill(True)
+        if right is not None:
+            array[np.isnan(right)] = 0
+    elif right is not None:
+        np.invert(right, out=array)
     else:
-        array.fill(np.iinfo(array.dtype).max)
+        array.fill(True if array.dtype.kind == "b" else np.iinfo(array.dtype).max)
+
+
+def roundings_of(dag: ComputeDAG) -> tuple[int, tuple[str, ...]]:
+    """The terms of the sums and products that follow each other in a graph, and the float types that it rounds to."""
+    terms, types = 1, set[str]()
+    for op in dag.ops:
+        if not isinstance(op, ComputeOp):
+            types.update(op.dtypes if isinstance(op, ExternOp) else ())
+            continue
+        if isinstance(op.body, Reduce) and op.body.combiner not in ("max", "min"):
+            terms += math.prod(axis.extent for axis in op.reduce_axes)
+            types.update(op.dtypes)
+        types.update(node.dtype for node in parts(op.body) if isinstance(node, Binary | Call | Cast))
+    return terms, tuple(sorted(filter(is_float, types)))
 
 
 def _widened(array: Array) -> Array:
@@ -60,22 +88,26 @@ class Expected:
     allowed: Array
 
     @classmethod
-    def of(cls, name: str, values: Array, operations: float, factor: float = 1.0) -> "Expected":
-        """Allow what `operations` roundings in another order can do to an element; nothing for integers.
+    def of(cls, name: str, values: Array, terms: int = 1, types: Sequence[str] = (), factor: float = 1.0) -> "Expected":
+        """Allow what sums of `terms` in another order, and rounding to `types`, can do to an element; nothing for
+        integers.
 
-        A sum of K products of random numbers is off by about sqrt(K) roundings of its largest partial sum, so
-        the allowance grows with sqrt(K) and is relative to the largest element; a fixed part covers exp, tanh
+        Sums are kept in float32 at least and rounded to two bytes once, so that their length counts for the wide type
+        alone. The allowance is relative to the largest element, since terms may cancel; a fixed part covers exp, tanh
         and their like.
         """
         if not is_float(values.dtype.name):
             return cls(name, values, np.zeros(values.shape, np.int8))
-        unit = epsilon(values.dtype.name)
+        types = (values.dtype.name, *types)
         values = _widened(values)
         finite = np.abs(values[np.isfinite(values)])
         scale = float(finite.max()) if finite.size else 0.0
-        # A wrong program is off by about the size of its terms, several orders above this allowance.
-        # Probabilistic error bound of summation (Higham and Mary, 2019): lambda * sqrt(n) * u, here with lambda = 4.
-        relative = factor * unit * (32.0 + 4.0 * math.sqrt(max(operations, 1.0)))
+        # Probabilistic error bound of a sum of n terms (Higham and Mary, "A new approach to probabilistic rounding
+        # error analysis", 2019, theorem 2.4): lambda * sqrt(n) * u, off with a probability of 2 exp(-lambda^2 / 2).
+        # `epsilon` is 2 u, so lambda is 12: tensor cores truncate where others round.
+        wide = max(epsilon(accumulated(dtype)) for dtype in types)
+        relative = _STEPS * max(map(epsilon, types)) + wide * (32.0 + 6.0 * math.sqrt(terms))
+        relative = min(factor * min(relative, _MOST), _MOST_SCALED)
         allowed = np.where(np.isfinite(values), relative * (np.abs(values, dtype=np.float64) + scale), 0.0)
         return cls(name, values, allowed.astype(values.dtype))
 

@@ -61,9 +61,7 @@ def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: Measur
             raise ArtifactError(f"the default kernel writes {damage}")
         names = [spec.name for spec in pattern.outputs]
         buffers.expected = tuple(
-            Expected.of(
-                name, np.array(array), setup.operations, options.tolerance_factor * setup.rounding(array.dtype.name)
-            )
+            Expected.of(name, np.array(array), setup.terms, setup.types, options.tolerance_factor)
             for name, array in zip(names, buffers.outputs, strict=True)
         )
     _tasks[key] = buffers

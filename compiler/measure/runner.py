@@ -11,6 +11,7 @@ from typing import Self
 from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError, MeasureError, OptionError, RetuneError
 from retune.compiler.measure.attribution import collect
+from retune.compiler.measure.check import roundings_of
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement, describe, in_order
@@ -208,11 +209,12 @@ class LocalRunner:
                     _BUILD_REFERENCE, reference, *self._reference_recipe, timeout_s=_PREPARE_SECONDS
                 )
             pattern = self._references[key]
-        elements = sum(spec.size for spec in pattern.outputs)
         dag = task.dag
         constants = tuple(place for place, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
-        tf32 = task.target.allow_tf32 and has_tf32_products(dag)
-        setup = TaskSetup(task.flop_count / max(elements, 1), constants, special_inputs(task), tf32)
+        terms, types = roundings_of(dag)
+        if task.target.allow_tf32 and has_tf32_products(dag):
+            types = (*types, "float16")  # whose fraction has the ten bits of tf32's
+        setup = TaskSetup(terms, constants, special_inputs(task), types)
         self._worker.call(f"{self.worker}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 
     def _without_reference(self, task: SearchTask, text: str) -> Measurement:

@@ -12,7 +12,7 @@ import numpy as np
 
 from retune.compiler.codegen.cache_flush import LINE, RANGES, flush_kernel
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.measure.check import TF32_ROUNDING, Expected, poison, random_input
+from retune.compiler.measure.check import Expected, poison, random_input
 from retune.compiler.packing import most_padded
 from retune.compiler.runtime.artifact import ALIGNMENT, ArgSpec, Array, KernelArtifact
 from retune.compiler.runtime.buffers import CANARY, FencedArray, aligned_array
@@ -26,19 +26,15 @@ _LARGE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskSetup:
-    """What is known of a task beside its kernels: arithmetic operations per output element, the numbers of the inputs
-    that are constants (weights), inputs by number that must not be random, and whether factors of float32 products may
-    be rounded to tf32.
+    """What is known of a task beside its kernels: the terms of its sums and the float types that it rounds to (see
+    `roundings_of`), the numbers of the inputs that are constants (weights), and inputs by number that must not be
+    random.
     """
 
-    operations: float = 1.0
+    terms: int = 1
     constants: tuple[int, ...] = ()
     inputs: Mapping[int, Array] = field(default_factory=dict)
-    tf32: bool = False
-
-    def rounding(self, dtype: str) -> float:
-        """How much further than usual an output of a type may be off."""
-        return TF32_ROUNDING if self.tf32 and dtype == "float32" else 1.0
+    types: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -101,8 +97,8 @@ class TaskBuffers:
 
     def poison_outputs(self) -> None:
         """Make sure that an output element which is not computed shows."""
-        for array in self.outputs:
-            poison(array)
+        for place, array in enumerate(self.outputs):
+            poison(array, self.expected[place].values if self.expected else None)
 
     def damage(self) -> str:
         """Which argument was written out of bounds, in words; empty when none was. The damage is undone."""

@@ -12,9 +12,9 @@ from retune.compiler.schedule.dag import ComputeDAG, cached_on_dag
 from retune.compiler.schedule.state import Attached, Inlined, State
 from retune.compiler.te.tensor import (
     CONCATENATED,
-    HOLDS_PARTIAL_SUMS,
     LOOKS_UP_TABLES,
     MOVES_ELEMENTS,
+    PARTIAL_SUMS,
     Axis,
     ComputeOp,
     ExternOp,
@@ -241,7 +241,7 @@ def held_types(op: Operation) -> tuple[str, ...]:
 
 def stored_types(op: Operation) -> tuple[str, ...]:
     """The types of a stage's results in memory; partial sums of floats of two bytes are float32."""
-    return tuple(map(accumulated, op.dtypes)) if HOLDS_PARTIAL_SUMS in op.attrs else op.dtypes
+    return tuple(map(accumulated, op.dtypes)) if PARTIAL_SUMS in op.attrs else op.dtypes
 
 
 def consumers(state: State, stage_id: int) -> tuple[int, ...]:

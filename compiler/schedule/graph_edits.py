@@ -11,16 +11,7 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
 from retune.compiler.ir.visit import substitute, transform
 from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
-from retune.compiler.te.tensor import (
-    HOLDS_PARTIAL_SUMS,
-    Axis,
-    AxisKind,
-    ComputeOp,
-    Reduce,
-    TensorRead,
-    as_body,
-    reads_of,
-)
+from retune.compiler.te.tensor import PARTIAL_SUMS, Axis, AxisKind, ComputeOp, Reduce, TensorRead, as_body, reads_of
 
 
 def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
@@ -61,7 +52,7 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
     while f"{prefix}.{scope}" in names:
         prefix += ".d"
     axes = tuple(Axis(f"ax{dim}", extent, AxisKind.SPATIAL) for dim, extent in enumerate(shape))
-    attrs = {key: value for key, value in dag.ops[op_id].attrs.items() if key == HOLDS_PARTIAL_SUMS}
+    attrs = {key: value for key, value in dag.ops[op_id].attrs.items() if key == PARTIAL_SUMS}
     copy = Node.of(ComputeOp(f"{prefix}.{scope}", axes, as_body([source[axes] for source in sources]), attrs))
     copies = dict(zip(sources, copy.tensors, strict=True))
 
@@ -119,7 +110,7 @@ def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
     body = Reduce(op.body.combiner, source, how.rest) if how.rest else source
     axes = (*op.axes[: how.position], how.axis, *op.axes[how.position :])
     # TVM's names: `.rf` holds partial results, `.repl` joins them along `_v`.
-    attrs = op.attrs if op.body.combiner in ("max", "min") else {**op.attrs, HOLDS_PARTIAL_SUMS: True}
+    attrs = op.attrs if op.body.combiner in ("max", "min") else {**op.attrs, PARTIAL_SUMS: True}
     partial = Node.of(ComputeOp(f"{op.name}.rf", axes, body, attrs))
     outer = tuple(Axis(f"ax{dim}", axis.extent, AxisKind.SPATIAL) for dim, axis in enumerate(op.axes))
     last = Axis(f"{how.axis.name}_v", how.axis.extent, AxisKind.REDUCE)

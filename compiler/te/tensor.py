@@ -27,7 +27,7 @@ MOVES_ELEMENTS = "moves_elements"
 find the element there.
 """
 
-HOLDS_PARTIAL_SUMS = "holds_partial_sums"
+PARTIAL_SUMS = "partial_sums"
 """The attribute of a compute whose results are joined further: floats of two bytes wait for that in float32."""
 
 SCATTERS = "scatters"

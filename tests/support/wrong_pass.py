@@ -16,6 +16,7 @@ from retune.compiler.ir.kernel import DeviceFunction, Kernel
 from retune.compiler.ir.stmt import LoopFunction
 from retune.compiler.lower.build_loops import build_loops
 from retune.compiler.lower.pipeline import cpu_passes
+from retune.compiler.measure.check import Expected, roundings_of
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
@@ -24,9 +25,6 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.simt.execute import execute
-
-TOLERANCE = 1e-3
-"""How far a right output may be from the definition's, relative to its largest value: sums in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,9 @@ def find_wrong_pass(task: SearchTask, steps: Sequence[Step], seed: int = 0) -> W
         raise OptionError(f"the passes of a CPU can be checked one by one, not those for {task.target}")
     random = np.random.default_rng(seed)
     inputs = [random.standard_normal(one.shape).astype(one.dtype) for one in task.dag.inputs]
-    wanted = evaluate(task.dag.outputs, dict(zip(task.dag.inputs, inputs, strict=True)))
+    values = evaluate(task.dag.outputs, dict(zip(task.dag.inputs, inputs, strict=True)))
+    pairs = zip(task.dag.outputs, values, strict=True)
+    wanted = [Expected.of(tensor.name, value, *roundings_of(task.dag)) for tensor, value in pairs]
     before = ""
     for name, function in _reached(task, steps):
         text = str(function)
@@ -70,7 +70,7 @@ def _reached(task: SearchTask, steps: Sequence[Step]) -> Iterator[tuple[str, Loo
         yield loop_pass.name, function
 
 
-def _wrong(function: LoopFunction, inputs: Sequence[Array], wanted: Sequence[Array]) -> str:
+def _wrong(function: LoopFunction, inputs: Sequence[Array], wanted: Sequence[Expected]) -> str:
     """What is wrong with the outputs; empty if nothing is."""
     # A grid of one thread runs loops in order, which is what the CPU's IR means without its parallel annotations.
     one_thread = Kernel(function, (1, 1, 1), (1, 1, 1))
@@ -79,13 +79,4 @@ def _wrong(function: LoopFunction, inputs: Sequence[Array], wanted: Sequence[Arr
         results = execute(device, inputs)
     except RetuneError as error:
         return str(error)
-    for spec, result, right in zip(function.params[-function.outputs :], results, wanted, strict=True):
-        got, known = result.astype(np.float64), right.astype(np.float64)
-        # NaN and infinity are right where the definition has them: the root of a negative input
-        far = np.where((got == known) | (np.isnan(got) & np.isnan(known)), 0.0, np.abs(got - known))
-        scale = float(np.abs(known[np.isfinite(known)]).max(initial=1.0))
-        if not far.max(initial=0.0) <= TOLERANCE * scale:
-            place = np.unravel_index(int(np.argmax(far)), far.shape)
-            where = f"{spec.name}[{', '.join(map(str, place))}]"
-            return f"{where} is {result[place]:g}, but {right[place]:g} by the definition"
-    return ""
+    return next(filter(None, (right.mismatch(result) for right, result in zip(wanted, results, strict=True))), "")

@@ -67,7 +67,7 @@ class _Rewriter:
     def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
         """The reduction `loops`, the innermost of them over lanes."""
         buffer, inner = update.buffer, loops[-1]
-        # Two-byte floats are joined in float32: rounding each partial sum would cost most of their bits.
+        # Extremes of two-byte floats, whose sums are float32 already: each element is converted once.
         dtype = accumulated(buffer.dtype)
         lanes = max(1, self.vector_bytes // item_bytes(dtype))
         # A power of two, so that halving ends at two lanes.

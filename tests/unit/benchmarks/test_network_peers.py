@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import onnx_peers
-from benchmarks.network_peers import SESSION, seeded_inputs, time_networks
+from benchmarks.network_peers import SESSION, _error, seeded_inputs, time_networks
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.errors import MeasureError
 from retune.compiler.frontend import zoo
@@ -59,3 +59,9 @@ def test_an_installed_peer_computes_what_onnx_runtime_computes(backend: str, tmp
     (found,) = onnx_peers.load(backend, path, inputs, 1).run(inputs)
     (wanted,) = OnnxRuntime(str(path), 1).run(inputs)
     np.testing.assert_allclose(found, np.asarray(wanted, np.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_the_error_of_an_answer_that_is_no_number_is_none_either() -> None:
+    wanted = [np.ones(3), np.ones(2)]
+    assert np.isnan(_error([np.array([1, np.nan, 1]), np.ones(2)], wanted))
+    assert _error([np.ones(3), np.zeros(2)], wanted) == 1.0

@@ -8,7 +8,8 @@ from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import OptionError
-from retune.compiler.ir.stmt import Block, For, Let, LoopFunction, LoopKind, Stmt
+from retune.compiler.ir.expr import Var, const
+from retune.compiler.ir.stmt import Block, For, Let, LoopFunction, LoopKind, Stmt, Store
 from retune.compiler.lower.passes import SimplifyIndices, UnrollLocals
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
@@ -49,7 +50,7 @@ def test_a_planted_bug_is_found_with_the_line_it_changed(monkeypatch: pytest.Mon
     found = find_wrong_pass(product(), default_steps_of(product()))
     assert found is not None
     assert found.name == "simplify-indices"
-    assert "by the definition" in found.reason
+    assert "wrong answer in y: 16 of 16 elements differ" in found.reason
     assert [(line[0], line[1:].strip()) for line in found.difference.splitlines() if line[0] in "+-"] == [
         ("-", "for k.s2 in 4:"),
         ("+", "for k.s2 in 3:"),
@@ -73,6 +74,24 @@ def test_a_definition_that_gives_nan_is_no_wrong_pass() -> None:
     dag = ComputeDAG([x, te.compute((2, 8), lambda i, j: te.sqrt(x[i, j]), name="y")])
     task = SearchTask("roots", dag, target, hardware_of(target, 1))
     assert find_wrong_pass(task, default_steps_of(task)) is None
+
+
+def test_small_results_may_not_be_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, k = te.placeholder((4, 8), name="x"), te.reduce_axis(8, name="k")
+    target = Target("llvm -mcpu=znver4")
+    dag = ComputeDAG([x, te.compute((4,), lambda i: te.sum(x[i, k] * 1e-5, axis=k), name="y")])
+    task = SearchTask("small", dag, target, hardware_of(target, 1))
+    assert find_wrong_pass(task, default_steps_of(task)) is None
+
+    def write_zeros(self: UnrollLocals, function: LoopFunction) -> LoopFunction:
+        del self
+        index, result = Var("i"), function.params[-1]
+        return replace(function, body=For(index, 4, LoopKind.SERIAL, Store(result, (index,), const(0.0))))
+
+    monkeypatch.setattr(UnrollLocals, "apply", write_zeros)
+    found = find_wrong_pass(task, default_steps_of(task))
+    assert found is not None
+    assert "4 of 4 elements differ" in found.reason
 
 
 def test_gpu_passes_are_refused() -> None:

@@ -61,7 +61,7 @@ def prepared(options: MeasureOptions = OPTIONS) -> None:
     """Tell the worker of the task."""
     on_cpu = replace(TASK, target=Target.host(), hardware=HardwareParams(num_cores=1))
     pattern = build_kernel(on_cpu, default_steps(DAG), "reference")
-    cuda_worker.prepare("key", pattern, TaskSetup(64.0), options)
+    cuda_worker.prepare("key", pattern, TaskSetup(8), options)
 
 
 def run(*artifacts: KernelArtifact, best: float = inf, options: MeasureOptions = OPTIONS) -> list[Measurement]:
