@@ -121,7 +121,7 @@ class LoopBuilder:
                     continue
                 inner = not isinstance(node.op, PlaceholderOp) and tensor not in dag.outputs
                 shape = self._allocated(stage_id, shape)
-                made.append(Buffer(each, shape, dtype, "workspace" if inner else "global"))
+                made.append(Buffer(each, shape, dtype if inner else tensor.dtype, "workspace" if inner else "global"))
             buffers.append(tuple(made))
         return buffers
 

@@ -15,6 +15,7 @@ from retune.compiler.te.tensor import (
     LOOKS_UP_TABLES,
     MOVES_ELEMENTS,
     PARTIAL_SUMS,
+    SCATTERS,
     Axis,
     ComputeOp,
     ExternOp,
@@ -240,8 +241,14 @@ def held_types(op: Operation) -> tuple[str, ...]:
 
 
 def stored_types(op: Operation) -> tuple[str, ...]:
-    """The types of a stage's results in memory; partial sums of floats of two bytes are float32."""
-    return tuple(map(accumulated, op.dtypes)) if PARTIAL_SUMS in op.attrs else op.dtypes
+    """The types of a stage's results in memory; partial sums of floats of two bytes are float32, and so are sums that
+    are scattered, which have no other place.
+    """
+    wide = PARTIAL_SUMS in op.attrs
+    match op:
+        case ComputeOp(body=Reduce(combiner="sum" | "prod")):
+            wide = wide or SCATTERS in op.attrs
+    return tuple(map(accumulated, op.dtypes)) if wide else op.dtypes
 
 
 def consumers(state: State, stage_id: int) -> tuple[int, ...]:

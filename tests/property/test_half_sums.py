@@ -15,7 +15,9 @@ from retune.compiler.cost_model import RandomModel
 from retune.compiler.dtype import HALVES
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Expr
+from retune.compiler.ops import OPS
 from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions
@@ -139,3 +141,14 @@ def test_sums_of_searched_programs_are_rounded_once(graph: str, dtype: str) -> N
     policy = SketchPolicy(task_of(graph, dag), RandomModel(0), SearchOptions(population=32, generations=1), seed=1)
     for program in policy.ask(8, 0):
         check(dag, program.steps, values, 2)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sums_that_are_scattered_are_rounded_once(dtype: str) -> None:
+    x, u = te.placeholder((8,), dtype, "x"), te.placeholder((4000,), dtype, "u")
+    i = te.placeholder((4000,), "int64", "i")
+    result = OPS["scatter_elements"].tensor((x, i, u), {"axis": 0, "reduction": "add"})
+    values = {x: np.zeros(8, dtype), i: np.zeros(4000, np.int64), u: np.ones(4000, dtype)}
+    dag = ComputeDAG([x, i, u, result])
+    check(dag, default_steps(dag), values)
+    check(dag, (), values)
