@@ -27,7 +27,7 @@ Arithmetic of the element types:
 | `//`, `%` of floats | as in NumPy, of the exact quotient |
 | `%`, `-`, `/`, `//` of bools | rejected; cast first |
 | `+ - * /` of float16, bfloat16 | each operation rounded once |
-| functions of float16, bfloat16 | computed in float32, rounded once |
+| functions, sums, products and custom reducers of float16, bfloat16 | computed in float32, rounded once |
 | cast to bfloat16 | through float32, to nearest, ties to even |
 | cast of a float to an 8- or 16-bit integer | through int32, whose lowest bits stay |
 | cast of NaN or a too large float to an integer | unspecified |
