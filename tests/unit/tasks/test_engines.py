@@ -100,7 +100,8 @@ def test_a_fleet_starts_no_server_without_a_login() -> None:
 
 def test_a_local_cluster_of_dask_takes_nobody_without_its_keys() -> None:
     distributed = pytest.importorskip("distributed")
-    kind = {**task_runner_of(DASK, ("build",)).cluster_kwargs, "n_workers": 0}
+    runner: Any = task_runner_of(DASK, ("build",))
+    kind = {**runner.cluster_kwargs, "n_workers": 0}
     with distributed.LocalCluster(**kind) as cluster, distributed.Client(cluster) as client:
         address = client.scheduler_info()["address"]
         assert address.startswith("tls://")
