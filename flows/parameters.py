@@ -119,6 +119,9 @@ class TuneJob:
             raise OptionError("no network given: name one of the zoo or the path of an ONNX file")
         settings = config.load()
         folder = settings.home if not home or is_remote(home) else local_folder(home)
+        for name in (network, str(folder)):
+            if any("\ud800" <= letter <= "\udfff" for letter in name):  # which stand for bytes that are no UTF-8
+                raise OptionError(f"{name!r} is not UTF-8, as Prefect needs: rename it, or set LC_ALL=C.UTF-8")
         return cls(
             network=network,
             options=_complete(TuneOptions.of(settings, **given), given.get("on_device")),

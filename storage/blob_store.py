@@ -300,4 +300,4 @@ def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
 
 def busy(owner: str) -> str:
     """What is said to a process that wants what `owner` owns."""
-    return f"{owner} is working on this run already: wait for it, stop it, or change an option"
+    return f"{owner} is working on this run already, whatever its limits: wait for it, stop it, or use another --store"

@@ -25,6 +25,7 @@ from typing_extensions import TypedDict
 
 from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.compiler.runtime.temporaries import is_gone, process_space, process_start
+from retune.storage.blob_store import busy
 from retune.storage.documents import Count, parse_document
 from retune.storage.files import new_id
 
@@ -165,10 +166,7 @@ def _await_end(objects: Objects, folder: str, number: int) -> None:
         if claim["is_free"] or _is_gone(claim):
             return
         if _is_here(claim) or (beat is not None and claim["beat"] != beat):
-            raise StoreError(
-                f"process {claim['pid']} of {claim['host']} is working on this run already: "
-                "wait for it, stop it, or change an option"
-            )
+            raise StoreError(busy(f"process {claim['pid']} of {claim['host']}"))
         beat = claim["beat"]
         # More often than owners beat, so a living one is noticed soon after its next beat.
         time.sleep(min(1.0, BEAT_SECONDS / 2))

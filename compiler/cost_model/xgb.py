@@ -6,6 +6,7 @@ larger but still bounded sample, when the data have doubled or the trees have be
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -95,6 +96,8 @@ class XGBModel:
     """
 
     def __init__(self, seed: int = 0, threads: int = 1, options: XGBOptions | None = None) -> None:
+        if sys.flags.optimize > 1:
+            raise OptionError("XGBoost needs docstrings, which python -OO (PYTHONOPTIMIZE=2) drops: use -O")
         self._seed = seed
         self._threads = threads
         self._options = options or XGBOptions()

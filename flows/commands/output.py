@@ -6,6 +6,7 @@ shown.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 # Rich assumes 80 without a terminal, where ids would be folded; files and pagers have room.
 PIPE_WIDTH = 160
 """Columns of a table that goes to no terminal."""
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys, or cannot show: names come from files of others."""
 
 Row = Mapping[str, Any]
 
@@ -83,7 +87,7 @@ class Output:
         if self.mode is Mode.JSON:
             self.object(fields)
         elif self.mode is Mode.PEOPLE:
-            typer.echo(without_passwords(text))
+            typer.echo(_text(text))
 
     def object(self, fields: Row) -> None:
         """A line for machines."""
@@ -117,7 +121,7 @@ def json_line(fields: Row) -> str:
 
 def complain(sentence: str) -> None:
     """Say on stderr, in one line, what is wrong."""
-    typer.echo(f"retune: {' '.join(without_passwords(sentence).split())}", err=True)
+    typer.echo(f"retune: {' '.join(_text(sentence).split())}", err=True)
 
 
 class _Warnings(logging.Handler):
@@ -135,4 +139,5 @@ def warn_in_one_line() -> None:
 
 
 def _text(cell: object) -> str:
-    return "-" if cell is None else without_passwords(str(cell))
+    shown = "-" if cell is None else without_passwords(str(cell))
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)

@@ -204,3 +204,10 @@ def test_prefect_stores_the_names_of_what_is_no_plain_value() -> None:
 def test_a_fleet_is_not_asked_for_throughput() -> None:
     with pytest.raises(OptionError, match="neither a fleet nor a GPU"):
         job(fleet="prefect", objective="throughput")
+
+
+@pytest.mark.parametrize("network", ["b\udcff.onnx", "mlp"])
+def test_a_name_that_is_not_utf_8_is_refused(network: str, tmp_path: Path) -> None:
+    home = tmp_path / ("state" if network != "mlp" else "s\udcff")
+    with pytest.raises(OptionError, match=r"\\udcff.*' is not UTF-8, as Prefect needs: rename it"):
+        TuneJob.of(network, home=str(home))

@@ -220,3 +220,17 @@ def test_best_is_in_the_order_of_names_and_takes_threads(
     for words, names in (([], ["a", "b", "c"]), (["--threads", "2"], ["b", "c"])):
         assert run(monkeypatch, "records", "best", "--json", *words) == 0
         assert [json.loads(text)["task_name"] for text in capsys.readouterr().out.splitlines()] == names
+
+
+def test_names_from_files_command_no_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    name = "\x1b]0;title\x07../etc/x <script> \u202eevil\udcff \x9b2J é"
+    ParquetRecordStore(folder / "state").append([replace(timed("w0", 1e-3), task_name=name.replace("\udcff", ""))])
+    assert run(monkeypatch, "records", "list") == 0
+    shown = capsys.readouterr().out
+    assert "\\x1b]0;title\\x07../etc/x <script> \\u202eevil \\x9b2J é" in " ".join(shown.split())
+    said = refused("run", name)
+    assert "\\x1b]0;title\\x07../etc/x <script> \\u202eevil\\udcff \\x9b2J é" in said
+    for text in (shown, said):
+        assert not set(text) & set("\x1b\x07\u202e\udcff\x9b")

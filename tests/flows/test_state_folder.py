@@ -139,11 +139,11 @@ def test_an_error_is_blamed_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: 
 def test_a_temporary_folder_that_is_gone_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(StoreError, match="cannot make a temporary folder: .*; set TMPDIR to one"):
+    with pytest.raises(StoreError, match=r"cannot make a temporary folder: .*; set TMPDIR to one"):
         state_folder.make_private_folder()
-    with pytest.raises(StoreError, match="file for temporary files: .* another folder with TMPDIR"):
-        with blaming_the_disk(tmp_path / "state"):
-            raise RuntimeError("Internal Server Error")
+    said = r"file for temporary files: .* another folder with TMPDIR"
+    with pytest.raises(StoreError, match=said), blaming_the_disk(tmp_path / "state"):
+        raise RuntimeError("Internal Server Error")
 
 
 @pytest.mark.slow

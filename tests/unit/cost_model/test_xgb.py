@@ -1,6 +1,8 @@
 """The boosted trees: quality on a made-up machine, reproducibility, bounded work, saving."""
 
 import contextlib
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -312,3 +314,11 @@ def test_bytes_that_were_changed_are_refused_or_read() -> None:
     model._history.append(fewer)
     with pytest.raises(CorruptRecordError, match="3 features"):
         XGBModel.from_bytes(model.to_bytes())
+
+
+def test_python_without_docstrings_is_refused_in_one_sentence() -> None:
+    code = "from retune.compiler.cost_model.xgb import XGBModel; XGBModel()"
+    for option, sentence in (("-O", ""), ("-OO", "OptionError: XGBoost needs docstrings, which python -OO")):
+        done = subprocess.run([sys.executable, option, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.stderr.splitlines() or [""])[-1].rpartition("errors.")[2].startswith(sentence)
+        assert bool(done.returncode) == bool(sentence)
