@@ -1,5 +1,6 @@
 """The command `retune doctor`: runs the checks of `retune.flows.doctor` and prints their findings."""
 
+import sys
 from dataclasses import asdict
 from itertools import chain
 
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from retune.flows import exits
 from retune.flows.commands.arguments import Store
-from retune.flows.commands.output import Json, Mode, Output, Quiet
+from retune.flows.commands.output import Json, Mode, Output, Quiet, console_on
 from retune.flows.doctor import machine, services
 from retune.flows.doctor.finding import Finding, Verdict
 
@@ -22,7 +23,7 @@ def doctor(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> 
     """
     output = Output(as_json, quiet)
     # soft_wrap: advice is copied from the terminal, and a hard line break would cut commands in two.
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = console_on(sys.stdout, soft_wrap=True)
     failed = False
     for finding in chain(machine.everything(), services.everything(store)):
         failed = failed or finding.verdict is Verdict.FAIL

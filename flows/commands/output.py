@@ -109,9 +109,16 @@ class Output:
             console.print(table)
 
 
-def console_on(stream: TextIO) -> Console:
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave the error to `retune.flows.toplevel`; rich would end with exit code 1."""
+        raise
+
+
+def console_on(stream: TextIO, **options: Any) -> Console:
     """Where tables are printed: as wide as the terminal, or `PIPE_WIDTH` columns where there is none."""
-    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    width = None if stream.isatty() else PIPE_WIDTH
+    return _Console(file=stream, width=width, highlight=False, markup=False, **options)
 
 
 def json_line(fields: Row) -> str:

@@ -54,6 +54,10 @@ GUARDED = "import errno, sys\nfrom retune.flows.toplevel import guarded\n"
         GUARDED + "sys.exit(guarded(lambda: print('in the buffer until the end')))",
         "import sys\nfrom flows import cli\nsys.argv[1:] = ['--version']\ncli.main()",
         "import sys\nfrom flows import cli\nsys.argv[1:] = ['networks', '--json']\ncli.main()",
+        "import sys\nfrom flows import cli\nsys.argv[1:] = ['networks']\ncli.main()",
+        pytest.param(
+            "import sys\nfrom flows import cli\nsys.argv[1:] = ['doctor']\ncli.main()", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_program_whose_reader_went_away_ends_as_if_by_sigpipe(code: str) -> None:
