@@ -64,6 +64,12 @@ class KnownPrograms:
         return cls(BestProgram.of_each(records), dict(records))
 
 
+def threads_of_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None, keys: set[str]) -> list[int]:
+    """The numbers of threads for which there are records of these tasks on this machine."""
+    scope = {**record_scope(extracted, gpu), "threads": None}
+    return sorted({one.threads for key in keys for one in ParquetRecordStore(home).records(task_key=key, **scope)})
+
+
 def _others_of(
     store: ParquetRecordStore, scope: Mapping[str, Any], confirmed: Mapping[str, Confirmed], key: str
 ) -> list[BestProgram]:

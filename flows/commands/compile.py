@@ -21,10 +21,11 @@ from retune.compiler.measure.cuda_runner import gpu_here, gpu_of_key
 from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.atomic_write import require_writable
+from retune.compiler.runtime.readable import count
 from retune.compiler.target import Target
 from retune.flows.commands.arguments import Network, Shapes, Store, home_of, option_of
 from retune.flows.commands.output import Json, Output, Quiet
-from retune.flows.known_programs import KnownPrograms
+from retune.flows.known_programs import KnownPrograms, threads_of_records
 from retune.flows.parameters import add_options
 
 HOST = "llvm"
@@ -51,8 +52,8 @@ def compile_network(
     output = Output(as_json, quiet)
     options = TuneOptions.of(config.load(), **given)
     machine = Target(options.target or HOST)
-    count = threads_of(machine, options.threads)
-    require_thread_count(count)
+    threads = threads_of(machine, options.threads)
+    require_thread_count(threads)
     number = gpu_of_key(machine.traits.device)
     gpu = None if number is None else gpu_here(number)
     if gpu is not None and not machine.arch:
@@ -61,7 +62,7 @@ def compile_network(
     require_suffix(path)
     # Before the work, which takes minutes for a large network.
     require_writable(path)
-    extracted = extract_network(network, str(machine), count, tuple(shape or ()), options.winograd)
+    extracted = extract_network(network, str(machine), threads, tuple(shape or ()), options.winograd)
     with ApplyHistoryBest(list(log or ())), telling_nothing():
         known = KnownPrograms.of(extracted, home_of(store), gpu)
         compiled = compile_graph(
@@ -76,7 +77,11 @@ def compile_network(
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
     lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]
-    output.say("\n".join(lines), **coverage_fields(coverage), network=path)
+    counts = threads_of_records(extracted, home_of(store), gpu, {each.workload_key for each in coverage.fallbacks})
+    if counts:
+        numbers = " and ".join(count(each, "thread") for each in counts)
+        lines.insert(2, f"records of these kernels are for {numbers}: `--threads {counts[-1]}` uses them")
+    output.say("\n".join(lines), **coverage_fields(coverage), threads_of_records=counts, network=path)
 
 
 add_options(compile_network, tune_options("threads", "target", "winograd"), option_of)

@@ -96,6 +96,19 @@ def test_untested_candidate_of_an_earlier_run_is_used_and_labeled(
     assert [kernels[task.workload_key].record_id for task, _ in made] == [one.record_id for one in records]
 
 
+def test_records_for_another_number_of_threads_are_pointed_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = extract_network("mlp", "llvm", 2).tasks
+    ParquetRecordStore(folder / "state").append([_record(first, config.device_name())])
+    monkeypatch.setattr(config, "usable_cores", lambda: 2)
+    assert run(monkeypatch, "compile", "mlp", "--threads", "2", "-o", "out.retune") == 0
+    said = capsys.readouterr().out
+    assert "records of these kernels are for 1 thread: `--threads 1` uses them" in said
+    assert run(monkeypatch, "compile", "mlp", "--threads", "1", "-o", "out.retune") == 0
+    assert "uses them" not in capsys.readouterr().out
+
+
 def test_kernels_without_a_record_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
