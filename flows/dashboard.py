@@ -1,4 +1,4 @@
-"""The live view of a run on a terminal: a table of tasks, what the run does now, and how far it is.
+"""The live view of a run on a terminal: a table of layers, what the run does now, and how far it is.
 
 It draws from the events and a clock alone, and fits the terminal, whatever its size.
 """
@@ -6,6 +6,7 @@ It draws from the events and a clock alone, and fits the terminal, whatever its 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
@@ -138,35 +139,47 @@ class Dashboard:
         table.add_column("  task", no_wrap=True, width=names + 2)
         for heading, letters in columns:
             table.add_column(heading, justify="right", no_wrap=True, width=letters)
+        layers = self._layers()
         # Half of the screen, so that the lines above stay readable; at least three rows, whatever the height.
-        shown = self._shown(max(3, height // 2 - CHROME))
-        whole = sum(_weighted(row) for row in self._rows)
-        for index in shown:
-            row = self._rows[index]
-            style = "bold" if index == self._active else "dim" if row.stop_reason else ""
-            marked = f"{'▸' if index == self._active else ' '} {cut_middle(row.name, names)}"
+        shown = _first(layers, max(3, height // 2 - CHROME))
+        whole = sum(_weighted(row) for row, _ in layers)
+        for row, is_active in shown:
+            style = "bold" if is_active else "dim" if row.stop_reason else ""
+            marked = f"{'▸' if is_active else ' '} {cut_middle(row.name, names)}"
             cells = _cells(row, whole)
             table.add_row(marked, *(cells[heading] for heading, _ in columns), style=style)
-        if len(shown) < len(self._rows):
-            table.add_row(f"  and {len(self._rows) - len(shown)} more", style="dim")
+        if len(shown) < len(layers):
+            table.add_row(f"  and {len(layers) - len(shown)} more", style="dim")
         return table
 
-    def _shown(self, room: int) -> list[int]:
-        """The tasks for which there is room, those that take most of the network's time first; the active one is among
-        them.
+    def _layers(self) -> "list[tuple[TaskRow, bool]]":
+        """A row for each layer, that of its fastest task with the trials of all, and whether one of them is active;
+        those that take most of the network's time first.
         """
-        heavy = sorted(range(len(self._rows)), key=lambda index: -_weighted(self._rows[index]))
-        if len(heavy) <= room:
-            return heavy
-        kept = heavy[: room - 1]
-        if self._active is not None and self._active not in kept:
-            kept[-1] = self._active
-        return kept
+        groups: dict[str, list[int]] = {}
+        for index, row in enumerate(self._rows):
+            groups.setdefault(row.layer or f"task {index}", []).append(index)
+        layers = []
+        for group in groups.values():
+            rows = [self._rows[index] for index in group]
+            fastest = min(rows, key=lambda row: row.best_seconds)
+            reason = fastest.stop_reason if all(row.stop_reason for row in rows) else ""
+            row = replace(fastest, trials=sum(row.trials for row in rows), stop_reason=reason)
+            layers.append((row, self._active in group))
+        return sorted(layers, key=lambda layer: -_weighted(layer[0]))
+
+
+def _first(layers: "list[tuple[TaskRow, bool]]", room: int) -> "list[tuple[TaskRow, bool]]":
+    """The layers for which there is room; the active one is among them."""
+    if len(layers) <= room:
+        return layers
+    kept, later = layers[: room - 1], layers[room - 1 :]
+    return [*kept[:-1], *([layer for layer in later if layer[1]] or kept[-1:])]
 
 
 def _weighted(row: TaskRow) -> float:
-    """Seconds of a network's run that all uses of a task take; 0 while that is unknown, or another task serves."""
-    return row.weight * row.best_seconds if math.isfinite(row.best_seconds) and not row.behind else 0.0
+    """Seconds of a network's run that all uses of a task take; 0 while that is unknown."""
+    return row.weight * row.best_seconds if math.isfinite(row.best_seconds) else 0.0
 
 
 def _cells(row: TaskRow, whole: float) -> dict[str, str]:

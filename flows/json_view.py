@@ -14,7 +14,7 @@ One object per line, its kind in `event`. Times are in seconds, null while unkno
 - `rounds`, `trials`: spent in this run; `stop_reason`: why it gets no more, or empty
 - `default_seconds`, `best_seconds`, `gflops`: the default schedule, the best program, its speed
 - `failed_rules`: a sentence for each sketch rule that raised
-- `behind`: whether another task that computes the same layer, such as Winograd, is faster
+- `layer`: tasks with the same text compute the same, such as Winograd; `behind`: whether another one was faster then
 
 ### `round_started`
 

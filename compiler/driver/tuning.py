@@ -93,8 +93,8 @@ class TunedTask(TaskProgress):
 @dataclass(frozen=True, slots=True)
 class TaskRow:
     """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program;
-    `moved_bytes` is what a call has to read and write at least. It is `behind` where another task computes the same
-    faster, so that it takes no part of the network's time. `failed_rules` says which sketch rules raised, and what.
+    `moved_bytes` is what a call has to read and write at least. It is `behind` where another task of its `layer`, which
+    computes the same, is faster, so that it takes no part of the network's time; an empty layer has one task. `failed_rules` says which sketch rules raised, and what.
     """
 
     name: str
@@ -108,6 +108,7 @@ class TaskRow:
     stop_reason: str
     moved_bytes: int = 0
     behind: bool = False
+    layer: str = ""
     failed_rules: tuple[str, ...] = ()
 
     @property
@@ -191,6 +192,7 @@ class Tuning(TuningLoop[TunedTask]):
             stop_reason=task.stop_reason,
             moved_bytes=moved_bytes(task.task.dag),
             behind=self.is_behind(index),
+            layer=task.state.layer,
             failed_rules=task.failed_rules,
         )
 

@@ -73,6 +73,21 @@ def test_shares_speedups_and_the_active_task() -> None:
     assert any("round 3: task2" in line for line in lines)
 
 
+def test_the_ways_to_compute_a_layer_are_one_row_and_shares_add_up_to_the_network() -> None:
+    """A round of one way also decides whether the others are behind; only its own row is sent."""
+    names = ("conv", "winograd2_conv", "winograd4_conv", "dense")
+    rows = [replace(ROWS[0], name=name, layer=layer) for name, layer in zip(names, ("a", "a", "a", ""), strict=True)]
+    dashboard = Dashboard(Clock())
+    dashboard.note(replace(OPENED, tasks=tuple(rows)))
+    for index, best in ((0, 0.005), (1, 0.003), (2, 0.004), (3, 0.001)):
+        row = replace(rows[index], trials=16, best_seconds=best)
+        dashboard.note(replace(done(0, best, 16), index=index, task=row))
+    dashboard.note(RoundStarted(0, "conv", 5))
+    lines = [line.split() for line in shown(dashboard, width=90)[1:3]]
+    assert [line[:4] for line in lines] == [["▸", "winograd2_conv", "75%", "48"], ["dense", "25%", "16", "1.00"]]
+    assert not any("winograd4" in line or " conv " in line for line in shown(dashboard)[1:4])
+
+
 def test_it_fits_small_terminals_and_keeps_what_matters() -> None:
     dashboard = Dashboard(Clock())
     dashboard.note(OPENED)
