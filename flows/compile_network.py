@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import CompiledResult, Report
-from retune.compiler.driver.winners import TimedPrograms, record_guesses, resolve, shortlist
+from retune.compiler.driver.winners import TimedPrograms, keep_defaults, record_guesses, resolve, shortlist
 from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
@@ -129,6 +129,11 @@ def compile_best(
     announce(PhaseStarted("comparing outputs and times"))
     paths = {"untuned": untuned.path, "tuned": tuned.path}
     comparison = chain.run(verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances)
+    if comparison.keeps_defaults:
+        announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
+        tuned = chain.run(compile_to, "tuned", opaque(extracted), {}, path, built, instances)
+        used = {each.workload_key: each.task for each in tuned.coverage.kernels}
+        comparison, winners = comparison.of_defaults(), keep_defaults(winners, used)
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)
     return CompiledResult(tuned.path, winners, comparison, tuned.coverage, limits)

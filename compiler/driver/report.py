@@ -63,6 +63,20 @@ class Comparison:
         """The latency of one contender; infinite when it did not take part."""
         return next((each.seconds for each in self.contenders if each.name == name), math.inf)
 
+    @property
+    def keeps_defaults(self) -> bool:
+        """Whether the network is right, and with the programs that were found no faster than with default schedules."""
+        return self.is_right and self.seconds("tuned") >= self.seconds("untuned")
+
+    def of_defaults(self) -> Self:
+        """The comparison where the default schedules are kept for these reasons."""
+        (untuned,) = (each for each in self.contenders if each.name == "untuned")
+        tuned = replace(untuned, name="tuned")
+        found = milliseconds(self.seconds("tuned"))
+        note = f"The default schedules are kept: with the programs found the network took {found} ms."
+        kept = tuple(tuned if each.name == "tuned" else each for each in self.contenders)
+        return replace(self, contenders=kept, note=f"{self.note} {note}".strip())
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledResult:
@@ -145,6 +159,8 @@ class Report:
     ) -> Self:
         """Put together what a run's stages returned; a task of `spent` that has no winner is not used."""
         by_key = {winner.task_key: winner for winner in compiled.winners}
+        served = [row for row in spent.rows if (one := by_key.get(row.task_key)) and one.serves]
+        serving = {row.layer: row.name for row in served if row.layer}
         return cls(
             run_id=run_id,
             request=dict(request),
@@ -152,7 +168,7 @@ class Report:
             elapsed=spent.elapsed,
             comparison=compiled.comparison,
             coverage=compiled.coverage,
-            tasks=tuple(_outcome(row, by_key.get(row.task_key)) for row in spent.rows),
+            tasks=tuple(_outcome(row, by_key.get(row.task_key), serving.get(row.layer, "")) for row in spent.rows),
             artifact=str(compiled.artifact),
             records=f"{request.get('store') or request['home']}/records",
             folder=str(folder),
@@ -294,41 +310,30 @@ class Report:
         return folder
 
 
-def _outcome(row: TaskRow, winner: Confirmation | None) -> TaskOutcome:
+def _outcome(row: TaskRow, winner: Confirmation | None, rival: str) -> TaskOutcome:
+    """What became of a task; `rival` is the task that computes the same and serves, if there is one."""
+    program = winner.program if winner else None
     reasons = [*([row.stop_reason] if row.stop_reason else []), *row.failed_rules]
-    if winner is None:
-        measured = math.isfinite(row.best_seconds)
-        why = "another way to compute it is faster" if measured else "not measured; another way to compute it is used"
-        note = "; ".join(reasons) or why
-        return TaskOutcome(
-            name=row.name,
-            weight=row.weight,
-            flops=row.flops,
-            trials=row.trials,
-            default_seconds=row.default_seconds,
-            best_seconds=row.best_seconds,
-            record_id="",
-            guessed=False,
-            transferred=False,
-            note=note,
-            task_key=row.task_key,
-            moved_bytes=row.moved_bytes,
-            used=False,
-        )
-    if winner.program is None:
-        reasons.append("nothing that was tried is faster" if winner.tried else "no time was left to try a program")
+    if winner is None or not winner.serves:
+        measured = winner is not None or math.isfinite(row.best_seconds)
+        rival = rival or "another way to compute it"
+        reasons.append(f"{rival} computes the same faster" if measured else f"not measured; {rival} is used")
+    elif program is None:
+        why = "nothing that was tried is faster" if winner.tried else "no time was left to try a program"
+        reasons.append(winner.why or why)
+    rejected = [f"rejected {text}" for text in winner.rejected] if winner else []
     return TaskOutcome(
         name=row.name,
         weight=row.weight,
         flops=row.flops,
         trials=row.trials,
-        default_seconds=winner.default_seconds,
-        best_seconds=winner.seconds,
-        record_id=winner.program.record_id if winner.program else "",
-        guessed=winner.program is not None and winner.program.mutation in GUESSES,
-        transferred=winner.program is not None and winner.program.mutation == FITTED_CANDIDATE,
-        note="; ".join(reasons + [f"rejected {text}" for text in winner.rejected]),
-        used=winner.serves,
+        default_seconds=winner.default_seconds if winner else row.default_seconds,
+        best_seconds=winner.seconds if winner else row.best_seconds,
+        record_id=program.record_id if program else "",
+        guessed=program is not None and program.mutation in GUESSES,
+        transferred=program is not None and program.mutation == FITTED_CANDIDATE,
+        note="; ".join(dict.fromkeys(reasons + rejected)),
+        used=winner is not None and winner.serves,
         task_key=row.task_key,
         moved_bytes=row.moved_bytes,
     )

@@ -94,7 +94,8 @@ class TunedTask(TaskProgress):
 class TaskRow:
     """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program;
     `moved_bytes` is what a call has to read and write at least. It is `behind` where another task of its `layer`, which
-    computes the same, is faster, so that it takes no part of the network's time; an empty layer has one task. `failed_rules` says which sketch rules raised, and what.
+    computes the same, is faster, so that it takes no part of the network's time; an empty layer has one task.
+    `failed_rules` says which sketch rules raised, and what.
     """
 
     name: str

@@ -66,7 +66,7 @@ class Confirmation:
     `rejected` says of every program that failed why it does not serve. `serves` is false where another task computes
     the same result faster. `measured` is how the program was built and timed, `kernels` are the kernels of what serves
     and of the default schedule, by steps text, `default_steps` is the latter's. `tried` is how many programs were timed
-    beside the default schedule.
+    beside the default schedule; `why` says why that serves, where this was not found for the task alone.
     """
 
     task_key: str
@@ -80,6 +80,7 @@ class Confirmation:
     kernels: Mapping[str, KernelArtifact] = field(default_factory=dict)
     default_steps: str = ""
     tried: int = 0
+    why: str = ""
 
     @property
     def serving(self) -> BestProgram | None:
@@ -108,6 +109,14 @@ def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
     """The tasks of one layer, of which only the fastest serves."""
     fastest = min(confirmed, key=lambda one: one.seconds)
     return tuple(replace(one, serves=one is fastest) for one in confirmed)
+
+
+def keep_defaults(confirmed: Sequence[Confirmation], used: Mapping[str, str]) -> tuple[Confirmation, ...]:
+    """What was confirmed, in a network that keeps the default schedules: of the tasks in `used`, names by key."""
+    found = {key: Confirmation(key, name, None, math.inf, math.inf, ()) for key, name in used.items()}
+    found |= {one.task_key: replace(one, program=None, seconds=one.default_seconds) for one in confirmed}
+    why = "the whole network is no faster with the programs found"
+    return tuple(replace(one, serves=one.task_key in used, why=why) for one in found.values())
 
 
 def record_guesses(

@@ -1,12 +1,16 @@
 """The flows beside tune-network: an operator, a network compiled again, a cost model trained from records."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from retune.compiler import config
+from retune.compiler.driver.report import Comparison
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.features import FEATURE_VERSION
@@ -79,20 +83,35 @@ def test_an_operator_is_tuned_learned_and_tuned_again(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.long
-def test_a_network_is_compiled_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network called `untuned` too is compared with its baseline, not with itself."""
+@pytest.mark.parametrize("factor", [0.5, 2.0], ids=["faster", "slower"])
+def test_a_network_is_compiled_with_what_is_known(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network called `untuned` too is compared with its baseline, not with itself. It has the programs found only
+    where these make it faster as a whole.
+    """
     network, home = write_mlp(tmp_path / "untuned.onnx"), tmp_path / "state"
     compared: dict[str, Path] = {}
 
-    def verify(name: str, paths: dict[str, Path], *others: Any, **how: Any) -> Any:
+    @task(cache_policy=NO_CACHE)
+    def verify(name: str, paths: dict[str, Path], *others: Any) -> Comparison:
         compared.update(paths)
-        return verify_task(name, paths, *others, **how)
+        found = verify_task.fn(name, paths, *others)
+        untuned = found.seconds("untuned")
+        timed = [replace(each, seconds=factor * untuned) if each.name == "tuned" else each for each in found.contenders]
+        return replace(found, contenders=tuple(timed))
 
     monkeypatch.setattr("retune.flows.compile_network.verify", verify)
     report = compile_network(str(network), threads=1, home=str(home))
     assert report.is_right
     assert report.trials == 0
     assert all(record.is_guess for record in ParquetRecordStore(home).records())
+    sources = {each.origin for each in CompiledNetwork.load(report.artifact).coverage}
+    is_kept = factor > 1
+    assert (sources == {"default"}) is is_kept
+    assert report.speedup == 1 / (1 if is_kept else factor)
+    assert ("The default schedules are kept" in report.markdown()) is is_kept
+    assert all(each.served_by == "default schedule" for each in report.tasks if each.used) is is_kept
     assert compared["tuned"] == Path(report.artifact)
     assert compared["untuned"] != compared["tuned"]
     assert all(path.name == "untuned.retune" and path.exists() for path in compared.values())

@@ -10,7 +10,7 @@ import pytest
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import TOLERANCE, Comparison, CompiledResult, Contender, Report
 from retune.compiler.driver.tuning import TaskRow, TuningSummary
-from retune.compiler.driver.winners import Confirmation
+from retune.compiler.driver.winners import Confirmation, keep_defaults
 from retune.compiler.executor.network import Coverage, ProgramSource
 from retune.compiler.measure.record import FITTED_CANDIDATE, BestProgram
 
@@ -124,9 +124,10 @@ def test_unmeasured_alternative_is_not_called_slower(report: Report, tmp_path: P
 
 
 def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> None:
-    lost = replace(ROW, name="winograd2_conv", task_key="other", stop_reason="conv computes the same faster")
-    timed = replace(ROW, name="winograd4_conv", task_key="third")
-    spent = TuningSummary(64, 12.0, 3, (ROW, lost, timed))
+    row = replace(ROW, layer="layer 0")
+    lost = replace(row, name="winograd2_conv", task_key="other", stop_reason="conv computes the same faster")
+    timed = replace(row, name="winograd4_conv", task_key="third")
+    spent = TuningSummary(64, 12.0, 3, (row, lost, timed))
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
     behind = replace(WINNER, task_key="third", serves=False, rejected=())
     report = Report.of(
@@ -135,6 +136,32 @@ def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> Non
     assert [task.used for task in report.tasks] == [True, False, False]
     assert "not used (conv computes the same faster)" in report.markdown()
     assert report.tasks[2].served_by == "not used"
+
+
+def test_the_way_to_compute_a_layer_that_is_used_is_named(report: Report, tmp_path: Path) -> None:
+    """Not every way that lost was timed again, and none lost to the default schedule of its own."""
+    rows = [replace(ROW, name=name, task_key=name, layer="layer 1") for name in ("conv", "winograd2", "winograd4")]
+    rows[2] = replace(rows[2], trials=0, best_seconds=math.inf)
+    used = replace(WINNER, task_key="conv", rejected=())
+    behind = replace(used, task_key="winograd2", serves=False)
+    compiled = CompiledResult(tmp_path, (used, behind), COMPARISON, report.coverage)
+    made = Report.of("RUN", report.request, TuningSummary(64, 12.0, 3, tuple(rows)), compiled, tmp_path)
+    assert [task.note for task in made.tasks[1:]] == ["conv computes the same faster", "not measured; conv is used"]
+
+
+def test_defaults_that_are_kept_are_what_the_report_tells() -> None:
+    comparison = Comparison("untuned", (Contender("untuned", 0.1, 0.0), Contender("tuned", 0.2, 0.0)))
+    assert comparison.keeps_defaults
+    assert comparison.of_defaults().seconds("tuned") == 0.1
+    assert "200 ms" in comparison.of_defaults().note
+    wrong = replace(comparison, contenders=(comparison.contenders[0], Contender("tuned", 0.2, 1.0)))
+    assert not wrong.keeps_defaults, "a wrong network is told of, not hidden"
+    lost = replace(WINNER, task_key="winograd", program=BestProgram("winograd", "[]"), rejected=())
+    kept = {one.task_key: one for one in keep_defaults([WINNER, lost], {"key": "conv", "third": "dense"})}
+    assert {key: (one.serves, one.program) for key, one in kept.items()} == {
+        "key": (True, None), "winograd": (False, None), "third": (True, None)
+    }  # fmt: skip
+    assert kept["key"].seconds == WINNER.default_seconds
 
 
 def test_records_are_where_the_store_is() -> None:
