@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.correctness.compare import Outcome
@@ -44,7 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run.options["total"]:
         sys.stdout.write(table(_lines(run)))
         return 0
-    return int(sum(count(kind, run) for kind in KINDS if run.wants(kind)) > 0)
+    return int(sum(count(kind, run) for kind in KINDS if run.wants(kind) and _can_run(kind)) > 0)
+
+
+def _can_run(kind: str) -> bool:
+    missing = [package for package in KINDS[kind][2] if find_spec(package) is None]
+    if missing:
+        sys.stderr.write(f"{kind} is left out, it needs: pip install {' '.join(missing)}\n")
+    return not missing
 
 
 def count(kind: str, run: Run) -> int:

@@ -21,13 +21,13 @@ def programs(seed: int) -> Outcome:
     return Outcome(len(verdicts) - len(wrong) - len(refused), wrong, refused)
 
 
-KINDS: dict[str, tuple[Callable[[int], Outcome], str]] = {
-    "nnsmith": (onnx_graphs.nnsmith, "ONNX Runtime without optimizations, onnx.reference"),
-    "nested": (onnx_graphs.nested, "ONNX Runtime without optimizations, onnx.reference"),
-    "torch": (torch_functions.views, "eager PyTorch"),
-    "programs": (programs, "interpreter, fenced buffers"),
+KINDS: dict[str, tuple[Callable[[int], Outcome], str, tuple[str, ...]]] = {
+    "nnsmith": (onnx_graphs.nnsmith, "ONNX Runtime without optimizations, onnx.reference", ("nnsmith", "torch")),
+    "nested": (onnx_graphs.nested, "ONNX Runtime without optimizations, onnx.reference", ()),
+    "torch": (torch_functions.views, "eager PyTorch", ("torch",)),
+    "programs": (programs, "interpreter, fenced buffers", ()),
 }
-"""What makes and judges a seed of each kind, and what its results are compared with."""
+"""What makes and judges a seed of each kind, what its results are compared with, and the packages that it needs."""
 
 
 def outcome(kind: str, seed: int, planted: bool = False) -> Outcome:

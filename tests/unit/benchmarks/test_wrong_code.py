@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import wrong_code
 from benchmarks.correctness.compare import ROUNDOFF, Outcome, judged, mismatch, nudged, tolerance
+from benchmarks.correctness.worker import KINDS
 
 NAN, INF = np.nan, np.inf
 SINGLE = np.array([1, -300, 2], np.float32)
@@ -77,13 +78,21 @@ def _count(tmp_path: Path, *argv: str) -> tuple[int, list[dict[str, object]]]:
     return code, [json.loads(line) for line in out.read_text().splitlines()]
 
 
+def test_a_kind_without_its_packages_is_left_out_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrong_code, "find_spec", lambda package: None if package == "nnsmith" else package)
+    assert wrong_code.main(["--only", "nnsmith", "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert "nnsmith is left out, it needs: pip install nnsmith" in capsys.readouterr().err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "seeds"), [("nnsmith", 8), ("nested", 4), ("torch", 8), ("programs", 2)])
 def test_every_kind_finds_a_planted_fault(
     kind: str, seeds: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if find_spec({"nnsmith": "nnsmith", "torch": "torch"}.get(kind, "json")) is None:
-        pytest.skip(f"{kind} is not installed")
+    if missing := [package for package in KINDS[kind][2] if find_spec(package) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed")
     code, (line,) = _count(tmp_path, "--only", kind, "--count", str(seeds), "--plant")
     assert code == 1
     assert line["value"] != 0
