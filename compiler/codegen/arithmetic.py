@@ -33,7 +33,7 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
         return emit(f"{op.value} {kind}", lhs.lanes, "bool")
     if op in COMPARISONS:
         return emit(f"{_compare(op, lhs.dtype)} {kind}", lhs.lanes, "bool")
-    if op in (BinaryOp.MIN, BinaryOp.MAX):
+    if op in (BinaryOp.MIN, BinaryOp.MAX, BinaryOp.FMAX):
         return extreme(emit, op, lhs, rhs)
     if op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
         return floor_division(emit, op, lhs, rhs, library)
@@ -48,32 +48,22 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
 
 
 def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
-    """The larger or smaller value; a NaN on either side stays, as NumPy's maximum and minimum have it."""
-    # A literal is no NaN: on the right it needs no test of its own.
-    if is_float(lhs.dtype) and _literal(lhs):
-        lhs, rhs = rhs, lhs
-    found = joined_extreme(emit, op, lhs, rhs)
-    if not is_float(lhs.dtype) or _literal(rhs):
-        return found
-    other = emit(f"fcmp uno {rhs.typed}, {rhs.text}", rhs.lanes, "bool")
-    return emit(f"select {other.typed}, {rhs.typed}, {found.typed}", lhs.lanes, lhs.dtype)
-
-
-def joined_extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
-    """The larger or smaller value by one comparison; of floats a NaN on the left stays and one on the right is left
-    out.
+    """The larger or smaller value; a NaN on either side stays, as NumPy's maximum and minimum have it, but not one on
+    the right of FMAX. Of two zeros it is either one.
     """
-    if lhs.dtype == BFLOAT16:
-        wide = joined_extreme(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"))
-        return cast(emit, wide, BFLOAT16)
-    name = "gt" if op is BinaryOp.MAX else "lt"
     if is_float(lhs.dtype):
+        # A literal is no NaN: on the right it needs no test of its own.
+        if _literal(lhs):
+            lhs, rhs = rhs, lhs
+        if op is not BinaryOp.FMAX and not _literal(rhs):
+            name = "maximum" if op is BinaryOp.MAX else "minimum"
+            return VectorBuilder(emit, lhs.lanes, lhs.dtype).call(name, lhs, rhs, flags="nsz ")
         # The one order of operands and sides that is its own instruction on x86; others take two.
-        chosen = emit(f"fcmp o{name} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
+        chosen = emit(f"fcmp o{'lt' if op is BinaryOp.MIN else 'gt'} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
         return emit(f"select {chosen.typed}, {rhs.typed}, {lhs.typed}", lhs.lanes, lhs.dtype)
     # A bool is an i1, whose true would be -1 in a signed comparison.
     sign = "u" if is_unsigned(lhs.dtype) or lhs.dtype == "bool" else "s"
-    chosen = emit(f"icmp {sign}{name} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
+    chosen = emit(f"icmp {sign}{'lt' if op is BinaryOp.MIN else 'gt'} {lhs.typed}, {rhs.text}", lhs.lanes, "bool")
     return emit(f"select {chosen.typed}, {lhs.typed}, {rhs.typed}", lhs.lanes, lhs.dtype)
 
 

@@ -10,7 +10,7 @@ from retune.compiler.codegen.expressions import ExpressionEmitter
 from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, memory_type
 from retune.compiler.codegen.values import LoopCounter, Ramp, Scalar, Storage, Value
 from retune.compiler.errors import LoweringError
-from retune.compiler.ir.expr import Binary, Buffer, Expr, Load, Var
+from retune.compiler.ir.expr import Buffer, Expr, Load, Var
 from retune.compiler.ir.stmt import (
     Allocate,
     Block,
@@ -267,9 +267,6 @@ class BodyEmitter(ExpressionEmitter):
 
     def store(self, stmt: Store) -> None:
         """Write one element, or one vector of them."""
-        # `binary` may drop NaNs for a minimum or maximum that is joined into its own element: reductions ignore them.
-        joins = isinstance(stmt.value, Binary) and stmt.value.lhs == Load(stmt.buffer, stmt.indices)
-        self.update = stmt.value if joins else None
         value = self.evaluate(stmt.value)
         storage = self.storage[stmt.buffer]
         lanes = self.lanes_of(stmt.indices) if storage.lanes == 1 else storage.lanes

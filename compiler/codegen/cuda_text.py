@@ -63,6 +63,9 @@ _HELPERS = {
     " 0 ? 0 : a / b; }",
     "natural_mod": "__device__ unsigned long long natural_mod(unsigned long long a, unsigned long long b) { return b =="
     " 0 ? 0 : a % b; }",
+    # Both a and b where one is a NaN: `a > b` is false.
+    "nan_max": "template <typename T> __device__ T nan_max(T a, T b) { return a > b || a != a ? a : b; }",
+    "nan_min": "template <typename T> __device__ T nan_min(T a, T b) { return a < b || a != a ? a : b; }",
     "float_mod": "template <typename T> __device__ T float_mod(T a, T b) { T r = fmod(a, b); return r == 0 ? copysign("
     "T(0), b) : (r < 0) != (b < 0) ? r + b : r; }",
     "float_div": "template <typename T> __device__ T float_div(T a, T b) { if (b == 0) return a / b; T r = fmod(a, b),"
@@ -258,12 +261,15 @@ class _Writer:
         if expr.dtype == INDEX:
             self.overflows |= not fits(expr, self.ranges)
         half = expr.lhs.dtype in HALVES
-        if expr.op in (BinaryOp.MIN, BinaryOp.MAX):
+        if expr.op in (BinaryOp.MIN, BinaryOp.MAX, BinaryOp.FMAX):
+            name = expr.op if expr.op is BinaryOp.FMAX else f"nan_{expr.op}"
             if half:
-                return f"({kind})f{expr.op}f((float){lhs}, (float){rhs})"
+                return f"({kind}){name}((float){lhs}, (float){rhs})"
+            if is_float(expr.dtype):
+                return f"{name}({lhs}, {rhs})"
             if expr.dtype in LONG and (self.index == kind or is_long(expr)):  # C has none of different types
                 lhs, rhs = f"({kind}){lhs}", f"({kind}){rhs}"
-            return f"{f'f{expr.op}' if is_float(expr.dtype) else expr.op}({lhs}, {rhs})"
+            return f"{expr.op}({lhs}, {rhs})"
         if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD):
             if half:
                 return f"({kind}){_FLOAT[expr.op]}((float){lhs}, (float){rhs})"

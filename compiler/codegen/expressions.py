@@ -4,7 +4,7 @@ A value is a vector exactly when it varies with the active vector loop. The side
 nothing that is not read anyway.
 """
 
-from retune.compiler.codegen.arithmetic import arithmetic, joined_extreme
+from retune.compiler.codegen.arithmetic import arithmetic
 from retune.compiler.codegen.conditions import ConditionEmitter
 from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_products import DotEmitter
@@ -119,9 +119,6 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
                     # One instruction where the target has it, else two; never a call.
                     return VectorBuilder(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
         lhs, rhs = self.aligned([self.evaluate(expr.lhs), self.evaluate(expr.rhs)])
-        if expr is self.update and expr.op in (BinaryOp.MIN, BinaryOp.MAX):
-            # A third of the instructions that keep NaNs: a reduction leaves them out.
-            return joined_extreme(self.result, expr.op, lhs, rhs)
         return arithmetic(self.result, expr.op, lhs, rhs, self.library)
 
     def select(self, expr: Select) -> Value:

@@ -41,7 +41,6 @@ class MemoryEmitter(ABC):
         self.active: int | None = None
         self.stack_bytes = 0
         # The value that joins one more element to a reduction, while it is stored.
-        self.update: Expr | None = None
         self.fallbacks: dict[tuple[str, int, str], str] = {}
         self.temporaries: dict[tuple[Buffer, int], str] = {}
         # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.

@@ -38,12 +38,12 @@ class VectorBuilder:
         """An instruction of two operands, by LLVM's name; it must be defined for all of them."""
         return self.emit(f"{name} {lhs.typed}, {rhs.text}", self.lanes, lhs.dtype)
 
-    def call(self, name: str, *args: Value) -> Value:
-        """An LLVM intrinsic of operands and result of one type."""
+    def call(self, name: str, *args: Value, flags: str = "") -> Value:
+        """An LLVM intrinsic of operands and result of one type, with fast-math `flags`."""
         kind = llvm_type(args[0].dtype, self.lanes)
         operands = ", ".join(arg.typed for arg in args)
         suffix = intrinsic_suffix(args[0].dtype, self.lanes)
-        return self.emit(f"call {kind} @llvm.{name}.{suffix}({operands})", self.lanes, args[0].dtype)
+        return self.emit(f"call {flags}{kind} @llvm.{name}.{suffix}({operands})", self.lanes, args[0].dtype)
 
     def each_lane(self, symbol: str, *args: Value) -> Value:
         """A function of numbers, called lane by lane."""

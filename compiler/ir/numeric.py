@@ -33,6 +33,7 @@ BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
     BinaryOp.FLOORMOD: np.mod,
     BinaryOp.MIN: np.minimum,
     BinaryOp.MAX: np.maximum,
+    BinaryOp.FMAX: np.fmax,
     BinaryOp.AND: np.logical_and,
     BinaryOp.OR: np.logical_or,
     BinaryOp.EQ: np.equal,

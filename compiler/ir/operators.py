@@ -14,7 +14,8 @@ BOOL = "bool"
 
 
 class BinaryOp(StrEnum):
-    """The two-operand operators; `div` is true division, `floordiv` and `floormod` round towards minus infinity.
+    """The two-operand operators; `div` is true division, `floordiv` and `floormod` round towards minus infinity. Of a
+    number and a NaN `min` and `max` are the NaN, `fmax` is the number.
 
     `bitand` … `shr` are for integers. A shift by the type's width or more, or by a negative number, shifts every bit
     out; to the right a signed number keeps its sign.
@@ -28,6 +29,7 @@ class BinaryOp(StrEnum):
     FLOORMOD = "floormod"
     MIN = "min"
     MAX = "max"
+    FMAX = "fmax"
     AND = "and"
     OR = "or"
     EQ = "eq"
@@ -73,6 +75,7 @@ FOLD: dict[BinaryOp, Callable[[Any, Any], Any]] = {
     BinaryOp.FLOORMOD: lambda a, b: a % b,
     BinaryOp.MIN: min,
     BinaryOp.MAX: max,
+    BinaryOp.FMAX: max,
     BinaryOp.AND: lambda a, b: a and b,
     BinaryOp.OR: lambda a, b: a or b,
     BinaryOp.EQ: lambda a, b: a == b,

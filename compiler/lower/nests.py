@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retune.compiler.errors import LoweringError
-from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Expr, Load, Var, cast, is_float
+from retune.compiler.ir.expr import Binary, Buffer, Expr, Load, Var, cast
 from retune.compiler.ir.stmt import BLOCK_KINDS, THREAD_KINDS, Allocate, For, If, Let, LoopKind, Stmt, Store, block
 from retune.compiler.schedule.linear import LoopKey
 from retune.compiler.schedule.state import Number
-from retune.compiler.te.tensor import Combiner, Reduce, values_of
+from retune.compiler.te.tensor import Reduce, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,12 @@ def stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence
 def join_into(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
     """Join what is reduced, in the types of the buffers, to what these hold. Several results need the old values of
     each other, and a join may need its operands more than once, so these are read first, but where it is plainly `old
-    op new`. An extreme of floats that is one's own is not: it keeps NaNs, which the plain ones leave out.
+    op new`.
     """
     old = Load(buffers[0], target)
     new = [cast(buffer.dtype, value) for buffer, value in zip(buffers, values_of(body.source), strict=True)]
     (result, *others) = body.join([Load(buffer, target) for buffer in buffers], new)
     plain = isinstance(result, Binary) and result.lhs == old and result.rhs == new[0]
-    if plain and isinstance(body.combiner, Combiner) and is_float(body.dtype):
-        plain = isinstance(result, Binary) and result.op not in (BinaryOp.MAX, BinaryOp.MIN)
     if plain and not others:
         return Store(buffers[0], target, result)
     held: list[tuple[Buffer, Expr]] = []

@@ -147,11 +147,10 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
 
     def rank(*i: Expr) -> Expr:
         there = moved(i, other)
-        mine, theirs = values[i], values[there]
-        ahead = mine < theirs if largest else theirs < mine
+        low, high = (values[i], values[there]) if largest else (values[there], values[i])
         # Ties go to the lower place, so that all ranks differ.
-        tie = te.logical_and(te.equal(mine, theirs), places[there] < places[i])
-        counts = te.logical_and(places[there] >= 0, te.logical_or(ahead, tie))
+        tie = te.logical_and(te.logical_not(_exceeds(low, high)), places[there] < places[i])
+        counts = te.logical_and(places[there] >= 0, te.logical_or(_exceeds(high, low), tie))
         return te.sum(te.cast("int32", counts), other)
 
     ranks = te.compute(shape, rank, name=f"{name}_rank")
@@ -163,6 +162,12 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
         return te.max(te.select(here, places[there], te.const(-1, "int64")), found)
 
     return te.compute((*first, blocks, k, *last), place, name=f"{name}_best")
+
+
+def _exceeds(x: Expr, y: Expr) -> Expr:
+    """Whether `x` is larger; a NaN is larger than every number, and equal to another one."""
+    # Negated, because a comparison with a NaN is false.
+    return te.logical_and(te.logical_not(x <= y), te.logical_not(te.isnan(y)))
 
 
 def _cut(left: _Candidates, blocks: int, block: int, name: str) -> tuple[Tensor, Tensor]:
@@ -406,7 +411,7 @@ OPERATORS = (
         "top_k",
         1,
         _OPAQUE,
-        "indices of the k largest along an axis, in order",
+        "indices of the k largest along an axis, in order; a NaN is larger than every number",
         _top_k,
         _top_k_array,
         {"axis": int, "k": int, "largest": bool},

@@ -55,13 +55,14 @@ _CLASS = {
     BinaryOp.FLOORMOD: "divmod",
     BinaryOp.MIN: "cmp",
     BinaryOp.MAX: "cmp",
+    BinaryOp.FMAX: "cmp",
     BinaryOp.BIT_AND: "other",
     BinaryOp.BIT_OR: "other",
     BinaryOp.BIT_XOR: "other",
     BinaryOp.SHL: "other",
     BinaryOp.SHR: "other",
 }
-_COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp"}
+_COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp", "fmax": "cmp"}
 
 
 def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:

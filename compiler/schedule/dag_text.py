@@ -13,7 +13,8 @@ from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, Pl
 # As TVM shortens graphs.
 _MAX_LINE = 256
 _OMITTED = " ..(omitted).. "
-_SIGNS = {"sum": "+=", "max": "max=", "min": "min="}
+# fmax is a maximum whose reader keeps NaNs by itself, so the two need no schedules and no keys of their own.
+_SIGNS = {"sum": "+=", "max": "max=", "min": "min=", "fmax": "max="}
 
 
 def dag_text(ops: Sequence[Operation], id_of: Callable[[Tensor], int], simple: bool = False) -> str:
@@ -81,7 +82,7 @@ def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
     if not isinstance(op.body, Reduce):
         yield from (("=", value) for value in op.values)
     elif isinstance(op.body.combiner, str):
-        yield f"{op.body.combiner}=", op.body.source
+        yield f"{op.body.combiner.removeprefix('f')}=", op.body.source
     else:
         for result, identity in zip(op.body.combiner.results, op.body.combiner.identities, strict=True):
             yield f"reduce<{result}, {identity}>=", op.body.source

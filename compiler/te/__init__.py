@@ -13,7 +13,7 @@
 | `te.floor ceil round trunc abs minimum maximum isnan` | `round` takes ties to even; a NaN stays |
 | `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |
 | `te.if_then_else(condition, a, b)` | the side not taken is not evaluated, so it may lie out of bounds |
-| `te.sum prod max min argmax argmin` | over one reduce axis or a list of them; the whole body of a compute |
+| `te.sum prod max min argmax argmin` | over a reduce axis or several; the whole body of a compute; a NaN stays |
 | `te.sum prod max min` with a value in place of the axis | of two values |
 | `te.comm_reducer(join, identity)` | a custom reduction of one value, or of a tuple of values |
 | `te.extern(…)` | a stage that calls a registered function |

@@ -133,10 +133,10 @@ def _grid(axes: Sequence[Axis], rank: int) -> dict[Axis, Array]:
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
     "prod": np.multiply,
-    "max": np.fmax,
-    "min": np.fmin,
+    "max": np.maximum,
+    "min": np.minimum,
+    "fmax": np.fmax,
 }
-"""Of a reduction; NaNs are left out of extremes, but where there is only one element."""
 
 
 def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list[Array]:
@@ -153,7 +153,6 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
     rank = spatial + len(inner)
     grid = _grid([*op.axes, *inner], rank)
     wide = ["float64" if is_float(dtype) else dtype for dtype in op.dtypes]
-    single = all(axis.extent == 1 for axis in body.axes)
     totals = [np.full(op.shape, start, dtype) for start, dtype in zip(body.identities, wide, strict=True)]
     full = op.shape + tuple(axis.extent for axis in inner)
     for point in itertools.product(*(range(axis.extent) for axis in outer)):
@@ -170,8 +169,7 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
             continue
         ufunc = _UFUNCS[body.combiner]
         part = ufunc.reduce(parts[0], axis=tuple(range(spatial, rank)), dtype=wide[0]) if inner else parts[0]
-        # A single element as it is: fmax and fmin would drop a NaN for the identity.
-        totals = [part.astype(wide[0]) if single else ufunc(totals[0], part)]
+        totals = [ufunc(totals[0], part)]
     return totals
 
 

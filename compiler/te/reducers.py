@@ -29,9 +29,8 @@ def _reduction(combiner: str, combine: Callable[[Any, Any], Expr]) -> Reduction:
             return combine(source, axis)
         return Reduce(combiner, ir.as_expr(source), _reduce_axes(combiner, axis))
 
-    nans = " NaNs are left out." if combiner in ("max", "min") else ""
     reduce.__doc__ = (
-        f"The {combiner} of `source` over `axis`, which is one reduce axis or several.{nans} With a value in place of "
+        f"The {combiner} of `source` over `axis`, which is one reduce axis or several. With a value in place of "
         "the axis, as in TVM, that of these two."
     )
     return reduce

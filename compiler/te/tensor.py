@@ -119,7 +119,7 @@ class Combiner:
         return f"reduce<{as_body(self.results)}, {as_body(self.identities)}>"
 
 
-_COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "max": BinaryOp.MAX, "min": BinaryOp.MIN}
+_COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "fmax": BinaryOp.FMAX, "max": BinaryOp.MAX, "min": BinaryOp.MIN}
 
 
 def smallest(dtype: str) -> float:
@@ -138,7 +138,7 @@ def largest(dtype: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Expr):
-    """`combiner` (sum, prod, max, min or one's own) over `axes` of `source`; only allowed as the whole body of a
+    """`combiner` (sum, prod, max, min, fmax or custom) over `axes` of `source`; only allowed as the whole body of a
     compute. A combiner of several values reduces a `Values` of as many.
     """
 
@@ -158,7 +158,7 @@ class Reduce(Expr):
         if self.combiner in ("sum", "prod"):
             return (0 if self.combiner == "sum" else 1,)
         # The identity of a maximum is the least value, so an empty reduction has a defined result.
-        return (smallest(self.dtype) if self.combiner == "max" else largest(self.dtype),)
+        return (largest(self.dtype) if self.combiner == "min" else smallest(self.dtype),)
 
     def join(self, lhs: Sequence[Expr], rhs: Sequence[Expr]) -> tuple[Expr, ...]:
         """Two values, or tuples of values, joined."""

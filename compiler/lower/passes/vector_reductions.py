@@ -147,7 +147,7 @@ def _is_contiguous(source: Expr, result: Buffer, var: Var) -> bool:
     return 1 in strides and strides <= {0, 1} and all(load.buffer != result for load in loads)
 
 
-_IDENTITIES = {BinaryOp.ADD: 0, BinaryOp.MUL: 1, BinaryOp.MAX: -np.inf, BinaryOp.MIN: np.inf}
+_IDENTITIES = {BinaryOp.ADD: 0, BinaryOp.MUL: 1, BinaryOp.MAX: -np.inf, BinaryOp.FMAX: -np.inf, BinaryOp.MIN: np.inf}
 
 
 def _identity(op: BinaryOp, dtype: str) -> Const:
@@ -158,4 +158,4 @@ def _identity(op: BinaryOp, dtype: str) -> Const:
     if dtype == BOOL:
         return const(op is BinaryOp.MIN)
     limits = np.iinfo(dtype)
-    return const(int(limits.min if op is BinaryOp.MAX else limits.max), dtype)
+    return const(int(limits.max if op is BinaryOp.MIN else limits.min), dtype)

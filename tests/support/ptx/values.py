@@ -151,6 +151,8 @@ def computed(instruction: Instruction, given: Sequence[Bits]) -> Bits:
         return bits_of((one * other + addend).astype(TYPES[kind]))
     if name == "bfe":
         return _field(values[0], int(given[1][0]), int(given[2][0]))
+    if "NaN" in instruction.parts:
+        name += ".NaN"
     if name not in _PLAIN:
         raise PtxError(f"unknown: {instruction.text}")
     return bits_of(np.asarray(_PLAIN[name](*values)).astype(TYPES[kind]))
@@ -170,6 +172,8 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
     "abs": np.abs,
     "max": np.fmax,
     "min": np.fmin,
+    "max.NaN": np.maximum,
+    "min.NaN": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,

@@ -15,7 +15,7 @@ import numpy as np
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.errors import DefinitionError, LoweringError
-from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var, is_float
+from retune.compiler.ir.expr import Binary, Buffer, Call, Cast, Const, Expr, Load, Not, Select, Var
 from retune.compiler.ir.kernel import INDICES, DeviceFunction, Kernel
 from retune.compiler.ir.numeric import BINARY, intrinsic
 from retune.compiler.ir.stmt import (
@@ -42,9 +42,6 @@ from tests.support.simt.warps import missing, sources
 
 MAX_LANES = 1 << 13
 """Threads that are executed at once: enough to make little of Python's own time, few enough for the cache."""
-
-_EXTREMES = {BinaryOp.MAX: np.fmax, BinaryOp.MIN: np.fmin}
-"""Of a reduction of floats, which leaves NaNs out."""
 
 
 def execute(function: DeviceFunction, inputs: Sequence[Array], shared: Mapping[str, int] | None = None) -> list[Array]:
@@ -232,12 +229,7 @@ class _Blocks:
         """Write one element for every thread."""
         self.place.at(stmt)
         indices = [self.value(index, lanes) for index in stmt.indices]
-        value, old = stmt.value, Load(stmt.buffer, stmt.indices)
-        if isinstance(value, Binary) and value.op in _EXTREMES and value.lhs == old and is_float(value.dtype):
-            # As generated code does in a reduction: fmax and fmin leave NaNs out.
-            result = _EXTREMES[value.op](self.value(value.lhs, lanes), self.value(value.rhs, lanes))
-        else:
-            result = self.value(value, lanes)
+        result = self.value(stmt.value, lanes)
         copies, who, epochs = self.whereabouts(stmt.buffer, lanes)
         self.memories[stmt.buffer].write(copies, indices, result, who, epochs)
 

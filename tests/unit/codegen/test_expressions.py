@@ -403,28 +403,19 @@ def test_a_nan_on_either_side_stays(function: Callable[..., Expr], dtype: str) -
         check([a, b], te.compute((LENGTH,), body, "c"), values, rtol=1e-3 if dtype == "float16" else 1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("steps", [(), (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))], ids=str)
-def test_reductions_leave_nans_out(steps: tuple[Step, ...]) -> None:
-    a, k = te.placeholder((5, LENGTH), name="a"), te.reduce_axis(LENGTH, "k")
-    values = np.stack([sample("float32", seed) for seed in range(5)])
-    values[0, ::3], values[1, 0], values[2, -1], values[3] = np.nan, np.nan, np.nan, np.nan
-    for combiner, join, start in ((te.max, np.fmax, -np.inf), (te.min, np.fmin, np.inf)):
-        found = run([a], te.compute((5,), lambda i, c=combiner: c(a[i, k], k), "c"), [values], steps)
-        np.testing.assert_array_equal(found, join.reduce(values, axis=1, initial=start))
-        output = te.compute((5,), lambda i, c=combiner: c(a[i, k], k), "c")
-        np.testing.assert_array_equal(found, evaluate([output], {a: values})[0])
-
-
-@pytest.mark.parametrize("steps", [(), (Reorder(1, (1, 0)), Annotate(1, 1, Annotation.VECTORIZE))], ids=str)
-def test_custom_minimum_and_maximum_keep_nans(steps: tuple[Step, ...]) -> None:
-    a, k = te.placeholder((5, LENGTH), name="a"), te.reduce_axis(LENGTH, "k")
-    values = np.stack([sample("float32", seed) for seed in range(5)])
-    values[0, ::3], values[1, 0], values[2, -1], values[3] = np.nan, np.nan, np.nan, np.nan
-    for join, start in ((te.maximum, te.smallest), (lambda x, y: te.minimum(y, x), te.largest)):
-        own = te.comm_reducer(join, start, "own")
-        output = te.compute((5,), lambda i, own=own: own(a[i, k], k), "c")
-        np.testing.assert_array_equal(run([a], output, [values], steps), evaluate([output], {a: values})[0])
-        assert np.isnan(evaluate([output], {a: values})[0]).tolist() == [True, True, True, True, False]
+def test_maxima_and_minima_keep_nans(steps: tuple[Step, ...], dtype: str) -> None:
+    a, k = te.placeholder((6, LENGTH), dtype, name="a"), te.reduce_axis(LENGTH, "k")
+    values = np.stack([sample("float32", seed) for seed in range(6)]).astype(dtype)
+    values[0, ::3], values[1, 0], values[2, -1], values[3], values[4, 5:9] = np.nan, np.nan, np.nan, np.nan, np.inf
+    own = te.comm_reducer(lambda x, y: te.maximum(y, x), te.smallest, "own")
+    for reduce, join in ((te.max, np.maximum), (te.min, np.minimum), (own, np.maximum)):
+        output = te.compute((6,), lambda i, reduce=reduce: reduce(a[i, k], k), "c")
+        wanted = join.reduce(values.astype("float64"), axis=1)
+        assert np.isnan(wanted).tolist() == [True, True, True, True, False, False]
+        for found in (run([a], output, [values], steps), evaluate([output], {a: values})[0]):
+            np.testing.assert_array_equal(found.astype("float64"), wanted)
 
 
 @pytest.mark.parametrize(("target", "width"), [("llvm -mcpu=x86-64", 16), ("llvm -mcpu=x86-64-v3", 32)])

@@ -238,13 +238,14 @@ def test_an_output_that_is_not_written_whole_is_found() -> None:
         run(If(B < 1, result(const(0.0))))
 
 
-def test_maximum_ignores_nan() -> None:
+@pytest.mark.parametrize(("op", "wanted"), [(BinaryOp.MAX, np.nan), (BinaryOp.FMAX, -1)])
+def test_maximum_keeps_nan_and_fmax_leaves_it_out(op: BinaryOp, wanted: float) -> None:
     start, last = Store(L, (const(0),), const(-1.0)), Load(L, (const(0),))
-    join = Store(L, (const(0),), Binary(BinaryOp.MAX, last, Load(X, (PLACE,))))
+    join = Store(L, (const(0),), Binary(op, last, Load(X, (PLACE,))))
     function = kernel_of(Allocate(L, block(start, join, result(last))))
     given = np.full(64, np.nan, "float32")
     given[0] = 3
-    np.testing.assert_array_equal(execute(function, [given])[0], [3, *([-1] * 63)])
+    np.testing.assert_array_equal(execute(function, [given])[0], [3, *([wanted] * 63)])
 
 
 def test_inputs_of_another_shape_are_refused() -> None:
