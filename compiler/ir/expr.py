@@ -81,7 +81,8 @@ class Expr:
     __le__, __ge__ = _operator(BinaryOp.LE)
 
     def __neg__(self) -> "Expr":
-        return binary(BinaryOp.SUB, 0, self)
+        # A difference from 0 would make +0 of a zero.
+        return self * -1.0 if is_float(self.dtype) else binary(BinaryOp.SUB, 0, self)
 
     def astype(self, dtype: str) -> "Expr":
         """The value in another type. Raises: DefinitionError for a type that is none."""

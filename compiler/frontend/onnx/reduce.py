@@ -102,12 +102,18 @@ def _mean_variance_normalization(builder: GraphBuilder, node: OnnxNode) -> Seque
     return [_normalized(builder, node, x.name, axes)]
 
 
+def _shifted(builder: GraphBuilder, write: Formula, x: str, bias: str) -> str:
+    """x + bias; a bias of zeros, which may say no more than the sign of a zero, is left out."""
+    array = builder.array(bias)
+    return x if array is not None and not array.any() else write("add", x, bias)
+
+
 def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     rank = len(builder.value(x).shape)
     axes = tuple(range(node.axis(node.integer("axis", -1), rank), rank))
     result = write("mul", _normalized(builder, node, x, axes), node.operand(builder, 1).name)
-    result = write("add", result, node.inputs[2]) if node.has_input(2) else result
+    result = _shifted(builder, write, result, node.inputs[2]) if node.has_input(2) else result
     if not any(node.outputs[1:]):
         return [result]
     mean = write("reduce_mean", x, axes=axes, keepdims=True)
@@ -168,7 +174,7 @@ def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[s
     column = (shape[1], *(1 for _ in shape[2:]))
     scale, bias = (write("reshape", node.operand(builder, i).name, shape=column) for i in (1, 2))
     result = _normalized(builder, node, x, tuple(range(2, len(shape))))
-    return [write("add", write("mul", result, scale), bias)]
+    return [_shifted(builder, write, write("mul", result, scale), bias)]
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from retune.compiler.dtype import is_float
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Node
 from retune.compiler.ops import OPS, FusionKind
@@ -39,8 +40,9 @@ def add_and_multiply(builder: GraphBuilder, node: Node) -> str | None:
     constant = builder.array(node.inputs[1])
     if constant is None or constant.dtype.kind != "f":
         return None
-    if node.op == "div" and not np.all(np.abs(constant) > np.finfo(constant.dtype).tiny):
-        return None  # the reciprocal would not be a number
+    least = np.finfo(constant.dtype).tiny
+    if node.op == "div" and not np.all((np.abs(constant) > least) & (np.abs(constant) <= 1 / least)):
+        return None  # the reciprocal would be no number, or lose bits
     # Canonical form: sums and products commute, so constants can merge and fold into weights, which differences and
     # quotients cannot.
     inverse = -constant.astype(np.float64) if node.op == "sub" else 1 / constant.astype(np.float64)
@@ -50,14 +52,25 @@ def add_and_multiply(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def remove_neutral(builder: GraphBuilder, node: Node) -> str | None:
-    """x + 0 -> x, x * 1 -> x, where the constant does not enlarge x."""
+    """x * 1 -> x, x + -0 -> x, and x + 0 -> x for integers and sums, where the constant does not enlarge x."""
     if node.op not in _MERGING:
         return None
     x, constant = builder.value(node.inputs[0]), builder.array(node.inputs[1])
     # A neutral constant of a larger shape still broadcasts x.
     if constant is None or broadcast_shapes(x.shape, constant.shape) != x.shape:
         return None
+    # x + 0 makes +0 of -0.
+    if node.op == "add" and is_float(x.dtype) and not np.signbit(constant).all() and not _is_sum(builder, x.name):
+        return None
     return x.name if np.all(constant == (0 if node.op == "add" else 1)) else None
+
+
+def _is_sum(builder: GraphBuilder, name: str) -> bool:
+    """Whether a value is a sum, as of products, which starts from +0: it is -0 only where a product underflows."""
+    node = builder.producer(name)
+    while node is not None and node.op in ("reshape", "transpose"):
+        node = builder.producer(node.inputs[0])
+    return node is not None and (OPS[node.op].kind is FusionKind.COMPLEX or node.op in ("reduce_sum", "reduce_mean"))
 
 
 def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
@@ -67,7 +80,16 @@ def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
     inner, outer = builder.producer(node.inputs[0]), builder.array(node.inputs[1])
     if inner is None or inner.op != node.op or outer is None or outer.dtype.kind != "f":
         return None
-    if builder.array(inner.inputs[1]) is None:
+    constant = builder.array(inner.inputs[1])
+    if constant is None:
+        return None
+    with np.errstate(all="ignore"):
+        joined = (np.add if node.op == "add" else np.multiply)(constant, outer)
+    lost = np.isfinite(constant) & np.isfinite(outer) & ~np.isfinite(joined)
+    if node.op == "mul":
+        lost |= (abs(joined) < np.finfo(outer.dtype).tiny) & (constant != 0) & (outer != 0)
+    # What overflows or underflows together need not do so one after the other.
+    if lost.any():
         return None
     both = builder.emit(node.op, [inner.inputs[1], node.inputs[1]], output=node.inputs[1])
     return builder.emit(node.op, [inner.inputs[0], both], name=node.name, output=node.output)
