@@ -174,6 +174,7 @@ def export_onnx(
                 optimizer.fold_constants(exported.model, onnx_shape_inference=True)
                 optimizer.remove_unused_nodes(exported.model)
                 common.OutputFixPass()(exported.model)  # an output that is an input, too
+                _repair(exported.model.graph, program.graph.output_node().args[0])
     except Exception as error:  # of PyTorch, which may raise anything
         raise UnsupportedOperatorError(
             f"PyTorch cannot export {type(module).__name__} to ONNX: {_reason(error)}"
@@ -189,6 +190,34 @@ def export_onnx(
                 dim.dim_value = int(dim.dim_param)
     returns = program.call_spec.out_spec
     return proto, returns
+
+
+def _repair(graph: Any, returned: Any) -> None:
+    """Correct what PyTorch's exporter gets wrong: `any` of no elements, and reductions of halves that are `returned`,
+    which it widens and does not cast back.
+    """
+    import onnx_ir as ir
+
+    for node in graph:
+        bools = node.op_type == "ReduceMax" and node.inputs[0].producer()
+        if bools and bools.op_type == "Cast" and bools.inputs[0].dtype == ir.DataType.BOOL:
+            readers = [reader for reader, _ in node.outputs[0].uses()]
+            if not node.outputs[0].is_graph_output() and all(
+                reader.op_type == "Cast" and reader.attributes["to"].value == ir.DataType.BOOL for reader in readers
+            ):
+                # The sum of nothing is 0, its maximum the least integer, which is true.
+                node.op_type = "ReduceSum"
+    kinds = {"torch.bfloat16": ir.DataType.BFLOAT16, "torch.float16": ir.DataType.FLOAT16}
+    if len(graph.outputs) != len(returned):
+        return
+    for index, (value, node) in enumerate(zip(graph.outputs, returned, strict=True)):
+        kind = kinds.get(str(getattr(getattr(node, "meta", {}).get("val"), "dtype", "")))
+        if kind is not None and value.dtype == ir.DataType.FLOAT:
+            cast = ir.node("Cast", [value], {"to": kind})
+            cast.outputs[0].name, value.name = value.name, f"{value.name}_wide"
+            cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(kind), value.shape
+            graph.append(cast)
+            graph.outputs[index] = cast.outputs[0]
 
 
 def _reason(error: BaseException) -> str:

@@ -268,6 +268,41 @@ def test_torch_compile_takes_bfloat16() -> None:
         torch.testing.assert_close(fast(x), model(x), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_reductions_of_halves_keep_their_type(dtype: Any) -> None:
+    def reduced(x: Any) -> tuple[Any, ...]:
+        total = x.sum(1)
+        return (
+            x.sum(),
+            total,
+            total * 2,
+            x.prod(0),
+            x.amax(1),
+            x.cumsum(1),
+            x.mean(1),
+            x.var(1),
+            x.nansum(0),
+            x.sum(dtype=torch.float32),
+        )
+
+    x = torch.rand(4, 17).to(dtype)
+    for found, wanted in zip(torch.compile(reduced, backend="retune", options=UNTUNED)(x), reduced(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.01)  # with the type
+
+
+@pytest.mark.long
+def test_any_of_nothing_is_false() -> None:
+    def told(x: Any) -> tuple[Any, ...]:
+        return x.any(), x.all(), x.any(0), x.any(1), x.bool().to(torch.int64).amax(1)
+
+    for shape in ((0, 17), (3, 17)):
+        x = torch.zeros(shape)
+        found = torch.compile(told, backend="retune", options=UNTUNED)(x)
+        for one, wanted in zip(found, told(x), strict=True):
+            assert torch.equal(one, wanted)
+
+
 def test_graph_breaks_make_several_graphs() -> None:
     first, second = nn.Linear(8, 8).eval(), nn.Linear(8, 8).eval()
 
