@@ -21,9 +21,9 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, Split
-from retune.compiler.simt.execute import execute
 from retune.compiler.target import Target
 from tests.support.ptx.machine import run_ptx
+from tests.support.simt.execute import execute
 from tests.support.tiers import long_except
 from tests.support.workloads import GPU
 
@@ -46,6 +46,10 @@ LONG = odd(3, 300)
 ZEROS = np.zeros((6, 5), "int64")
 
 
+def number(value: float) -> Array:
+    return np.array(value, "float32")
+
+
 def whole(*numbers: int) -> Array:
     return np.array(numbers, "int64")
 
@@ -60,7 +64,19 @@ def scattered(join: np.ufunc) -> Sequence[Array]:
 
 
 Case = tuple[str, Sequence[Array | None], dict[str, Any], Callable[[], Sequence[Array]] | None]
-POINTWISE = ("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish", "Sign", "Abs", "Neg", "Softmax")
+POINTWISE: tuple[str, ...] = (
+    "Relu",
+    "LeakyRelu",
+    "Elu",
+    "Selu",
+    "Celu",
+    "HardSigmoid",
+    "HardSwish",
+    "Sign",
+    "Abs",
+    "Neg",
+    "Softmax",
+)
 POINTWISE += ("ThresholdedRelu", "Shrink", "LogSoftmax", "Hardmax", "IsNaN", "IsInf", "Softplus", "Sigmoid", "Round")
 FOLDS = ("Max", "Min", "Sum", "Mean", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
 CASES: list[Case] = [
@@ -68,9 +84,9 @@ CASES: list[Case] = [
     *((name, [X, Y], {}, None) for name in ("Max", "Min", "Mean", "Equal", "Less", "LessOrEqual", "Greater", "Add")),
     ("Max", [X, Y[:1], X * 2], {}, None),
     ("PRelu", [X, np.array([0.25], "float32")], {}, None),
-    ("Clip", [X, np.float32(-1), np.float32(1)], {}, None),
-    ("Clip", [X, np.float32(0)], {}, None),
-    ("Clip", [X, None, np.float32(1)], {}, None),
+    ("Clip", [X, number(-1), number(1)], {}, None),
+    ("Clip", [X, number(0)], {}, None),
+    ("Clip", [X, None, number(1)], {}, None),
     ("Where", [X > 0, X, Y], {}, None),
     *((f"Reduce{name}", [X, whole(axis)], {"keepdims": axis}, None) for name in FOLDS for axis in (0, 1)),
     *((name, [X], {"axis": axis, **last}, None) for name in ("ArgMax", "ArgMin") for axis in (0, 1)
@@ -148,12 +164,12 @@ def test_operators_keep_nan_and_infinities_as_numpy_does(op: str) -> None:
 
 SIGNED: dict[str, tuple[str, list[Array], Callable[[Array], Array]]] = {
     "neg": ("Neg", [], np.negative),
-    "plus zero": ("Add", [np.float32(0)], lambda x: x + np.float32(0)),
-    "plus minus zero": ("Add", [np.float32(-0.0)], lambda x: x),
-    "minus zero": ("Sub", [np.float32(0)], lambda x: x),
-    "times one": ("Mul", [np.float32(1)], lambda x: x),
-    "times zero": ("Mul", [np.float32(0)], lambda x: x * np.float32(0)),
-    "by one": ("Div", [np.float32(1)], lambda x: x),
+    "plus zero": ("Add", [number(0)], lambda x: x + np.float32(0)),
+    "plus minus zero": ("Add", [number(-0.0)], lambda x: x),
+    "minus zero": ("Sub", [number(0)], lambda x: x),
+    "times one": ("Mul", [number(1)], lambda x: x),
+    "times zero": ("Mul", [number(0)], lambda x: x * np.float32(0)),
+    "by one": ("Div", [number(1)], lambda x: x),
     "round": ("Round", [], np.round),
 }  # fmt: skip
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
+import onnx
 
 from retune.compiler.dtype import is_float
-from retune.compiler.frontend.onnx.attributes import OnnxNode
+from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.frontend.onnx.nn import pads_of, plain_convolution
 from retune.compiler.graph.builder import GraphBuilder
@@ -62,6 +63,18 @@ def _windows_of(node: OnnxNode, extents: tuple[int, ...]) -> _Windows:
         after = _ceiled(extents, kernel, strides, dilations, pads)[rank:]
         grown = tuple(new - old for new, old in zip(after, pads[rank:], strict=True))
     return _Windows(kernel, strides, dilations, pads, grown)
+
+
+def without_ceil_mode(pool: onnx.NodeProto, extents: tuple[int, ...]) -> onnx.NodeProto:
+    """The pool of an image of these extents with padding in place of `ceil_mode`, for shape inference. ONNX's own also
+    counts windows that start in the padding, which no runtime computes.
+    """
+    attributes = read_attributes(pool)
+    if not attributes.pop("ceil_mode", 0):
+        return pool
+    node = OnnxNode(pool.op_type, pool.name, (), tuple(pool.output), {**attributes, "ceil_mode": 1}, 0)
+    attributes |= {"pads": _windows_of(node, extents).all_pads, "auto_pad": "NOTSET"}
+    return onnx.helper.make_node(pool.op_type, pool.input, pool.output, pool.name, **attributes)
 
 
 def _pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -5,7 +5,7 @@ name.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -16,10 +16,11 @@ from retune.compiler.frontend.onnx.dependence import bodies, check_bodies
 from retune.compiler.frontend.onnx.importer import Constants, check_operators, dtype_of, open_model
 from retune.compiler.frontend.onnx.model_file import check_model, inferred_graph, without_large_weights
 from retune.compiler.frontend.onnx.partition import BuilderContext
+from retune.compiler.frontend.onnx.pool import without_ceil_mode
 from retune.compiler.frontend.onnx.types import check_outputs, fed_inputs, narrowed, param_of, write_dims
 from retune.compiler.graph.ir import Array
 from retune.compiler.graph.program import MAIN, Function, Program
-from retune.compiler.graph.region import Dimension, Param
+from retune.compiler.graph.region import Dimension, Dims, Param
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,17 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
             write_dims(entry, given[entry.name])
     _forget_claims(light.graph)
     graph = inferred_graph(light)
+    pools = [pool for pool, _ in _pools(model.graph, {})]
+    inferred = pools
+    # A pool that gets other extents may give them to the next one.
+    while (
+        padded := [_padded(pool, dims) for pool, (_, dims) in zip(pools, _pools(graph, {}), strict=True)]
+    ) != inferred:
+        for (node, _), inferred_pool in zip(_pools(light.graph, {}), padded, strict=True):
+            node.CopyFrom(inferred_pool)
+        graph, inferred = inferred_graph(light), padded
+    for (node, _), pool in zip(_pools(graph, {}), pools, strict=True):
+        node.CopyFrom(pool)
     for entry, declared in zip(graph.output, model.graph.output, strict=True):
         if not entry.type.tensor_type.elem_type:
             # Operators that ONNX cannot infer leave nothing behind; the file's claim of an element type is checked at
@@ -105,6 +117,21 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
     del graph.input[:]
     graph.input.extend(kept)
     return graph
+
+
+def _pools(graph: onnx.GraphProto, known: Mapping[str, Dims | None]) -> Iterator[tuple[onnx.NodeProto, Dims | None]]:
+    """The pools of a graph, and of the graphs inside it, with the dimensions of what they read."""
+    known = {**known, **{entry.name: param_of(entry).dims for entry in (*graph.input, *graph.value_info)}}
+    for node in graph.node:
+        if node.op_type in ("AveragePool", "LpPool", "MaxPool"):
+            yield node, known.get(node.input[0])
+        for inner in bodies(node):
+            yield from _pools(inner, known)
+
+
+def _padded(pool: onnx.NodeProto, dims: Dims | None) -> onnx.NodeProto:
+    extents = tuple(dim for dim in (dims or ())[2:] if isinstance(dim, int))
+    return without_ceil_mode(pool, extents) if dims and len(extents) == len(dims) - 2 > 0 else pool
 
 
 def _forget_claims(graph: onnx.GraphProto) -> None:

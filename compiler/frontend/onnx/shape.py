@@ -4,6 +4,7 @@ Shapes, axes and slice bounds are constants.
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 from onnx import helper
@@ -95,10 +96,7 @@ def _flatten(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x = node.operand(builder, 0)
     axis = node.integer("axis", 1)
     axis = axis + len(x.shape) if axis < 0 else axis
-    rows = 1
-    for extent in x.shape[:axis]:
-        rows *= extent
-    return _reshaped(builder, node, (rows, x.size // rows if rows else 0))
+    return _reshaped(builder, node, (prod(x.shape[:axis]), prod(x.shape[axis:])))
 
 
 def _squeeze(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
