@@ -106,7 +106,7 @@ def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypa
     write_mlp(folder / "dynamic.onnx", batch="many")
     started: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "dynamic.onnx", "--shape", "x=2,16"])
-    monkeypatch.setattr("retune.flows.launch.become", lambda _, arguments, __: started.append(arguments))
+    monkeypatch.setattr("retune.flows.launch.run", lambda _, arguments: started.append(arguments))
     with contextlib.suppress(SystemExit):
         cli.main()
     job = TuneJob.of(**json.loads(started[0][-1]))
@@ -135,7 +135,7 @@ def test_a_run_says_at_once_what_it_does(
     shown: list[str] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
     monkeypatch.setattr("retune.flows.commands.tune.check_network", lambda *_: shown.append(capsys.readouterr().out))
-    monkeypatch.setattr("retune.flows.launch.become", lambda *_: None)
+    monkeypatch.setattr("retune.flows.launch.run", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
     with contextlib.suppress(SystemExit):
         cli.main()

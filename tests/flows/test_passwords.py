@@ -51,7 +51,8 @@ def test_a_job_carries_no_password_and_finds_its_store(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("folder")
 def test_no_argument_and_no_variable_shows_it_to_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
-    monkeypatch.setattr("retune.flows.launch.become", lambda *arguments: begun.append(arguments))
+    for way in ("become", "run"):
+        monkeypatch.setattr(f"retune.flows.launch.{way}", lambda *arguments: begun.append(arguments))
     tune("mlp", store=PLACE)
     worker(storage=PLACE)
     assert "s3cr3t" not in repr(begun)
