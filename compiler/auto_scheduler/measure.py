@@ -27,7 +27,7 @@ from retune.compiler.config import usable_cpus
 from retune.compiler.errors import DeviceError, MeasureError, OptionError
 from retune.compiler.measure import builder as builders
 from retune.compiler.measure import runner as runners
-from retune.compiler.measure.cuda_runner import RUNNERS
+from retune.compiler.measure.cuda_runner import RUNNERS, runner_for
 from retune.compiler.measure.fleet import FleetRunner
 from retune.compiler.measure.log import LoggedTask, LoggedTrial, is_timed
 from retune.compiler.measure.measurer import LocalMeasurer, Measurement, Measurer
@@ -140,9 +140,15 @@ class InputRunner:
         run: Callable[..., list[Any]] = getattr(super(), "run")  # noqa: B009 - no method of the base that mypy knows
         if isinstance(measure_inputs, SearchTask):
             return run(measure_inputs, build_results, verbose)
-        builds = iter(build_results)
-        tasks = _by_task(measure_inputs)
-        return [MeasureResult.of(each) for task, steps in tasks for each in run(task, list(islice(builds, len(steps))))]
+        left, results = iter(build_results), list[MeasureResult]()
+        for task, steps in _by_task(measure_inputs):
+            builds = list(islice(left, len(steps)))
+            if isinstance(self, runners.LocalRunner) and task.target.is_gpu:
+                with runner_for(task.target, self.options) as on_gpu:
+                    results += map(MeasureResult.of, on_gpu.run(task, builds))
+            else:
+                results += map(MeasureResult.of, run(task, builds))
+        return results
 
 
 class LocalRunner(InputRunner, runners.LocalRunner):

@@ -11,13 +11,15 @@ import retune.compiler as compiler
 from retune.compiler import auto_scheduler, graph_executor, nd, vm
 from retune.compiler.auto_scheduler import MeasureInput, SearchTask
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.errors import DefinitionError, ModelFormatError, OptionError
+from retune.compiler.errors import DefinitionError, DeviceError, ModelFormatError, OptionError
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.log import LoggedTask
 from retune.compiler.measure.record import MeasureStatus
+from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.runner import LocalRunner
+from retune.compiler.runtime.cuda import why_not
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.ffi import PackedFunc
 from retune.compiler.te.tensor import Tensor
@@ -81,6 +83,18 @@ def test_inputs_of_several_tasks_are_built_and_timed() -> None:
         light = MeasureInput.deserialize((LoggedTask(tasks[0].workload_key, "llvm"), ()))
         with pytest.raises(OptionError, match="recover_measure_input"):
             runner.run([light], builds[:1])
+
+
+def test_programs_for_a_gpu_need_one() -> None:
+    task = SearchTask(workload_key=_task().workload_key, target="nvidia/geforce-rtx-3070")
+    inputs = [MeasureInput(task, task.compute_dag.get_init_state())]
+    with auto_scheduler.LocalRunner() as runner:
+        if why_not():
+            with pytest.raises(DeviceError):
+                runner.run(inputs, [BuiltProgram(None, MeasureStatus.COMPILE_HOST, "", 0.0)])
+        else:
+            (result,) = runner.run(inputs, [BuiltProgram(None, MeasureStatus.COMPILE_HOST, "", 0.0)])
+            assert result.error_no == MeasureStatus.COMPILE_HOST
 
 
 def test_options_take_the_builder_and_the_runner_of_the_compiler() -> None:
