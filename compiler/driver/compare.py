@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retune.compiler.driver import openvino
 from retune.compiler.driver.accuracy import errors_of, judge
@@ -28,6 +27,8 @@ from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.frontend.onnx.wider import Arrays as Inputs
+from retune.compiler.frontend.onnx.wider import Outputs
 from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.target import Target
 
@@ -46,8 +47,6 @@ _LEAST_CALLS = 4
 _PAUSE_SECONDS = 0.02
 """Between passes: long enough for the idle threads of the engine before to stop spinning."""
 
-Inputs = Mapping[str, NDArray[np.generic]]
-Outputs = Sequence[NDArray[Any]]
 Run = Callable[[], object]
 """Runs a network once."""
 Result = TypeVar("Result")

@@ -35,8 +35,7 @@ class WiderModel:
         self.quanta = _quanta(self._model.graph)
         self.is_float32 = _widen(self._model.graph, _HALVES)
         self._kinds = _HALVES if self.is_float32 else _SINGLES
-        if not self.is_float32:
-            _widen(self._model.graph, _SINGLES)
+        _widen(self._model.graph, self._kinds)
         self.name = "ONNX Runtime in float32" if self.is_float32 else "onnx.reference in float64"
 
     def widen(self, arrays: Arrays) -> Arrays:
@@ -62,7 +61,7 @@ class WiderModel:
                     raise MeasureError("onnx.reference takes too long")
 
         try:
-            return list(Evaluator(self._model, new_ops=[BatchNormalization]).run(None, dict(inputs)))
+            return list(Evaluator(self._model, new_ops=[BatchNormalization]).run(None, dict(self.widen(inputs))))
         except Exception as error:  # whatever NumPy raises
             raise MeasureError(f"onnx.reference cannot compute the model: {error}") from error
 
