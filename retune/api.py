@@ -67,6 +67,7 @@ def compile(
     options = TuneOptions.of(config.load(), target=target)
     extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
     best = KnownPrograms.of(extracted, home, None)
+    explainer = KernelExplainer(extracted.without_constants(), best, home)
     with telling_nothing():
         network = compile_graph(
             extracted.graph,
@@ -76,8 +77,9 @@ def compile(
             cut=extracted.partition,
             build=build_in_parallel,
             others=best.others_of,
+            release=True,
         )
-    return Network(Library(network), known.signature, KernelExplainer(extracted, best, home))
+    return Network(Library(network), known.signature, explainer)
 
 
 def tune(

@@ -126,6 +126,7 @@ def compile_graph(
     build: BuildKernels = build_in_process,
     others: OtherPrograms = _no_others,
     metadata: Mapping[str, object] | None = None,
+    release: bool = False,
 ) -> CompiledNetwork:
     """Compile `graph`, which has been through the graph passes.
 
@@ -135,30 +136,34 @@ def compile_graph(
     for a GPU that run on the CPU. `threads` is the number of threads that the network is meant to run on. `cut`
     is the partition, when the caller has it already; its alternatives are those that may serve. A record of `best` that
     cannot be built makes room for the first of the `others` that can. `metadata` takes the place of the facts that a
-    network which is saved needs; to gather these all constants are read.
+    network which is saved needs; to gather these all constants are read. With `release` the graph loses its constants,
+    so that each is in memory once.
     Raises: DefinitionError or LoweringError when even a default schedule cannot be built.
     """
     cut = cut or partition(graph, target, hardware_of(target, threads), winograd_for(target))
     best = best or {}
+    fingerprint = graph.fingerprint() if metadata is None else ""  # which reads all constants
     # Before programs are chosen: a task that lost to an alternative needs none.
     rewritten, cut = with_alternatives(graph, cut, fastest_alternatives(cut, best))
+    if release and rewritten is not graph:
+        graph.constants.clear()
     with telling_nothing():
         choices = [
             _choose(task, best.get(task.workload_key), heavy)
             for task, heavy in zip(cut.tasks, cut.tunable, strict=True)
         ]
     choices, artifacts = _build(choices, build, threads, others)
-    plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts})
+    plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts}, release=release)
     coverage = tuple(
         Coverage(
             task.name, task.workload_key, weight, tunable, choice.record_id, choice.note, choice.origin, task.flop_count
         )
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
-    if metadata is None:  # the fingerprint reads all constants
+    if metadata is None:
         by_cpu = any(choice.on_cpu for choice in choices)
         facts = made_for(target, threads, by_cpu=by_cpu)
-        metadata = {"network": graph.name, "fingerprint": graph.fingerprint(), **facts}
+        metadata = {"network": graph.name, "fingerprint": fingerprint, **facts}
     network = CompiledNetwork(plan, tuple(artifacts), constants, coverage, metadata)
     network.verify()
     if (best or is_enabled()) and not is_silent() and (fallen := CoverageReport.of(coverage).fallback_text()):

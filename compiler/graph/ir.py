@@ -82,15 +82,15 @@ class Graph:
     """A network. Compared by identity; `fingerprint()` compares content.
 
     `inputs` are the values the caller feeds, `outputs` the names of the results, `nodes` are in topological order,
-    `constants` hold read-only arrays, and `values` describes every name in the graph. Every output is computed by a
-    node: an `identity` node where it would be an input or a constant.
+    `constants` hold read-only arrays, and `values` describes every name in the graph. An output is
+    an input or computed by a node: by an `identity` node where it would be a constant or an input of another name.
     """
 
     name: str
     inputs: tuple[Value, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
-    constants: Mapping[str, Array]
+    constants: dict[str, Array]
     values: Mapping[str, Value]
 
     def producers(self) -> dict[str, Node]:

@@ -3,6 +3,7 @@
 One buffer per value that has memory of its own; intermediates share one arena, aliases are views.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,12 +19,18 @@ from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
 from retune.compiler.runtime.buffers import aligned_array, constant_array, frozen
 
 
-def to_plan(graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact]) -> tuple[Plan, dict[int, Array]]:
-    """The plan of `graph`, and the constants by buffer number, packed where a kernel asks for it.
+def to_plan(
+    graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact], *, release: bool = False
+) -> tuple[Plan, dict[int, Array]]:
+    """The plan of `graph`, and the constants by buffer number, packed where a kernel asks for it. With `release` the
+    graph loses each constant once it is packed.
 
     Raises: LoweringError when a kernel wants another layout of a value that is not a constant.
     """
     table = _Table(graph, cut)
+    if release:
+        read = (*graph.outputs, *(name for call in cut.kernels for name in call.inputs))
+        table.unpacked = Counter(map(table.root, read))
     for value in graph.inputs:
         table.own(value.name)
     calls = [
@@ -58,6 +65,8 @@ class _Table:
     cut: Partition
     buffers: list[BufferSpec] = field(default_factory=list)
     constants: dict[int, Array] = field(default_factory=dict)
+    unpacked: Counter[str] = field(default_factory=Counter)
+    """How often constants that may be released are still to be read."""
     _numbers: dict[tuple[str, Packing | None], int] = field(default_factory=dict)
     _visible: frozenset[str] = field(init=False)
     _fed: frozenset[str] = field(init=False)
@@ -118,6 +127,9 @@ class _Table:
             number = self._add(name, packed.shape, packed.dtype.name, BufferKind.CONSTANT)
             self._numbers[key] = number
             self.constants[number] = packed
+        self.unpacked[name] -= 1
+        if self.unpacked[name] == 0:
+            del self.graph.constants[name]
         return self._numbers[key]
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: str, kind: BufferKind, storage: int | None = None) -> int:

@@ -224,7 +224,7 @@ class LoopBuilder:
         if SCATTERS not in op.attrs or not isinstance(stage.location, Root) or stage_id in self.strides or inside:
             return None
         variable = {axis: loop_var((stage_id, axis.name)) for axis in (*op.axes, *op.reduce_axes)}
-        body = self.value(stage_id, {**variable})
+        body = self.value(stage_id, dict(variable.items()))
         if not isinstance(body, Reduce):
             return None
         return scatter(body, op.axes, variable, self.buffers[stage_id], self.starts(stage_id, body))

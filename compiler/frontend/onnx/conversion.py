@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import onnx
-from onnx import numpy_helper
 
 from retune.compiler.errors import DefinitionError, ModelError, UnknownValueError, UnsupportedOperatorError
 from retune.compiler.frontend.onnx.attributes import OnnxNode, ReportedError, read_attributes
 from retune.compiler.frontend.onnx.elementwise import Converter
-from retune.compiler.frontend.onnx.model_file import MOST_NODES, is_standard
+from retune.compiler.frontend.onnx.model_file import MOST_NODES, is_standard, tensor_array
 from retune.compiler.graph.builder import GraphBuilder
 
 _MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
@@ -47,7 +46,7 @@ class Conversion:
         lost = self._lost
         for tensor in graph.initializer:
             try:
-                names[tensor.name] = self._builder.constant(numpy_helper.to_array(tensor), tensor.name)
+                names[tensor.name] = self._builder.constant(tensor_array(tensor), tensor.name)
             except MemoryError as error:
                 raise ModelError(f"the constant {tensor.name!r} does not fit into the free memory") from error
             except _MISFITS as error:

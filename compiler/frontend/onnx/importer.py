@@ -94,7 +94,7 @@ def load_model(
     dimension of an input is not a number; UnsupportedOperatorError that names every node which cannot be converted
     (UnknownValueError when all that is missing are values of inputs).
     """
-    opened = open_model(source, name, constants)
+    opened = open_model(source, name, constants, lazily=True)
     inputs = read_inputs(opened.model, shapes or {})
     # Before ONNX's checker, which reports the first unknown operator alone, and in its own words.
     check_operators(opened.model)
@@ -116,13 +116,13 @@ class OpenedModel:
 
 
 def open_model(
-    source: str | Path | bytes | onnx.ModelProto, name: str | None, constants: Constants | None
+    source: str | Path | bytes | onnx.ModelProto, name: str | None, constants: Constants | None, *, lazily: bool = False
 ) -> OpenedModel:
-    """Read a model, fix inputs, and replace what ONNX says in other operators.
+    """Read a model, fix inputs, and replace what ONNX says in other operators; `lazily` as `read_model`.
 
     Raises: ModelFormatError when it cannot be read, or its operator set is older or newer than those known.
     """
-    model = with_fixed_inputs(read_model(source), constants or {})
+    model = with_fixed_inputs(read_model(source, lazily=lazily), constants or {})
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
     original = at_supported_opset(model)

@@ -5,11 +5,16 @@ What is wrong with a file is a ModelFormatError of one sentence.
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from retune.compiler.errors import ModelFormatError
 
@@ -29,8 +34,9 @@ MOST_NODES = 200_000
 """Of a model whose functions are inlined and whose loops are unrolled: more is too large to compile."""
 
 
-def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
-    """Read a model; external weights are looked for beside the file.
+def read_model(source: str | Path | bytes | onnx.ModelProto, *, lazily: bool = False) -> onnx.ModelProto:
+    """Read a model; external weights are looked for beside the file. `lazily` leaves large ones in their file, for
+    `tensor_array`, where their operator set needs no conversion.
 
     Raises: ModelFormatError when there is no such file, or it is not an ONNX model with a graph.
     """
@@ -38,14 +44,24 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         _check_names(source)
         return source
     label = "these bytes" if isinstance(source, bytes) else str(source)
-    try:
+    with _reading(label, source):
         if isinstance(source, bytes):
             model = onnx.load_model_from_string(source)
         else:  # of other endings onnx would choose a string form, whose parser fails with errors of any kind
             model = onnx.load_model(label, "protobuf", load_external_data=False)
         _check_names(model)
         if not isinstance(source, bytes):
-            onnx.load_external_data_for_model(model, str(Path(label).parent))
+            _load_weights(model, Path(label).parent, lazily=lazily and version_of(model) >= OLDEST_OPSET)
+    if not model.graph.node or not model.opset_import:
+        raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
+    return model
+
+
+@contextmanager
+def _reading(label: str, source: str | Path | bytes) -> Iterator[None]:
+    """Raise a ModelFormatError where a file cannot be read."""
+    try:
+        yield
     except FileNotFoundError as error:
         missing = error.filename or label
         raise ModelFormatError(f"{label}: there is no file {missing}") from None
@@ -57,9 +73,38 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         raise ModelFormatError(f"{label} is not an ONNX model in binary form{_advice(source)}") from None
     except ValueError as error:  # a file of weights that is cut off, for one
         raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
-    if not model.graph.node or not model.opset_import:
-        raise ModelFormatError(f"{label} is not an ONNX model: it has no graph")
-    return model
+
+
+def _load_weights(model: onnx.ModelProto, folder: Path, *, lazily: bool) -> None:
+    """Load external weights; `lazily` only small ones, on whose values shapes may depend."""
+    tensors = [tensor for tensor in model.graph.initializer if lazily and uses_external_data(tensor)]
+    large = [tensor for tensor in tensors if _bytes(tensor) > _LARGE_BYTES]
+    for tensor in large:
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    onnx.load_external_data_for_model(model, str(folder))
+    for tensor in large:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="basepath", value=str(folder))
+        info = ExternalDataInfo(tensor)
+        if (folder / info.location).stat().st_size < (info.offset or 0) + (info.length or 0):
+            raise ValueError(f"the weight {tensor.name!r} lies behind the end of {info.location}")
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    count: int = prod(tensor.dims)
+    return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def tensor_array(tensor: onnx.TensorProto) -> "np.ndarray[Any, Any]":
+    """The elements of a tensor, which may lie in a file still. Raises: ModelFormatError when that cannot be read."""
+    if not uses_external_data(tensor):
+        return onnx.numpy_helper.to_array(tensor)
+    folder = next(entry.value for entry in tensor.external_data if entry.key == "basepath")
+    loaded = onnx.TensorProto()
+    loaded.CopyFrom(tensor)  # protobuf frees nothing of a model while the model is there
+    with _reading(folder, b""):
+        load_external_data_for_tensor(loaded, folder)
+    return onnx.numpy_helper.to_array(loaded)
 
 
 def _advice(source: str | Path | bytes) -> str:
@@ -148,7 +193,11 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with inputs in place of large initializers, or itself when it has none."""
-    large = {tensor.name for tensor in model.graph.initializer if len(tensor.raw_data) > _LARGE_BYTES}
+    large = {
+        tensor.name
+        for tensor in model.graph.initializer
+        if uses_external_data(tensor) or len(tensor.raw_data) > _LARGE_BYTES
+    }
     if not large:
         return model
     light = onnx.ModelProto()

@@ -60,7 +60,7 @@ def broken() -> list[tuple[Graph, str]]:
     return [
         (replace(graph, nodes=(replace(node, inputs=("x", "z")),)), "reads z before it is defined"),
         (replace(graph, nodes=(node, node)), "defines y a second time"),
-        (replace(graph, outputs=("x",)), "output x is not computed"),
+        (replace(graph, outputs=("z",)), "output z is not computed"),
         (replace(graph, outputs=("y", "y")), "an output twice"),
         (replace(graph, constants={"w": np.zeros((2, 2), np.float32)}), "constant w is float32"),
         (replace(graph, inputs=(Value("x", (9,)),)), "not described alike"),
