@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retune.compiler import config
 from retune.compiler.codegen.backend import default_steps_of
@@ -50,7 +50,8 @@ class KernelExplainer:
         self._known = known
         self._home = home
         alternatives = fastest_alternatives(network.partition, known.programs)
-        self._graph, self._cut = with_alternatives(network.graph, network.partition, alternatives)
+        graph, self._cut = with_alternatives(network.graph, network.partition, alternatives)
+        self._graph = replace(graph, constants={})  # whose nodes are named, and nothing more
         cut = self._cut
         self._tasks = {task.name: task for task in (*cut.tasks, *network.tasks)}
         self._uses = {task.name: weight for task, weight in zip(cut.tasks, cut.weights, strict=True)}

@@ -67,7 +67,7 @@ def compile(
     options = TuneOptions.of(config.load(), target=target)
     extracted = extract_network(known.source, options.target or HOST, count, _shape_texts(shapes), options.winograd)
     best = KnownPrograms.of(extracted, home, None)
-    explainer = KernelExplainer(extracted.without_constants(), best, home)
+    explainer = KernelExplainer(extracted, best, home)
     with telling_nothing():
         network = compile_graph(
             extracted.graph,

@@ -5,11 +5,7 @@ It is deterministic and takes seconds, so a run extracts once and passes the res
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import OptionError
@@ -78,14 +74,6 @@ class ExtractedNetwork(Extracted):
         )
         self.graph = graph
         self.partition = cut
-
-    def without_constants(self) -> "ExtractedNetwork":
-        """The network with zeros that take no memory in place of its constants."""
-        bare = copy(self)
-        arrays = self.graph.constants
-        zeros = {name: np.broadcast_to(array.dtype.type(0), array.shape) for name, array in arrays.items()}
-        bare.graph = replace(self.graph, constants=zeros)
-        return bare
 
 
 _begun: dict[tuple[Any, ...], "Future[ExtractedNetwork]"] = {}

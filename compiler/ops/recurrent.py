@@ -7,6 +7,7 @@ Its `program` is a formula in postfix form. `2.1` is gate 1 of operand 2, whose 
 """
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,15 +55,9 @@ def _lower(call: OpCall) -> Lowered:
     return Lowered((rows, hidden), dtype, build)
 
 
-class _Arrays:
-    """The functions for arrays."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    @staticmethod
-    def sigmoid(x: Array) -> Array:
-        return np.asarray(1 / (1 + np.exp(-x)))
+_ARRAYS = SimpleNamespace(
+    sigmoid=lambda x: 1 / (1 + np.exp(-x)), **{name: getattr(np, name) for name in ("tanh", *_BINARY)}
+)
 
 
 def _evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
@@ -71,7 +66,7 @@ def _evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
     def gate(number: int, index: int) -> Array:
         return arrays[number][:, index * hidden : (index + 1) * hidden]
 
-    return np.asarray(_run(call, gate, arrays[0].dtype.type, _Arrays()))
+    return np.asarray(_run(call, gate, arrays[0].dtype.type, _ARRAYS))
 
 
 OPERATORS = (

@@ -8,15 +8,19 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import retune
+from retune.compiler.errors import RetuneError, UnknownValueError
 from retune.compiler.frontend.onnx.elementwise import DTYPES
 
 Array = NDArray[Any]
@@ -106,7 +110,18 @@ def _cases_of(schema: Any, most: int) -> Iterator[Case]:
         if node is None:
             continue
         feeds = {name: array for name, array in test.feeds.items() if name in node.input}
-        for varied, typed in _of_types(schema, node, feeds):
+        if schema.name in ("Cast", "CastLike"):  # of a negative float to an unsigned integer nothing is said
+            feeds = {name: np.abs(np.nan_to_num(array, posinf=1, neginf=1)) for name, array in feeds.items()}
+        to = [attribute.i for attribute in node.attribute if attribute.name == "to"]
+        if any(helper.tensor_dtype_to_np_dtype(kind).name not in DTYPES for kind in to):
+            continue
+        of_types = _of_types(schema, node, feeds)
+        if any(attribute.HasField("g") for attribute in node.attribute):  # its body says the types
+            of_types = iter([("the test's types", feeds)])
+        for varied, typed in of_types:
+            sizes = {helper.tensor_dtype_to_np_dtype(kind).itemsize for kind in to}
+            if schema.name == "BitCast" and sizes != {array.dtype.itemsize for array in typed.values()}:
+                continue
             varied += "".join(f" to {attribute.i}" for attribute in node.attribute if attribute.name == "to")
             if counts.get(varied, 0) < most and (made := _model(schema, node, typed, test.results)) is not None:
                 counts[varied] = counts.get(varied, 0) + 1
@@ -238,11 +253,65 @@ def fixed(model: onnx.ModelProto, feeds: Mapping[str, Array], names: Iterable[st
     return copied
 
 
-def expected(case: Case) -> list[Array] | None:
-    """What onnx.reference computes; None where it cannot."""
+def expected(case: Case) -> Iterator[list[Array]]:
+    """What onnx.reference computes, then what ONNX Runtime does; neither where it cannot."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
+        for run in (_by_reference, _by_runtime):
+            try:
+                found = [np.asarray(array) for array in run(case)]
+            except Exception:  # of any kind
+                continue
+            yield found
+
+
+def _by_reference(case: Case) -> Sequence[Any]:
+    return list(ReferenceEvaluator(case.model).run(None, dict(case.feeds)))
+
+
+def _by_runtime(case: Case) -> Sequence[Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    session = onnxruntime.InferenceSession(case.model.SerializeToString(), options)
+    return list(session.run(None, dict(case.feeds)))
+
+
+def computed(case: Case, store: Path) -> tuple[str, list[Array]]:
+    """How Retune compiles the case, and its results: static, with inputs fixed where these decide on shapes, or else
+    dynamic. Raises: RetuneError where it refuses all.
+    """
+    model, feeds = case.model, dict(case.feeds)
+    try:
+        network, how = retune.compile(model, threads=1, store=store), "static"
+    except UnknownValueError as error:
         try:
-            return [np.asarray(array) for array in ReferenceEvaluator(case.model).run(None, dict(case.feeds))]
-        except Exception:
-            return None
+            network = retune.compile(fixed(model, feeds, error.inputs), threads=1, store=store)
+            how, feeds = "fixed", {name: array for name, array in feeds.items() if name not in error.inputs}
+        except RetuneError:
+            network, how = retune.compile(model, dynamic=True, threads=1, store=store), "dynamic"
+    found = network(**feeds)
+    return how, [np.asarray(array) for array in (found if isinstance(found, tuple | list) else [found])]
+
+
+def disagreement(case: Case, found: Sequence[Array]) -> str:
+    """Why the results are wrong: of a wrong type, or no runtime gives the same; "" where they are right."""
+    declared = [helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type) for entry in case.model.graph.output]
+    if [array.dtype for array in found] != declared:
+        return f"{[array.dtype.name for array in found]} in place of {[dtype.name for dtype in declared]}"
+    wrong = ""
+    for wanted in expected(case):
+        if not (wrong := next(filter(None, map(_difference, found, wanted)), "")):
+            break
+    return wrong
+
+
+def _difference(found: Array, wanted: Array) -> str:
+    if found.shape != wanted.shape:
+        return f"shape {found.shape} in place of {wanted.shape}"
+    if found.dtype.kind not in "fV":
+        return "" if np.array_equal(found, wanted) else f"{int((found != wanted).sum())} of {found.size} elements"
+    left, right = found.astype("float64"), wanted.astype("float64")
+    scale = max(1.0, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
+    tolerance = scale * {2: 2e-2, 4: 1e-3, 8: 1e-5}[found.dtype.itemsize]
+    same = np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return "" if same else f"off by {np.nanmax(np.abs(left - right)):.3g} of {scale:.3g}"

@@ -116,12 +116,13 @@ def _layer_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     result = _shifted(builder, write, result, node.inputs[2]) if node.has_input(2) else result
     if not any(node.outputs[1:]):
         return [result]
+    stash = helper.tensor_dtype_to_np_dtype(node.integer("stash_type", 1)).name
+    write, x = Formula(builder, node, stash), cast_to(builder, x, stash)
     mean = write("reduce_mean", x, axes=axes, keepdims=True)
     centred = write("sub", x, mean)
     variance = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=True)
     deviation = write("sqrt", write("add", variance, node.number("epsilon", 1e-5)))
-    stash = helper.tensor_dtype_to_np_dtype(node.integer("stash_type", 1)).name
-    return [result, *(cast_to(builder, name, stash) for name in (mean, write("div", 1, deviation)))]
+    return [result, mean, write("div", 1, deviation)]
 
 
 def _lp_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

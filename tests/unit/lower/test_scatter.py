@@ -20,7 +20,13 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.target import Target
 
 Array = np.ndarray[Any, Any]
-JOIN: dict[str, Any] = {"none": lambda _, new: new, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+JOIN: dict[str, Any] = {
+    "none": lambda _, new: new,
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 SHAPES: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ("scatter_elements", (300,), (200,), (200,), {"axis": 0}),
     ("scatter_elements", (9, 5, 3), (80, 5, 2), (80, 5, 2), {"axis": 0}),
