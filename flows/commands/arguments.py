@@ -20,7 +20,7 @@ Store = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="State folder: records, runs, results; or a URL such as s3://bucket/folder for the first two. "
+        help="State folder: records, runs, training data, results; or a URL such as s3://bucket/folder, without results. "
         "Default: $RETUNE_HOME or ./.retune.",
     ),
 ]

@@ -249,6 +249,7 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
     timed = "confirmed ms" if facts.report else "best ms"
     headings = ("kernel", "uses", "share", "trials", "default ms", timed, "GFLOP/s", "served by")
     yield _table(headings, rows, numeric=(1, 2, 3, 4, 5, 6))
+    yield f"<p>The programs: <code>retune explain {facts.info.run_id} KERNEL</code></p>"
 
 
 def _run(facts: RunFacts) -> Iterator[str]:
