@@ -68,6 +68,8 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
         return PrefectTaskRunner()  # type: ignore[no-untyped-call]
     module, resources = import_module(PACKAGES[kind]), dict.fromkeys(queues, 1)
     if kind == DASK:
+        # A chunk's kernels may be larger than the 10 MB from which on Dask warns in the middle of a run's lines.
+        import_module("dask").config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
         # Every worker has each queue once: its two threads serve a build and a timing.
         local = {"n_workers": 2, "threads_per_worker": 2, "resources": resources, "dashboard_address": None}
         local["security"] = True  # keys of its own, so that no other account reaches it

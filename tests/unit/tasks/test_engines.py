@@ -2,6 +2,7 @@
 
 import errno
 from asyncio import CancelledError
+from importlib import import_module
 from typing import Any, Self, cast
 
 import pytest
@@ -101,6 +102,7 @@ def test_a_fleet_starts_no_server_without_a_login() -> None:
 def test_a_local_cluster_of_dask_takes_nobody_without_its_keys() -> None:
     distributed = pytest.importorskip("distributed")
     runner: Any = task_runner_of(DASK, ("build",))
+    assert import_module("dask").config.get("distributed.admin.large-graph-warning-threshold") == "1GB"
     kind = {**runner.cluster_kwargs, "n_workers": 0}
     with distributed.LocalCluster(**kind) as cluster, distributed.Client(cluster) as client:
         address = client.scheduler_info()["address"]
