@@ -20,8 +20,8 @@ Store = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="State folder: records, runs, training data, results; or a URL such as s3://bucket/folder, without results. "
-        "Default: $RETUNE_HOME or ./.retune.",
+        help="State folder: records, runs, training data, results; or a URL such as s3://bucket/folder for all but the "
+        "results. Default: $RETUNE_HOME or ./.retune.",
     ),
 ]
 
