@@ -16,6 +16,7 @@ from onnx.reference.op_run import OpRun
 
 import retune
 from benchmarks.correctness.compare import ROUNDOFF, Arrays, Outcome, judged, nudged, tolerance
+from benchmarks.correctness.onnx_nodes import random_nodes
 from retune.compiler.errors import RetuneError
 from tests.support.property.onnx_models import COLUMNS, random_model
 
@@ -37,6 +38,11 @@ def nested(seed: int) -> Outcome:
     rows = int(rng.integers(1, 9))
     feeds = {name: rng.standard_normal((rows, COLUMNS)).astype(np.float32) for name in ("x", "z")}
     return _against_onnxruntime(random_model(seed), feeds, seed, dynamic=True)
+
+
+def nodes(seed: int) -> Outcome:
+    """A graph of the project's generator of plain nodes."""
+    return _against_onnxruntime(*random_nodes(seed), seed)
 
 
 def nnsmith(seed: int) -> Outcome:

@@ -23,6 +23,7 @@ def programs(seed: int) -> Outcome:
 
 KINDS: dict[str, tuple[Callable[[int], Outcome], str, tuple[str, ...]]] = {
     "nnsmith": (onnx_graphs.nnsmith, "ONNX Runtime without optimizations, onnx.reference", ("nnsmith", "torch")),
+    "nodes": (onnx_graphs.nodes, "ONNX Runtime without optimizations, onnx.reference", ()),
     "nested": (onnx_graphs.nested, "ONNX Runtime without optimizations, onnx.reference", ()),
     "torch": (torch_functions.views, "eager PyTorch", ("torch",)),
     "programs": (programs, "interpreter, fenced buffers", ()),
