@@ -82,7 +82,7 @@ def spread_of(run: Callable[[int], Arrays], wanted: Arrays) -> Arrays:
                 change = np.where((left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.abs(left - right))
                 np.maximum(spread, np.where(np.isfinite(change), change, np.nan), out=spread)
     # An element that few nudges left alone changes as much as the others do; where most stay, none is excused.
-    usual = (4 * float(np.median(spread)) if spread.size else 0.0 for spread in spreads)
+    usual = (4 * float(np.median(np.nan_to_num(spread))) if spread.size else 0.0 for spread in spreads)
     return [np.maximum(spread, least) for spread, least in zip(spreads, usual, strict=True)]
 
 

@@ -87,7 +87,9 @@ def test_a_kind_without_its_packages_is_left_out_with_a_word(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "seeds"), [("nnsmith", 8), ("nodes", 12), ("nested", 4), ("torch", 8), ("programs", 2)])
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("nnsmith", 8), ("nodes", 12), ("nested", 4), ("torch", 8), ("programs", 2)]
+)
 def test_every_kind_finds_a_planted_fault(
     kind: str, seeds: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
