@@ -55,7 +55,7 @@ def test_a_sample_of_versions_and_types_compiles_and_is_right(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_version_and_type_compiles_and_is_right_or_is_documented(tmp_path: Path) -> None:
-    problems, refused = _problems(cases(2), tmp_path)
+    problems, refused = _problems(cases(1), tmp_path)
     assert not problems, "\n".join(problems)
     forms = {name for name, why in _refused().items() if why != "missing"}
     assert forms <= refused, "the document names operators that are taken"
