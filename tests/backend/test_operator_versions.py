@@ -13,7 +13,7 @@ from retune.compiler.errors import RetuneError
 from tests.support.operator_versions import Case, cases, computed, disagreement
 
 _DOCUMENT = Path(__file__).parents[2] / "docs/reference/onnx.md"
-_TABLE = re.compile(r"^\| ([A-Za-z, ]+) \| ([^|]+) \|$", re.MULTILINE)
+_TABLE = re.compile(r"^\| ([A-Z][A-Za-z, ]+) \| ([^|]+) \|$", re.MULTILINE)
 _DISPUTED = {
     "GridSample": "the reference rounds the grid to the integers of the image, and ONNX Runtime takes floats alone",
 }
