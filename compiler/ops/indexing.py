@@ -217,6 +217,7 @@ def _gather(call: OpCall) -> Lowered:
     axis, rank = call.require_axis(), len(indices.shape)
     _require_indices(call)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    call.require(x.shape[axis] != 0 or 0 in shape, f"there are no elements along axis {axis}")
 
     def build(source: Tensor, where: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:

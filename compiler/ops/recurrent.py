@@ -41,6 +41,9 @@ def _lower(call: OpCall) -> Lowered:
     hidden, rows, dtype = call.integer("hidden"), call.types[0].shape[0], call.types[0].dtype
     fits = all(len(one.shape) == 2 and one.dtype == dtype and one.shape[0] in (1, rows) for one in call.types)
     call.require(fits, "needs matrices of one type, of as many rows as the first or of one")
+    gates = [map(int, word.split(".")) for word in call.text("program").split() if word[0].isdigit()]
+    wide = all(call.types[number].shape[1] >= (index + 1) * hidden for number, index in gates)
+    call.require(wide, f"an operand has too few gates of {hidden} columns")
 
     def build(*operands: Tensor) -> Tensor:
         def body(i: Expr, j: Expr) -> Expr:

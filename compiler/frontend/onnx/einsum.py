@@ -98,7 +98,7 @@ def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     extents: dict[str, int] = {}
     for value, term in zip(values, terms, strict=True):
         for label, extent in zip(term, value.shape, strict=True):
-            extents[label] = max(extent, extents.get(label, 1))
+            extents[label] = extents.get(label, 1) if extent == 1 else extent
     pairs = [_diagonal(builder, value.name, term) for value, term in zip(values, terms, strict=True)]
     current = ("", "")
     for place, (x, term) in enumerate(pairs):

@@ -96,11 +96,15 @@ def _gather_nd(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 def _scatter_elements(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     axis = node.axis(node.integer("axis", 0), len(builder.value(x).shape))
+    if node.operand(builder, 2).size == 0:
+        return [x]
     return [write("scatter_elements", *node.inputs[:3], axis=axis, reduction=node.text("reduction", "none"))]
 
 
 def _scatter_nd(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    write, _ = formula_of(builder, node)
+    write, x = formula_of(builder, node)
+    if node.operand(builder, 2).size == 0:
+        return [x]
     return [write("scatter_nd", *node.inputs[:3], reduction=node.text("reduction", "none"))]
 
 
@@ -231,6 +235,8 @@ def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     mode = node.text("mode", "linear")
     if mode not in ("linear", "circular"):
         raise node.unsupported(f"mode {mode!r} is neither linear nor circular")
+    if update.size == 0:
+        return [past]
     column = (1,) * axis + (shape[axis],) + (1,) * (len(shape) - axis - 1)
     places = builder.arange(shape[axis], column)
     steps = places

@@ -137,6 +137,8 @@ def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     # Laplace's expansion takes n! products: 24 for 4, 120 for 5.
     if rows != columns or rows > 4:
         raise node.unsupported(f"a matrix of {rows} x {columns}; only square ones up to 4 x 4")
+    if rows == 0:  # the empty product
+        return [builder.filled(1, builder.value(x).dtype, batch)]
     flat = write("reshape", x, shape=(*batch, rows * columns))
     cells = [taken(builder, flat, len(batch), [place]) for place in range(rows * columns)]
     places = [write("reshape", cell, shape=tuple(batch)) for cell in cells]

@@ -71,7 +71,7 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if flat:
         x = write("reshape", x, shape=(prod(shape[:axis]), prod(shape[axis:])))
         axis = 1
-    if node.op_type == "Hardmax":
+    if node.op_type == "Hardmax" and builder.value(x).size != 0:
         whole = builder.value(x).shape
         column = [extent if place == axis else 1 for place, extent in enumerate(whole)]
         hit = write("equal", write("arg_max", x, axis=axis, keepdims=True), builder.arange(whole[axis], column))
