@@ -131,7 +131,7 @@ def compile_best(
     comparison = chain.run(verify, job.network, paths, job.threads, job.options.seed, job.plan, job.gpu, job.instances)
     if comparison.keeps_defaults:
         announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
-        tuned = chain.run(compile_to, "tuned", opaque(extracted), {}, path, built, instances)
+        tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)
         used = {each.workload_key: each.task for each in tuned.coverage.kernels}
         comparison, winners = comparison.of_defaults(), keep_defaults(winners, used)
     announce(PhaseStarted("measuring what the machine can do at best"))
