@@ -155,6 +155,9 @@ def _node_of(schema: Any, source: onnx.NodeProto, feeds: Mapping[str, Array]) ->
         operands.pop()
     if len(operands) > schema.max_input or len(operands) < schema.min_input or len(node.output) > schema.max_output:
         return None
+    optional = defs.OpSchema.FormalParameterOption.Optional
+    if operands and not operands[0] and schema.inputs[0].option != optional:  # a scan of operator set 8
+        return None
     required = {name for name, attribute in schema.attributes.items() if attribute.required}
     if required - {attribute.name for attribute in attributes}:
         return None
