@@ -66,7 +66,8 @@ def test_reductions_over_neighbors_run_in_lanes(shape: tuple[int, int], along: i
     partial = {
         stmt.buffer.shape[0]
         for stmt in walk_stmt(lowered(state).body)
-        if isinstance(stmt, Allocate) and ".part" in stmt.buffer.name
+        # The sum of floats of two bytes, which is a register, has no lanes.
+        if isinstance(stmt, Allocate) and ".part" in stmt.buffer.name and stmt.buffer.shape
     }
     found = found_in(state)
     assert partial == ({lanes} if lanes else set())
