@@ -37,10 +37,16 @@ class TuningEstimate:
     tasks: int
     untuned: int
 
+    @property
+    def seconds(self) -> float:
+        """What a minute is expected to take off the latency."""
+        return math.inf if self.untuned else self.gain * self.latency
+
     def __str__(self) -> str:
         if self.untuned:
             return f"{self.network}: {self.untuned} of {self.tasks} tasks have no record of this version"
-        return f"{self.network}: {milliseconds(self.latency)} ms, a minute may take {self.gain:.2%} off"
+        less = f"{milliseconds(self.seconds)} ms ({self.gain:.2%})"
+        return f"{self.network}: {milliseconds(self.latency)} ms, a minute may take {less} off"
 
 
 def estimate(
@@ -114,6 +120,6 @@ def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) 
 
 
 def most_promising(estimates: Iterable[TuningEstimate], least_gain: float) -> TuningEstimate | None:
-    """The network with the highest gain, the first of equals; None when none reaches `least_gain` a minute."""
+    """The network expected to lose most seconds, or the first such; None when no `gain` reaches `least_gain`."""
     worthy = [found for found in estimates if found.gain >= least_gain and found.gain > 0.0]
-    return max(worthy, key=lambda found: found.gain, default=None)
+    return max(worthy, key=lambda found: found.seconds, default=None)

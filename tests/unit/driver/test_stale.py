@@ -110,6 +110,8 @@ def test_the_most_promising_network_that_is_worth_it() -> None:
     new = TuningEstimate("c", math.inf, math.inf, 1, 1)
     assert most_promising([a, b], 0.05) == b
     assert most_promising([a, new, b], 0.05) == new
+    large = TuningEstimate("large", 0.1, 4.0, 1, 0)  # 0.4 s of each call, where b has 0.3
+    assert most_promising([a, b, large], 0.05) == large
     assert most_promising([a, b], 0.5) is None
     assert most_promising([TuningEstimate("d", 0.0, 1.0, 0, 0)], 0.0) is None
 
