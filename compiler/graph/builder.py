@@ -193,7 +193,7 @@ class GraphBuilder:
             raise DefinitionError(f"graph {self.name}: an output has the name of the input {clash[0]}")
         copies: dict[str, str] = {}
         for wanted, source in outputs.items():
-            if wanted == source and source in final:
+            if final.get(source) == wanted:  # an input that is an output
                 continue
             if source in final or source in self._constants:
                 copies[wanted] = source

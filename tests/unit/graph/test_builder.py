@@ -52,6 +52,14 @@ def test_numbers_of_dead_names_are_given_back() -> None:
     assert [node.output for node in graph.nodes] == ["a", "y"]
 
 
+def test_one_value_is_several_outputs_one_of_which_has_its_name() -> None:
+    build = builder_of(2)
+    value = build.emit("tanh", ["x"], output="y")
+    graph = rewrite(build.finish({"first": value, "y": value, "x": "x"}), lambda *_: None)
+    verify(graph)
+    assert graph.outputs == ("first", "y", "x")
+
+
 def test_an_output_cannot_be_called_like_an_input() -> None:
     build = builder_of(2)
     with pytest.raises(DefinitionError, match="name of the input x"):
