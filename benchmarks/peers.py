@@ -69,8 +69,9 @@ def time_operator(path: Path, kernel: str, model: bytes, threads: int, product: 
         SESSION: lambda: session.run(inputs),
     }
     if product:
-        weight = max(network.constants.values(), key=lambda array: array.size)
-        matrix = np.random.default_rng(1).standard_normal((shape[1], weight.size // shape[1]), dtype=np.float32)
+        # Of the model's size: packed weights may be padded.
+        columns = answers[SESSION].shape[-1]
+        matrix = np.random.default_rng(1).standard_normal((shape[1], columns), dtype=np.float32)
         out = np.empty((shape[0], matrix.shape[1]), np.float32)
         runs[NUMPY] = lambda: np.matmul(x, matrix, out=out)
         runs[NUMPY]()

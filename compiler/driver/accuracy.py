@@ -31,13 +31,17 @@ _STEPS, _TINY = 127, np.finfo(np.float64).tiny
 
 def errors_of(outputs: Outputs, reference: Outputs) -> Errors:
     """For every output the largest difference, relative to the largest value of the reference, and the mean one,
-    relative to the mean value; infinite when shapes differ or a value is not a number.
+    relative to the mean value, of finite values; infinite when shapes differ, or where an infinity or a NaN does.
     """
     rows = np.full((len(reference), 2), np.inf)
     for row, got, wanted in zip(rows, outputs, reference, strict=True):
         if got.shape == wanted.shape:
+            got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+            same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+            with np.errstate(invalid="ignore"):
+                difference = np.where(same, 0.0, got - wanted)
             # Elements near 0 are differences of large terms, and have no relative accuracy of their own.
-            row[:] = _sizes(np.asarray(got, np.float64) - np.asarray(wanted, np.float64)) / (_sizes(wanted) + _TINY)
+            row[:] = _sizes(difference) / (_sizes_of_finite(wanted) + _TINY)
     return np.asarray(np.nan_to_num(rows, nan=np.inf, posinf=np.inf))
 
 
@@ -77,12 +81,14 @@ def judge(
         ways.append(run(_change(inputs, bool(quanta))))
     if not ways:
         raise MeasureError("the model can be computed in one way only")
-    limits = (_FACTOR_INT8 if quanta else _FACTOR) * np.max([errors_of(way, exact) for way in ways], axis=0)
+    spread = np.asarray([errors_of(way, exact) for way in ways])
+    # A way that has an infinity or a NaN elsewhere would allow any error.
+    limits = (_FACTOR_INT8 if quanta else _FACTOR) * np.max(np.where(np.isfinite(spread), spread, 0.0), axis=0)
     capped = limits[:, 1 if quanta else 0]
     np.minimum(capped, _MOST, out=capped)
     for row, quantum, output in zip(limits, quanta, exact, strict=False):
-        steps = np.multiply(_QUANTA, quantum or _sizes(output)[0] / _STEPS)
-        np.maximum(row, steps / (_sizes(output) + _TINY), out=row)
+        sizes = _sizes_of_finite(output)
+        np.maximum(row, np.multiply(_QUANTA, quantum or sizes[0] / _STEPS) / (sizes + _TINY), out=row)
     return how, exact, np.maximum(limits, least)
 
 
@@ -90,6 +96,10 @@ def _sizes(array: NDArray[Any]) -> Errors:
     """The largest and the mean of absolute values."""
     values = np.abs(np.asarray(array, np.float64))
     return np.asarray([np.max(values, initial=0.0), np.sum(values) / max(values.size, 1)])
+
+
+def _sizes_of_finite(array: NDArray[Any]) -> Errors:
+    return _sizes(np.where(np.isfinite(np.asarray(array, np.float64)), array, 0.0))
 
 
 def _change(inputs: Arrays, is_quantized: bool) -> dict[str, NDArray[Any]]:

@@ -71,7 +71,9 @@ def test_programs_read_events_and_then_the_report(tmp_path: Path, capsys: pytest
     assert [event["round"] for event in rounds] == list(range(len(rounds)))
     assert {"done": 2, "total": 2, "event": "phase_advanced"} in events
     after = events[events.index(rounds[-1]) + 1 :]
-    assert [event["text"].split()[0] for event in after if event["event"] == "phase_started"] == [
+    phases = [event["text"].split()[0] for event in after if event["event"] == "phase_started"]
+    # Where the tuned network is no faster, the default schedules are kept.
+    assert [phase for phase in phases if phase != "keeping"] == [
         "storing", "selecting", "confirming", "compiling", "comparing", "measuring", "writing"
     ]  # fmt: skip
     report = events[-1]
