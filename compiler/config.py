@@ -191,7 +191,8 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
                 both = _words(folder / "cpu.max")
                 both = both or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
                 # "max" or -1 is no limit; both numbers are in microseconds.
-                quotas += [int(both[0]) / int(both[1])] if len(both) == 2 and both[0].isdecimal() else []
+                numbers = [int(word) for word in both if word.isdecimal()]
+                quotas += [numbers[0] / numbers[1]] if len(numbers) == 2 and numbers[1] else []
     return min(quotas, default=None)
 
 

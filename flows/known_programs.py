@@ -65,9 +65,10 @@ class KnownPrograms:
 
 
 def threads_of_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None, keys: set[str]) -> list[int]:
-    """The numbers of threads for which there are records of these tasks on this machine."""
+    """The other numbers of threads for which there are records of these tasks on this machine."""
     scope = {**record_scope(extracted, gpu), "threads": None}
-    return sorted({one.threads for key in keys for one in ParquetRecordStore(home).records(task_key=key, **scope)})
+    records = (record for key in keys for record in ParquetRecordStore(home).records(task_key=key, **scope))
+    return sorted({record.threads for record in records} - {extracted.threads})
 
 
 def _others_of(

@@ -16,6 +16,7 @@ from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.flows.commands import compile as compile_module
+from retune.flows.known_programs import threads_of_records
 from retune.storage.parquet import ParquetRecordStore
 from tests.support.fake_cuda import DEVICE
 from tests.support.flows.command_line import Refused, run
@@ -164,3 +165,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_compiling(
     said = refused("compile", "mlp", "-o", path)
     assert all(word in said for word in words)
     assert list(folder.iterdir()) == []
+
+
+def test_records_for_the_number_of_threads_itself_are_not_pointed_out(folder: Path) -> None:
+    """The default schedule may be faster than these."""
+    extracted = extract_network("mlp", "llvm", 1)
+    task = extracted.tasks[0]
+    ParquetRecordStore(folder / "state").append([_record(task, config.device_name())])
+    assert threads_of_records(extracted, folder / "state", None, {task.workload_key}) == []
+    extracted = extract_network("mlp", "llvm", 2)
+    assert threads_of_records(extracted, folder / "state", None, {task.workload_key}) == [1]

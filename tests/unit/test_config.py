@@ -64,6 +64,7 @@ def test_identities_are_stable_and_not_empty() -> None:
             3.0,
         ),
         ("4:cpu:/c\n", {"cpu/c/cpu.cfs_quota_us": "-1", "cpu/c/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "100000 0"}, None),
         ("", {}, None),
     ],
 )

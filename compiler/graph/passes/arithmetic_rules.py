@@ -73,6 +73,10 @@ def _is_sum(builder: GraphBuilder, name: str) -> bool:
     return node is not None and (OPS[node.op].kind is FusionKind.COMPLEX or node.op in ("reduce_sum", "reduce_mean"))
 
 
+_ROUNDS = 4096
+"""From this number on a constant that is added rounds away digits that matter."""
+
+
 def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
     """(x + c) + d -> x + (c + d), alike for products."""
     if node.op not in _MERGING:
@@ -88,6 +92,10 @@ def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
     lost = np.isfinite(constant) & np.isfinite(outer) & ~np.isfinite(joined)
     if node.op == "mul":
         lost |= (abs(joined) < np.finfo(outer.dtype).tiny) & (constant != 0) & (outer != 0)
+    else:
+        # Large numbers that cancel round x to an integer or to zero, on purpose.
+        largest = np.maximum(abs(constant), abs(outer))
+        lost |= (largest >= _ROUNDS) & (abs(joined) < largest / 2)
     # What overflows or underflows together need not do so one after the other.
     if lost.any():
         return None
