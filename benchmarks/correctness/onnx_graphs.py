@@ -2,6 +2,7 @@
 
 import io
 import random
+import resource
 import warnings
 from math import erf
 from typing import Any
@@ -21,6 +22,7 @@ from retune.compiler.errors import RetuneError
 from tests.support.property.onnx_models import COLUMNS, random_model
 
 Feeds = dict[str, NDArray[Any]]
+_MODEL_BYTES = 12 << 30
 
 
 class Erf(OpRun):
@@ -78,7 +80,10 @@ def _nnsmith_model(seed: int) -> onnx.ModelProto | str:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     file = io.BytesIO()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
+        # Some of its tensors take all memory.
+        resource.setrlimit(resource.RLIMIT_AS, (_MODEL_BYTES, limits[1]))
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             generator = model_gen(opset=operators, seed=seed, max_nodes=4 + seed % 9, timeout_ms=10000)
@@ -101,6 +106,8 @@ def _nnsmith_model(seed: int) -> onnx.ModelProto | str:
             )
     except Exception as error:  # of NNSmith or the exporter: no model is no result
         return f"no model: {type(error).__name__}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
     return onnx.load_from_string(file.getvalue())
 
 
