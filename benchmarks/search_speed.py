@@ -23,7 +23,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.tensor import Tensor
 

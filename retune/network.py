@@ -234,7 +234,7 @@ class Network:
 def load(path: str | Path) -> Network:
     """A network that `Network.save`, `retune tune` or `retune compile` wrote: NAME.retune or NAME.so.
 
-    Raises: ArtifactError when the file is missing, damaged, of another version, or for another kind of CPU.
+    Raises: ArtifactError when the file is missing, damaged, of another version, or for a CPU with other instructions.
     """
     path = path_of(path)
     if not is_shared_library(path) and kind_of(path) == VM_EXECUTABLE:

@@ -14,7 +14,8 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.sketch_rules import SketchContext
-from retune.compiler.search.space import SketchSpace, spaces_of
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import spaces_of
 from retune.compiler.search.transfer import k_nearest, refitted
 
 _TRIED = 4

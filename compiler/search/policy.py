@@ -50,7 +50,8 @@ from retune.compiler.search.protocol import (
 from retune.compiler.search.scored import Features, TaskFeatures, padded
 from retune.compiler.search.sketch import derive_sketches, rules_of
 from retune.compiler.search.sketch_rules import PreloadCustomSketchRule, SketchContext
-from retune.compiler.search.space import SketchSpace, spaces_of
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import spaces_of
 from retune.compiler.search.transfer import refitted
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -20,23 +20,18 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, Inlined, IterKind, Number, Root, State, replay
 from retune.compiler.schedule.statements import StageNest, statement_nests
 from retune.compiler.schedule.steps import Annotate, Fuse, Pragma, Split, Step
-from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.annotate import annotated_steps, template_state
 from retune.compiler.search.depths import cumulative, random_true, settled_depth
 from retune.compiler.search.factorize import covering, sample_factorizations
 from retune.compiler.search.genome import Layout, Mask, Rows, SplitColumns
-from retune.compiler.search.gpu_kernels import kernels_of
-from retune.compiler.search.gpu_legality import gpu_legal
 from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.placement import placements_of
 from retune.compiler.search.register_tile import settled_unroll
-from retune.compiler.search.sketch import derive_sketches, report_failure
-from retune.compiler.search.sketch_rules import SketchContext, SketchRule
-from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH, search_kind
-from retune.compiler.search.sketch_rules.facts import split_steps
+from retune.compiler.search.sketch_rules import SketchContext
+from retune.compiler.search.sketch_rules.base import search_kind
 from retune.compiler.search.sketch_rules.tensor_core import unrolls
-from retune.compiler.search.widths import read_width, widths_of, with_width
+from retune.compiler.search.widths import read_width, with_width
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import ComputeOp
 
@@ -110,7 +105,7 @@ class SketchSpace:
         """The columns of a row."""
         splits = tuple(
             (number, _covering(dag, steps[:number], step, context.options), parts)
-            for number, step, parts in _open_splits(steps)
+            for number, step, parts in open_splits(steps)
         )
         return Layout.of(splits, stages, unrolled)
 
@@ -347,108 +342,6 @@ class SketchSpace:
                 row[unroll[step.stage]] = int(limit) if limit.isdecimal() and len(limit) < _UNROLL_DIGITS else -1
 
 
-@dataclass(frozen=True, eq=False)
-class GpuSketchSpace(SketchSpace):
-    """All programs of one sketch for a GPU: there is one placement, since loops are bound to blocks and threads; no
-    column says which loop is parallel or a vector loop; widths are columns.
-    """
-
-    has_registers: ClassVar[bool] = True
-
-    @staticmethod
-    def _layout(
-        dag: ComputeDAG,  # noqa: ARG004 of a CPU's programs it tells which extents to round up
-        context: SketchContext,
-        state: State,
-        steps: Sequence[Step],
-        stages: tuple[int, ...],  # noqa: ARG004 no column of a stage
-        unrolled: tuple[int, ...],
-    ) -> Layout:
-        splits = tuple((number, step.extent, parts) for number, step, parts in _open_splits(steps))
-        return Layout.of(splits, (), unrolled, tuple(widths_of(state, steps, context.hardware)))
-
-    @staticmethod
-    def _placements(state: State, options: SearchOptions) -> tuple[tuple[Step, ...], ...]:  # noqa: ARG004
-        return ((),)
-
-    def legal(self, group: Group) -> Mask:
-        """Which rows of a group a block of the GPU can run."""
-        return gpu_legal(group.nests, self.hardware, len(group.rows))
-
-    def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
-        """Draw rows as for a CPU. Most tilings ask too much of a block, so rows that are not legal are drawn again, at
-        most `sample_attempts` times.
-        """
-        rows = self._drawn(rng, count, placements)
-        if not len(rows):
-            return rows
-        kept = np.zeros(count, dtype=np.bool_)
-        # Rejection sampling keeps the distribution over legal programs; the number of attempts bounds its time.
-        for _ in range(self.options.sample_attempts):
-            for which, group in self.groups(rows[~kept]):
-                kept[np.flatnonzero(~kept)[which]] = self.legal(group)
-            if kept.all():
-                break
-            rows[~kept] = self._drawn(rng, int(np.count_nonzero(~kept)), placements)
-        else:
-            self._exchange_kernels(rng, rows)
-        return rows
-
-    def _exchange_kernels(self, rng: np.random.Generator, rows: Rows) -> None:
-        """Give rows of several kernels, which are rarely all legal, legal kernels of other rows."""
-        state = template_state(self.dag, self.sketch)
-        (_, group), *_ = self.groups(rows)  # a GPU's programs have one placement
-        kernels = kernels_of(group.nests, len(rows), self.hardware.gpu)
-        for kernel in kernels if len(kernels) > 1 else ():
-            good = gpu_legal(kernel.nests, self.hardware, len(rows))
-            steps = {step for nest in kernel.nests for step in split_steps(state, nest.stage)}
-            parts = [np.arange(self.layout.width)[split.columns] for split in self.layout.splits if split.step in steps]
-            parts += [np.array([width.column]) for width in self.layout.widths if width.step in steps]
-            if good.any() and parts:
-                donors = rng.choice(np.flatnonzero(good), int(np.count_nonzero(~good)))
-                columns = np.concatenate(parts)
-                rows[np.ix_(~good, columns)] = rows[np.ix_(donors, columns)]
-
-    def _group(self, rows: Rows, placement: int) -> Group:
-        return Group(rows, statement_nests(self._replay(rows, placement)), self._choices(rows))
-
-
-SPACES: dict[str, type[SketchSpace]] = {CPU_SEARCH.name: SketchSpace, GPU_SEARCH.name: GpuSketchSpace}
-"""The sketch space of every kind of search."""
-
-
-def build_spaces(
-    task: SearchTask,
-    options: SearchOptions,
-    rules: Sequence[SketchRule] | None = None,
-    policy: Any = None,
-) -> tuple[SketchSpace, ...]:
-    """One space for every sketch of the task that has a sound placement.
-
-    `rules` are those of the task's kind of machine unless given; `policy` is what custom rules get to see.
-    """
-    context = SketchContext(task.hardware, options, policy, task.target)
-    return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
-
-
-def spaces_of(
-    dag: ComputeDAG, context: SketchContext, sketches: Sequence[State], failures: list[str] | None = None
-) -> tuple[SketchSpace, ...]:
-    """One space for every different sketch that has a sound placement, in their order. A sketch whose space cannot be
-    built is left out, and reported as `derive_sketches` reports a rule.
-    """
-    different: dict[tuple[Any, ...], State] = {}
-    for sketch in sketches:
-        different.setdefault(sketch.steps, sketch)
-    spaces = []
-    for sketch in different.values():
-        try:
-            spaces.append(SPACES[context.kind.name].of(dag, context, sketch))
-        except ScheduleError as error:
-            report_failure(failures, f"a sketch allows no program: {error}")
-    return tuple(space for space in spaces if space.placements)
-
-
 def _applied(state: State, steps: Sequence[Step]) -> State:
     for step in steps:
         state = state.apply(step)
@@ -477,7 +370,7 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
     return LoopFacts(stage, depth, vector)
 
 
-def _open_splits(steps: Sequence[Step]) -> Iterator[tuple[int, Split, int]]:
+def open_splits(steps: Sequence[Step]) -> Iterator[tuple[int, Split, int]]:
     """The splits whose lengths are to be chosen: number, step, and how many parts they make."""
     for number, step in enumerate(steps):
         if isinstance(step, Split) and None in step.lengths:

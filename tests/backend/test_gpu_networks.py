@@ -28,7 +28,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from tests.support.gpu_network import compiled_for_gpu, run_on_gpu
 from tests.support.onnx_backend import CATEGORIES, recorded

@@ -11,7 +11,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, State, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Split
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.te.evaluate import evaluate
 from tests.support.cases import check_case, check_subjects
 from tests.support.kernel_texts import sections_of

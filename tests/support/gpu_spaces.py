@@ -4,7 +4,8 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, Step
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import (
     conv_bn_relu,
     gpu_task_of,

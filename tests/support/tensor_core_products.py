@@ -18,7 +18,8 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import AsMatmul, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import HardwareParams, Target
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import Tensor

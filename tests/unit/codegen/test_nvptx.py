@@ -17,7 +17,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from tests.support.ptx.assembler import assembled, tiled
 from tests.support.simt_operators import OPERATORS

@@ -17,7 +17,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of

@@ -10,7 +10,7 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.statements import statement_nests
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 
 COUNT = 24
 

@@ -9,7 +9,8 @@ from retune.compiler.schedule.steps import AsMatmul
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.scored import scored_hardware
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from tests.support.tensor_core_products import TF32, product
 from tests.support.workloads import GPU
 

@@ -8,7 +8,7 @@ from retune.compiler.gpu_facts import facts_of
 from retune.compiler.schedule.steps import Pipeline, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from tests.support.feature_programs import features_of
 from tests.support.tensor_core_products import conv

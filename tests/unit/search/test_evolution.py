@@ -18,7 +18,8 @@ from retune.compiler.search.evolution import (
 )
 from retune.compiler.search.genome import Layout, Rows, Scores, keys_of
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import matmul, task_of
 
 OPTIONS = SearchOptions(population=200, generations=6)

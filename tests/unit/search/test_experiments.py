@@ -32,7 +32,7 @@ from retune.compiler.search.policy import (
     PreloadMeasuredStates,
     SketchPolicy,
 )
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from tests.support.workloads import conv_residual_nhwc, matmul, softmax, task_of
 
 OPTIONS = SearchOptions(population=128, generations=2)

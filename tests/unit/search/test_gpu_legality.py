@@ -16,7 +16,7 @@ from retune.compiler.schedule.steps import Annotate, ComputeAt, Split, Step
 from retune.compiler.search.gpu_kernels import kernels_of
 from retune.compiler.search.gpu_legality import REASONS, gpu_refusals
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import HardwareParams
 from tests.support.simt_operators import OPERATORS
 from tests.support.small_computations import doubled, sum_and_peak, window

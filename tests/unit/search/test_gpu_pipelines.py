@@ -18,7 +18,8 @@ from retune.compiler.schedule.steps import Pipeline, Step
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.gpu_kernels import kernels_of
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of

@@ -14,7 +14,7 @@ from retune.compiler.search import mutation
 from retune.compiler.search.gpu_legality import gpu_legal
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from tests.support.gpu_spaces import DAGS, spaces_of
 from tests.support.workloads import (
     GPU,

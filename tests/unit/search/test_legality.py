@@ -12,7 +12,7 @@ from retune.compiler.schedule.steps import Annotate, Reorder, Split
 from retune.compiler.search.legality import legal, promising
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, straight_line, tile_registers
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import HardwareParams
 from tests.support.workloads import matmul, task_of, winograd_nhwc
 

@@ -14,7 +14,8 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.legality import legal
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.register_tile import register_tile, settled_unroll
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import HardwareParams, Target
 from tests.support.attention import attention
 from tests.support.workloads import (

@@ -10,7 +10,8 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import AsMatmul, Rfactor
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of

@@ -13,7 +13,8 @@ from retune.compiler.schedule.steps import AsMatmul, ComputeAt, Rfactor, Split
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.scored import scored_hardware
-from retune.compiler.search.space import SketchSpace, build_spaces
+from retune.compiler.search.space import SketchSpace
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.simt.execute import execute

@@ -22,7 +22,7 @@ from retune.compiler.search.policy import SketchPolicy
 from retune.compiler.search.scored import scored_hardware
 from retune.compiler.search.sketch import derive_sketches
 from retune.compiler.search.sketch_rules import SketchContext
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from tests.support.property.checks import checked
 from tests.support.property.programs import inputs_of

@@ -6,7 +6,7 @@ import pytest
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.schedule.state import replay
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.te.evaluate import evaluate
 from tests.support.property.programs import inputs_of
 from tests.support.simt.execute import execute

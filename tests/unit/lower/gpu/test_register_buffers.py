@@ -13,7 +13,7 @@ from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.lower.gpu.register_buffers import MOST_BYTES, MOST_STATEMENTS, RegisterBuffers
 from retune.compiler.schedule.state import replay
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from retune.compiler.target import Target
 from tests.support.workloads import GPU, gpu_task_of, matmul
 

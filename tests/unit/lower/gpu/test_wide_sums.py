@@ -12,7 +12,7 @@ from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.state import Annotation, replay
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions
-from retune.compiler.search.space import build_spaces
+from retune.compiler.search.spaces import build_spaces
 from tests.support.simt.execute import execute
 from tests.support.workloads import GPU, gpu_task_of
 

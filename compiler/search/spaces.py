@@ -1,0 +1,50 @@
+"""The sketch spaces of a task: one for every sketch that has a sound placement."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from retune.compiler.errors import ScheduleError
+from retune.compiler.schedule.dag import ComputeDAG
+from retune.compiler.schedule.state import State
+from retune.compiler.schedule.task import SearchTask
+from retune.compiler.search.gpu_space import GpuSketchSpace
+from retune.compiler.search.options import SearchOptions
+from retune.compiler.search.sketch import derive_sketches, report_failure
+from retune.compiler.search.sketch_rules import SketchContext, SketchRule
+from retune.compiler.search.sketch_rules.base import CPU_SEARCH, GPU_SEARCH
+from retune.compiler.search.space import SketchSpace
+
+SPACES: dict[str, type[SketchSpace]] = {CPU_SEARCH.name: SketchSpace, GPU_SEARCH.name: GpuSketchSpace}
+"""The sketch space of every kind of search."""
+
+
+def build_spaces(
+    task: SearchTask,
+    options: SearchOptions,
+    rules: Sequence[SketchRule] | None = None,
+    policy: Any = None,
+) -> tuple[SketchSpace, ...]:
+    """One space for every sketch of the task that has a sound placement.
+
+    `rules` are those of the task's kind of machine unless given; `policy` is what custom rules get to see.
+    """
+    context = SketchContext(task.hardware, options, policy, task.target)
+    return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
+
+
+def spaces_of(
+    dag: ComputeDAG, context: SketchContext, sketches: Sequence[State], failures: list[str] | None = None
+) -> tuple[SketchSpace, ...]:
+    """One space for every different sketch that has a sound placement, in their order. A sketch whose space cannot be
+    built is left out, and reported as `derive_sketches` reports a rule.
+    """
+    different: dict[tuple[Any, ...], State] = {}
+    for sketch in sketches:
+        different.setdefault(sketch.steps, sketch)
+    spaces = []
+    for sketch in different.values():
+        try:
+            spaces.append(SPACES[context.kind.name].of(dag, context, sketch))
+        except ScheduleError as error:
+            report_failure(failures, f"a sketch allows no program: {error}")
+    return tuple(space for space in spaces if space.placements)
