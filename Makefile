@@ -16,6 +16,7 @@ smoke:
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/size.py
 	$(BIN)/mypy
 
 format:
