@@ -36,7 +36,7 @@ COMMANDS = {
         "Serve compiled networks over HTTP, with KServe's Open Inference Protocol V2 and metrics for Prometheus.",
     ),
     "runs": ("report:runs", "List all runs, the newest last."),
-    "report": ("report:report", "Write the report of a run: latencies, progress, roofline, failures, coverage."),
+    "report": ("report:report", "Write the report of a run: latencies, progress, roofline, coverage."),
     "fetch": ("report:fetch", "Fetch the compiled network and the report of a run from a store at a URL."),
     "config": ("settings:show_config", "Print every setting: its value, where that comes from, and what it means."),
     "doctor": ("doctor:doctor", "Check whether this machine is fit for tuning, and say what to do where it is not."),

@@ -74,7 +74,7 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the report of a run: latencies, progress, roofline, failures, coverage. It is one HTML file."""
+    """Write the report of a run: latencies, progress, roofline, coverage. It is one HTML file."""
     output = Output(as_json, quiet)
     home = home_of(store)
     info = find_run(home, run)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.measure.record import DEFAULT_SCHEDULE
 from retune.compiler.runtime.readable import milliseconds
-from retune.tasks.pages.facts import Kernel, Programs, RunFacts, Trial
+from retune.tasks.pages.facts import Kernel, RunFacts, Trial
 from retune.tasks.pages.svg import (
     Frame,
     Scale,
@@ -31,7 +31,7 @@ DASHES = "5 3"
 
 CONTENDERS = {"tuned": 0, "untuned": 1, "ONNX Runtime": 2}
 """Ways to run the network, and the numbers of their colors."""
-TUNED, UNTUNED, OTHER = map(color_of, (0, 1, 3))
+TUNED, UNTUNED = map(color_of, (0, 1))
 
 
 def contender_color(name: str, place: int = 0) -> str:
@@ -135,42 +135,6 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
         # The area of a dot, not its radius, is what eyes compare.
         parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(one.share), TUNED, tip, 0.55))
     return svg_figure("Roofline", WIDE, TALL, parts)
-
-
-def calibration_chart(programs: Programs) -> str:
-    """What the cost model said of every program against what was measured; the diagonal is a perfect model."""
-    if not programs:
-        return ""
-    frame = Frame(52, 22, WIDE - 14, TALL - 36, "predicted", "measured: best time of the task over the program's")
-    x = Scale.over([0.0, 1.0, *(predicted for predicted, _ in programs)], frame.left, frame.right)
-    y = Scale(0.0, 1.0, frame.bottom, frame.top)
-    parts = list(frame.axes(x, y))
-    parts.append(polyline([(x(0.0), y(0.0)), (x(1.0), y(1.0))], "var(--muted)", dashes=DASHES))
-    parts += [circle(x(predicted), y(speed), 2.2, OTHER, opacity=0.5) for predicted, speed in programs]
-    return svg_figure("Scores of the cost model against measured speeds", WIDE, TALL, parts)
-
-
-def ranking_chart(rounds: Sequence[tuple[int, float]]) -> str:
-    """The share of pairs of programs that the cost model put in the right order, round by round."""
-    if len(rounds) < 2:
-        return ""
-    frame = Frame(52, 22, WIDE - 14, TALL - 36, "round", "pairs in the right order")
-    x = Scale.over([float(number) for number, _ in rounds], frame.left, frame.right)
-    y = Scale(0.0, 1.0, frame.bottom, frame.top)
-    parts = list(frame.axes(x, y))
-    parts.append(polyline([(frame.left, y(0.5)), (frame.right, y(0.5))], "var(--muted)", dashes=DASHES))
-    parts.append(svg_text(frame.right, y(0.5) + 13, "guessing", "end", muted=True))
-    # A moving average over about a sixth of the rounds: single rounds have few pairs, and scatter.
-    window = max(1, len(rounds) // 12)
-    means = [
-        (number, sum(share for _, share in rounds[max(0, place - window) : place + window + 1]))
-        for place, (number, _) in enumerate(rounds)
-    ]
-    counts = [len(rounds[max(0, place - window) : place + window + 1]) for place in range(len(rounds))]
-    parts += [circle(x(number), y(share), 2, OTHER, opacity=0.5) for number, share in rounds]
-    course = [(x(number), y(total / count)) for (number, total), count in zip(means, counts, strict=True)]
-    parts.append(polyline(course, OTHER, width=2))
-    return svg_figure("Ranking by the cost model", WIDE, TALL, parts)
 
 
 def task_charts(facts: RunFacts) -> list[tuple[Kernel, str]]:

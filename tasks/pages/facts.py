@@ -24,9 +24,6 @@ from retune.storage.rounds import Field, rounds_of
 from retune.storage.runs import RunInfo, RunLedger
 from retune.storage.store_url import Place
 
-Programs = Sequence[tuple[float, float]]
-"""Score and measured speed of programs, the latter 1 for the best of a task and 0 for a failure."""
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -64,21 +61,10 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Failures of one status with alike strings: how many, of which tasks, and one text in full."""
-
-    status: str
-    cause: str
-    count: int
-    tasks: tuple[str, ...]
-    example: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` by task
-    key in the order in which they were made, `ranking` the model's pair accuracy by round. `missing_rounds` have
-    stored records, but no line of their own that can be read.
+    key in the order in which they were made, `failures` how many of them failed. `missing_rounds` have stored records,
+    but no line of their own that can be read.
     """
 
     info: RunInfo
@@ -90,9 +76,7 @@ class RunFacts:
     coverage: CoverageReport
     course: tuple[tuple[float, float], ...]
     trials: Mapping[str, tuple[Trial, ...]]
-    programs: Programs
-    ranking: tuple[tuple[int, float], ...]
-    failures: tuple[Failure, ...]
+    failures: int
     versions: str
     contention: float
     missing_rounds: int
@@ -145,11 +129,9 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         kernels=_kernels(report, records, is_complete=info.is_complete),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
         coverage=CoverageReport.of([Coverage(**one) for one in report.get("coverage", {}).get("kernels", ())]),
-        course=tuple(_pairs(rounds, "elapsed", "latency")),
+        course=tuple(_course(rounds)),
         trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
-        programs=_programs(records),
-        ranking=tuple((int(number), share) for number, share in _pairs(rounds, "round", "model_pair_accuracy")),
-        failures=_failures(records),
+        failures=sum(record.status is not MeasureStatus.OK for record in records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
         contention=report.get("contention", typical(contention_of(records))),
         missing_rounds=len({record.round for record in records} - {row["round"] for row in rounds}),
@@ -161,12 +143,12 @@ def moment(seconds: float | None) -> str:
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _pairs(rounds: Sequence[Mapping[str, Field]], across: str, up: str) -> Iterator[tuple[float, float]]:
-    """Two fields of every round that has numbers in both."""
+def _course(rounds: Sequence[Mapping[str, Field]]) -> Iterator[tuple[float, float]]:
+    """Seconds spent and estimated latency after every round that has both."""
     for row in rounds:
-        x, y = row.get(across), row.get(up)
-        if isinstance(x, int | float) and isinstance(y, int | float):
-            yield float(x), float(y)
+        elapsed, latency = row.get("elapsed"), row.get("latency")
+        if isinstance(elapsed, int | float) and isinstance(latency, int | float):
+            yield float(elapsed), float(latency)
 
 
 def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete: bool) -> tuple[Kernel, ...]:
@@ -234,30 +216,6 @@ def _trial(record: MeasureRecord) -> Trial:
     if record.status is not MeasureStatus.OK:
         return Trial(math.inf, f"{record.status.name}: {cause_of(record.error)}")
     return Trial(record.seconds, record.mutation or "sampled")
-
-
-def _programs(records: Sequence[MeasureRecord]) -> list[tuple[float, float]]:
-    """Score and speed of every program that had been scored before it was measured."""
-    best: dict[str, float] = {}
-    for record in records:
-        best[record.task_key] = min(record.seconds, best.get(record.task_key, math.inf))
-    return [
-        (record.predicted, best[record.task_key] / record.seconds)
-        for record in records
-        if record.predicted is not None and math.isfinite(record.predicted) and math.isfinite(best[record.task_key])
-    ]
-
-
-def _failures(records: Sequence[MeasureRecord]) -> tuple[Failure, ...]:
-    groups: dict[tuple[str, str], list[MeasureRecord]] = {}
-    for record in records:
-        if record.status is not MeasureStatus.OK:
-            groups.setdefault((record.status.name, cause_of(record.error)), []).append(record)
-    found = [
-        Failure(status, cause, len(each), tuple(sorted({one.task_name for one in each})), each[-1].error)
-        for (status, cause), each in groups.items()
-    ]
-    return tuple(sorted(found, key=lambda failure: -failure.count))
 
 
 def _seconds(value: float | None) -> float:

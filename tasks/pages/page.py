@@ -7,10 +7,8 @@ from html import escape
 from retune.compiler.driver.coverage import WORDS
 from retune.compiler.runtime.readable import busy_warning, milliseconds
 from retune.tasks.pages.charts import (
-    calibration_chart,
     latency_chart,
     network_chart,
-    ranking_chart,
     roofline_chart,
     task_charts,
 )
@@ -22,8 +20,6 @@ SECTIONS = {
     "progress": "Progress",
     "tasks": "Tasks",
     "roofline": "Roofline",
-    "calibration": "Search calibration",
-    "failures": "Failures by cause",
     "coverage": "Coverage",
     "run": "The run",
 }
@@ -40,8 +36,6 @@ def page(facts: RunFacts) -> str:
         "progress": _progress(facts),
         "tasks": _tasks(facts),
         "roofline": _roofline(facts),
-        "calibration": _calibration(facts),
-        "failures": _failures(facts),
         "coverage": _coverage(facts),
         "run": _run(facts),
     }
@@ -191,31 +185,6 @@ def _roofline(facts: RunFacts) -> Iterator[str]:
     )
 
 
-def _calibration(facts: RunFacts) -> Iterator[str]:
-    scatter, ranking = calibration_chart(facts.programs), ranking_chart(facts.ranking)
-    if not (scatter or ranking):
-        yield _note("The cost model scored no program before it was measured.")
-        return
-    yield f'<div class="pair">{_figure(scatter)}{_figure(ranking)}</div>'
-    yield _note(
-        f"What the cost model predicted for {len(facts.programs)} programs before they were measured, and how well it "
-        "ranked those of each round. 1 is the best program of a task, 0 one that failed. The search measures what is "
-        "predicted to be best, so most dots lie to the right."
-    )
-
-
-def _failures(facts: RunFacts) -> Iterator[str]:
-    if not facts.failures:
-        yield _note(f"None of {facts.trial_count} trials failed.")
-        return
-    for failure in facts.failures:
-        share = failure.count / max(1, facts.trial_count)
-        yield (
-            f"<details><summary><b>{failure.count}</b> ({share:.1%}) {escape(failure.status)}: {escape(failure.cause)}"
-            f"</summary>{_note(', '.join(failure.tasks))}<pre>{escape(failure.example)}</pre></details>"
-        )
-
-
 def _coverage(facts: RunFacts) -> Iterator[str]:
     if not facts.kernels:
         yield _note("No kernels are known yet.")
@@ -260,6 +229,7 @@ def _run(facts: RunFacts) -> Iterator[str]:
         ("ended", moment(info.completed) if info.completed else "not yet: the same command goes on with it"),
         ("resumed", f"{len(info.resumed)} times"),
         *((name, str(value)) for name, value in info.describe.items() if value not in (None, "")),
+        ("failures", f"{facts.failures} of {facts.trial_count} trials"),
         ("versions", facts.versions or "-"),
         ("contention", f"{facts.contention:.1%} of the timings was lost to other processes or a slow CPU"),
         *((name, str(value)) for name, value in facts.report.items() if name in ("artifact", "records")),

@@ -23,7 +23,6 @@ p{margin:.4em 0;max-width:75ch}
 .figures b{display:block;font-size:1.35rem}
 .figures span{color:var(--muted);font-size:.82rem}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,280px),1fr));gap:18px}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:18px}
 figure{margin:0}
 svg{display:block;width:100%;height:auto}
 svg text{fill:var(--ink);font-family:inherit}

@@ -25,7 +25,7 @@ def test_the_page_fits_and_nothing_complains(address: str, width: int, scheme: s
         sections = shown.evaluate("[...document.querySelectorAll('section')].map(s => [s.id, s.offsetHeight])")
         assert {name for name, height in sections if height > 40} == set(SECTIONS)
         charts = shown.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width)")
-        assert len(charts) == 5 + 9
+        assert len(charts) == 3 + 9
         assert all(200 <= chart <= width for chart in charts)
         ink, paper = shown.evaluate("(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))")
         assert ink != paper

@@ -18,7 +18,6 @@ from retune.tasks.pages.charts import (
     contender_color,
     latency_chart,
     network_chart,
-    ranking_chart,
     roofline_chart,
     task_chart,
 )
@@ -85,10 +84,8 @@ def test_every_section_is_there_and_says_something(finished: RunFacts) -> None:
         "progress": ("estimate", "seconds of tuning"),
         "tasks": ("conv2d_3x3_c64_8", "trial 7: RUN_TIMEOUT: no answer", "search: best 1.80 ms; confirmed: 1.80 ms"),
         "roofline": ("460 GFLOP/s on 2 threads", "memory, 70 GB/s"),
-        "calibration": ("predicted", "pairs in the right order", "135 programs"),
-        "failures": ("18 (12.5%) RUN_TIMEOUT: no answer within # s", HOSTILE),
         "coverage": ("top candidate", "too small for trials", HOSTILE, finished.kernels[0].served_by),
-        "run": (finished.info.run_id, "Retune 0.1, 20"),
+        "run": (finished.info.run_id, "Retune 0.1, 20", "18 of 144 trials"),
     }
     for section, wanted in words.items():
         for word in wanted:
@@ -119,9 +116,7 @@ def test_figures_add_up(finished: RunFacts) -> None:
     assert (lost.served_by, lost.share) == ("not used", 0.0)
     shares = [(one.origin, one.kernels, one.tunable, round(one.share_of_flops, 3)) for one in finished.coverage.shares]
     assert shares == [("record", 1, 1, 0.857), ("guess", 1, 1, 0.143)]
-    assert [failure.count for failure in finished.failures] == [18]
-    assert len(finished.programs) == 9 * 15
-    assert max(speed for _, speed in finished.programs) == 1.0
+    assert finished.failures == 18
     assert finished.course[0] == (30.0, 0.05)
     slow = max((one for one in finished.kernels if math.isfinite(one.best_seconds)), key=lambda one: one.best_seconds)
     assert slow.gflops == pytest.approx(slow.flops / slow.best_seconds / 1e9)
@@ -192,7 +187,6 @@ def test_charts_without_figures_are_empty() -> None:
     assert network_chart([(1.0, 0.1)], {}) == ""
     assert task_chart("x", [Trial(math.inf, "failed")]) == ""
     assert roofline_chart([], None) == ""
-    assert ranking_chart([(1, 0.5)]) == ""
 
 
 def test_contention_warning_precedes_every_figure(finished: RunFacts) -> None:
