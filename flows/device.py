@@ -67,7 +67,7 @@ def with_task_runner(plain: Flow[Given, Result], job: TuneJob) -> Callable[Given
     if plan is None:
         return plain
     runner = task_runner_of(plan.kind, (BUILD, device_queue(plan.device)))
-    # At run time: a runner in the decorator would import Dask or Ray for every run.
+    # At run time: a runner in the decorator would import Dask for every run.
     reaching = plain.with_options(task_runner=runner)
 
     def call(*args: Given.args, **named: Given.kwargs) -> Result:

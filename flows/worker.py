@@ -34,7 +34,7 @@ from retune.flows.toplevel import guarded
 from retune.tasks.device_limit import ensure_limit
 from retune.tasks.engines import background_task, shared_storage
 from retune.tasks.measure import ask_device, build, measure
-from retune.tasks.plan import PREFECT, RAY, fleet_of, require_fleet
+from retune.tasks.plan import PREFECT, fleet_of, require_fleet
 
 # A flag that is asked, and no handler of asyncio: Prefect's worker sets its own handlers.
 POLL_SECONDS = 0.2
@@ -103,11 +103,6 @@ def main(mode: Mode, text: str) -> int:
     THIS_PROCESS.parallel = job.parallel
     with server_errors():
         kind, address = fleet_of(job.fleet)
-        if kind == RAY:
-            offered = json.dumps(dict.fromkeys(job.queues, 1))
-            raise OptionError(
-                f"a machine joins Ray by its own command: ray start --address=HOST:6379 --resources='{offered}'"
-            )
         if kind == PREFECT:
             if not PREFECT_API_URL.value():
                 complain("set PREFECT_API_URL to the address of the fleet's Prefect server first")

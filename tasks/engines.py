@@ -1,7 +1,7 @@
 """The engines that run `build` and `measure`: the task runner of the flow, on this machine or on a fleet.
 
     no fleet   Prefect's threads; the worker processes of this machine do the work
-    dask, ray  workers of Dask or Ray, placed by resources that are named after the queues
+    dask       workers of Dask, placed by resources that are named after the queues
     prefect    background tasks, for the task workers that `retune worker` starts
 
 On a fleet, requests and answers are bytes (`retune.compiler.measure.wire`).
@@ -21,12 +21,10 @@ from prefect import Task, get_client
 from prefect.cache_policies import CacheKeyFnPolicy
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.task_runners import PrefectTaskRunner, TaskRunner
 
-from retune.compiler import config
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import MeasureError, OptionError, RetuneError
 from retune.compiler.measure.fleet import BuildRequest, Patience, Request, TimeRequest
@@ -34,7 +32,7 @@ from retune.compiler.measure.wire import from_bytes, to_bytes
 from retune.storage.store_url import is_remote
 from retune.tasks.measure import ask_device, build, measure
 from retune.tasks.opaque import opaque
-from retune.tasks.plan import DASK, PACKAGES, PREFECT, RAY, FleetPlan, fleet_of, require_fleet
+from retune.tasks.plan import DASK, PREFECT, FleetPlan, fleet_of, require_fleet
 
 # A poll is two requests to a Prefect server; a run may have dozens of chunks waiting.
 POLL_SECONDS = 2.0
@@ -44,62 +42,32 @@ PATIENCE_SECONDS = 1800.0
 # A request that kills its worker would otherwise take down the fleet, one machine after the other.
 ATTEMPTS = 5
 """So many workers may be lost with one request."""
-CONNECTIONS = 5
-"""How often a run tries to connect to a Ray cluster that answers."""
 SLACK_SECONDS = 120.0
 """What a request may take in addition to the time limits of its programs: starting processes, preparing buffers."""
 
-_ENGINES = ("distributed", "dask", "ray", "asyncio", "concurrent")
+_ENGINES = ("distributed", "dask", "asyncio", "concurrent")
 """The packages of errors that say that an engine cannot go on."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
-    """The Prefect task runner of a fleet; for Dask and Ray without an address a cluster of this machine, which serves
-    `queues` and ends with the flow.
+    """The Prefect task runner of a fleet; for Dask without an address a cluster of this machine, which serves `queues`
+    and ends with the flow.
 
     Raises: OptionError when a package is not installed.
     """
     kind, address = require_fleet(text)
-    if kind == RAY:  # which would start its own cluster when it is asked about one that is gone
-        config.set_environment({"RAY_ENABLE_AUTO_CONNECT": "0"})
     if kind == PREFECT:
         return PrefectTaskRunner()  # type: ignore[no-untyped-call]
-    module, resources = import_module(PACKAGES[kind]), dict.fromkeys(queues, 1)
-    if kind == DASK:
-        # A chunk's kernels may be larger than the 10 MB from which on Dask warns in the middle of a run's lines.
-        import_module("dask").config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
-        # Every worker has each queue once: its two threads serve a build and a timing.
-        local = {"n_workers": 2, "threads_per_worker": 2, "resources": resources, "dashboard_address": None}
-        local["security"] = True  # keys of its own, so that no other account reaches it
-        runner = module.DaskTaskRunner(address=address) if address else module.DaskTaskRunner(cluster_kwargs=local)
-    else:
-        quiet = {"log_to_driver": False, "logging_level": logging.WARNING}  # a run's output is its own
-        local = {"address": "local", "resources": resources, "include_dashboard": False}  # whatever else runs here
-        runner = ray_task_runner(module.RayTaskRunner)(address, quiet if address else {**local, **quiet})
-    made: TaskRunner[Any] = runner
-    return made
-
-
-def ray_task_runner(plain: Any) -> Any:
-    """The class of Ray's task runner, which connects again where the cluster could not start the process that serves a
-    connection. Ray forks it from one with threads of gRPC, and one fork in fifteen dies (ray-project/ray#63202).
-    """
-
-    class ReconnectingRayTaskRunner(plain):  # type: ignore[misc]
-        def __enter__(self) -> Any:
-            for left in reversed(range(CONNECTIONS)):
-                try:
-                    return super().__enter__()
-                except ConnectionAbortedError:
-                    if not left:
-                        raise
-                    self._started = False  # else Prefect would not start it again
-                    _LOG.warning("the Ray cluster at %s did not start to serve the run; trying again", self.address)
-            raise AssertionError("the last connection ends the loop")
-
-    return ReconnectingRayTaskRunner
+    # A chunk's kernels may be larger than the 10 MB from which on Dask warns in the middle of a run's lines.
+    import_module("dask").config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
+    # Every worker has each queue once: its two threads serve a build and a timing.
+    local = {"n_workers": 2, "threads_per_worker": 2, "resources": dict.fromkeys(queues, 1), "dashboard_address": None}
+    local["security"] = True  # keys of its own, so that no other account reaches it
+    module = import_module("prefect_dask")
+    runner: TaskRunner[Any] = module.DaskTaskRunner(**({"address": address} if address else {"cluster_kwargs": local}))
+    return runner
 
 
 @contextmanager
@@ -114,7 +82,7 @@ def engine_errors(text: str) -> Iterator[None]:
         # An OSError of the system has a number; one without is a text of some engine.
         is_of_connection = isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno is None)
         if is_of_engine or is_of_connection:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]  # Ray adds a traceback
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise MeasureError(
                 f"the fleet {text} failed ({reason}): see whether its scheduler runs; the same "
                 "command goes on from there"
@@ -164,7 +132,7 @@ class FlowEngine:
                 assert self._plan is not None
                 stack.enter_context(shared_storage(self._plan.storage))
             else:
-                stack.enter_context(_annotation(self._kind, queue))
+                stack.enter_context(import_module("dask").annotate(resources={queue: 1}))
             yield
 
 
@@ -183,9 +151,9 @@ class _LocalRun:
 
 
 class _FleetRun:
-    """A task run on a worker of a fleet, which `submit` begins. Dask finds workers that died or hang, Ray those that
-    died, Prefect neither: so a task run of the last two whose state has not changed for longer than its work can take,
-    `longest` seconds, is submitted again. Ray ends its process first, which would keep its resources.
+    """A task run on a worker of a fleet, which `submit` begins. Dask finds workers that died or hang, Prefect does not:
+    so a background task whose state has not changed for longer than its work can take, `longest` seconds, is submitted
+    again.
     """
 
     def __init__(
@@ -222,10 +190,9 @@ class _FleetRun:
         A worker tells the server of states by events, which it sends after a while. So a task that it had begun when it
         was killed may stay scheduled, just as one that waits for its turn.
         """
-        state: State[Any] | None = None
-        with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # a worker of Ray creates the task run
+        with get_client(sync_client=True) as client:
             state = client.read_task_run(self.future.task_run_id).state
-        name = state.name or "" if state else ""
+        name = state.name if state else ""
         if name != self._state:
             self._state, self._since = name, now
         # The limit doubles with each attempt: a slow fleet is not taken for a lost worker again and again.
@@ -236,23 +203,16 @@ class _FleetRun:
         if self._attempts > ATTEMPTS:
             raise MeasureError(f"{ATTEMPTS} workers of {self._queue} were lost one after the other with one request")
         _LOG.warning("a worker of %s has fallen silent; another one gets what it was doing", self._queue)
-        if self._kind == RAY:
-            self.cancel()
         self.future = self._submit()
 
     def cancel(self) -> None:
-        """Let Dask forget the run and Ray end the process that does it; a background task is finished."""
-        wrapped = getattr(self.future, "wrapped_future", None)
+        """Let Dask forget the run; a background task is finished."""
         with suppress(Exception):  # the engine may be why the run is given up
-            if self._kind == DASK and wrapped is not None:
-                wrapped.cancel()
-            elif self._kind == RAY:
-                import_module("ray").cancel(wrapped, force=True)
+            if self._kind == DASK:
+                self.future.wrapped_future.cancel()  # type: ignore[attr-defined]
 
     def _is_served(self) -> bool:
         """Whether the engine has a worker that serves the queue."""
-        if self._kind == RAY:
-            return self._queue in import_module("ray").cluster_resources()
         if self._kind == DASK:
             context = FlowRunContext.get()
             client = getattr(context.task_runner if context else None, "client", None)
@@ -293,7 +253,7 @@ class _Background:
 
 def background_task(task: "Task[Any, Any]", queue: str, place: str) -> "Task[Any, Any]":
     """The variant of a task that only workers of a queue serve. Prefect keeps its parameters, context and result
-    at `place`, the fleet's storage, and pickles them as Dask and Ray do.
+    at `place`, the fleet's storage, and pickles them as Dask does.
     """
     kind = type(f"{task.name}_{queue}", (_Background,), {})
     return Task(
@@ -318,12 +278,3 @@ def shared_storage(place: str) -> AbstractContextManager[Any]:
             "which needs no storage"
         )
     return temporary_settings({PREFECT_LOCAL_STORAGE_PATH: place})
-
-
-def _annotation(kind: str, queue: str) -> AbstractContextManager[Any]:
-    """What tasks are submitted in, so that they run on a worker with the queue's resource."""
-    if kind == DASK:
-        placed: AbstractContextManager[Any] = import_module("dask").annotate(resources={queue: 1})
-        return placed
-    options: AbstractContextManager[Any] = import_module("prefect_ray.context").remote_options(resources={queue: 1})
-    return options

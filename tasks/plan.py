@@ -7,12 +7,7 @@ from importlib.util import find_spec
 
 from retune.compiler.errors import OptionError, install_hint
 
-PREFECT, DASK, RAY = "prefect", "dask", "ray"
-FLEETS = (PREFECT, DASK, RAY)
-
-PACKAGES = {DASK: "prefect_dask", RAY: "prefect_ray"}
-"""What brings the task runner of an engine."""
-_SCHEMES = {DASK: "tcp", RAY: "ray"}
+PREFECT, DASK = "prefect", "dask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +33,15 @@ def fleet_of(text: str) -> tuple[str, str]:
             "a fleet needs an engine, a folder alone is none any more: start `dask scheduler` on one machine and "
             "use dask://HOST:8786 for runs and for `retune worker`, or prefect with a Prefect server"
         )
-    if kind not in FLEETS or (sign and (kind not in _SCHEMES or not place)):
-        raise OptionError(f"a fleet is {', '.join(FLEETS)}, dask://HOST:PORT or ray://HOST:PORT, not {text!r}")
-    return kind, f"{_SCHEMES[kind]}://{place}" if place else ""
+    if kind not in (PREFECT, DASK) or (sign and (kind == PREFECT or not place)):
+        raise OptionError(f"a fleet is prefect, dask or dask://HOST:PORT, not {text!r}")
+    return kind, f"tcp://{place}" if place else ""
 
 
 def require_fleet(text: str) -> tuple[str, str]:
     """As `fleet_of`. Raises: OptionError also when the package of the engine is not installed."""
     kind, address = fleet_of(text)
-    package = PACKAGES.get(kind)
     # Looked for and not imported: this module stays free of Prefect.
-    if package and find_spec(package) is None:
-        raise OptionError(f"a fleet of {kind} needs the package {package.replace('_', '-')}: {install_hint(kind)}")
+    if kind == DASK and find_spec("prefect_dask") is None:
+        raise OptionError(f"a fleet of dask needs the package prefect-dask: {install_hint('dask')}")
     return kind, address

@@ -3,16 +3,15 @@
 import errno
 from asyncio import CancelledError
 from importlib import import_module
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import pytest
 from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.task_runners import TaskRunner
 
 from retune.compiler.errors import MeasureError, OptionError
 from retune.compiler.measure.wire import to_bytes
-from retune.tasks.engines import CONNECTIONS, FlowEngine, _FleetRun, engine_errors, ray_task_runner, task_runner_of
+from retune.tasks.engines import FlowEngine, _FleetRun, engine_errors, task_runner_of
 from retune.tasks.plan import DASK, FleetPlan
 
 
@@ -20,8 +19,8 @@ from retune.tasks.plan import DASK, FleetPlan
     "error", [ConnectionError("timeout"), OSError("no scheduler"), TimeoutError(), CancelledError()]
 )
 def test_an_engine_that_fails_ends_the_run_with_a_sentence(error: BaseException) -> None:
-    said = r"the fleet ray://h:1 failed \(.*the same command goes on from there"
-    with pytest.raises(MeasureError, match=said), engine_errors("ray://h:1"):
+    said = r"the fleet dask://h:1 failed \(.*the same command goes on from there"
+    with pytest.raises(MeasureError, match=said), engine_errors("dask://h:1"):
         raise error
 
 
@@ -57,36 +56,6 @@ def test_a_state_that_the_server_is_just_changing_is_waited_for() -> None:
 def test_other_errors_of_a_worker_are_the_run_s() -> None:
     with pytest.raises(RuntimeError, match="a fault"):
         result_of(RuntimeError("a fault"))
-
-
-class FailingRunner(TaskRunner[Any]):
-    """A task runner whose cluster does not start to serve so many connections."""
-
-    address = "ray://h:1"
-
-    def __init__(self, failures: int) -> None:
-        super().__init__()
-        self.failures = failures
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        if self.failures:
-            self.failures -= 1
-            raise ConnectionAbortedError("Initialization failure from server")
-        return self
-
-    def duplicate(self) -> Self:
-        return self
-
-    def submit(self, *_: object, **__: object) -> Any:
-        raise NotImplementedError
-
-
-def test_a_run_connects_again_to_a_ray_cluster_that_did_not_start_to_serve_it() -> None:
-    with ray_task_runner(FailingRunner)(CONNECTIONS - 1) as runner:
-        assert runner.failures == 0
-    with pytest.raises(ConnectionAbortedError), ray_task_runner(FailingRunner)(CONNECTIONS):
-        pass
 
 
 def test_a_fleet_starts_no_server_without_a_login() -> None:
