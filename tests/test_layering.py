@@ -106,7 +106,6 @@ DOORS = {
 RESOLVERS = {
     "compiler/measure/worker_main.py": "functions by the paths that requests name, each of them a checked string",
     "compiler/driver/operators.py": "modules of users, which register operators",
-    "tasks/engines.py": "packages of task runners",
 }
 """Files that load modules by names that they compute."""
 
