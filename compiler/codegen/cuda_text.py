@@ -104,7 +104,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel) -> Iterator[str]:
     if launched:
         yield "// after cudaFuncSetAttribute(…, cudaFuncAttributeMaxDynamicSharedMemorySize, …) of as many bytes"
     yield f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}({params}) {{'
-    places = kernel.shared_places if launched else {}
+    places = kernel.shared_offsets if launched else {}
     if launched:
         yield f"  extern __shared__ __align__({SHARED_BYTES}) unsigned char {_LAUNCHED_SHARED}[];"
     # Definitions are replaced in the finished text, so that `_Writer` need not know where buffers lie.

@@ -203,7 +203,7 @@ class _DeviceEmitter(BodyEmitter):
         self.prefix = prefix
         self.kernel = kernel
         self.threads = kernel.threads
-        self.places = kernel.shared_places if kernel.dynamic_shared else {}
+        self.places = kernel.shared_offsets if kernel.dynamic_shared else {}
         self.shared: dict[Buffer, str] = {}
         self.rings: dict[tuple[str, int, int], str] = {}
         self.ranges: Ranges = kernel.ranges
@@ -215,7 +215,7 @@ class _DeviceEmitter(BodyEmitter):
             f"@{self.shared[buffer]} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] "
             f"poison, align {start_alignment(buffer)}"
             # In this order the assembler leaves no gaps between them.
-            for buffer in self.kernel.shared_places
+            for buffer in self.kernel.shared_offsets
             if buffer in self.shared
         ]
 

@@ -53,9 +53,9 @@ def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator
     # An instruction's factors begin in a line whose pieces are in their order; the tensor cores swizzle the addresses.
     for step in range(shape.steps):
         depth = step * stmt.instruction.depth
-        right = _encoded(stmt.right_layout.place(0, depth) * size)
+        right = _encoded(stmt.right_layout.offset(0, depth) * size)
         for row in range(shape.rows):
-            left = _encoded(stmt.left_layout.place(row * GROUP_ROWS, depth) * size)
+            left = _encoded(stmt.left_layout.offset(row * GROUP_ROWS, depth) * size)
             sums = ", ".join(operand(row * each + number) for number in range(each))
             yield f"add.s64 left, {operand(shape.sums)}, {left};"
             yield f"add.s64 right, {operand(shape.sums + 1)}, {right};"

@@ -39,13 +39,17 @@ class Affine(Generic[Atom, N]):
         return (self + (other if factor == 1 else other * factor)).reduced()
 
     def reduced(self) -> "Affine[Atom, N]":
-        """The form without terms whose coefficient is the int 0. Schedules keep these: what they say of a program must
-        not depend on the other programs of its family, whose coefficients may differ from 0.
+        """The form without terms whose coefficient is the int 0. Schedules keep terms whose coefficient is an array:
+        whether a term of one program exists must not depend on the other programs of its family.
         """
-        if 0 not in [each for each in self.terms.values() if isinstance(each, int)]:
+        if 0 not in [coefficient for coefficient in self.terms.values() if isinstance(coefficient, int)]:
             return self
-        kept = {atom: each for atom, each in self.terms.items() if not (isinstance(each, int) and each == 0)}
-        return Affine(self.const, kept, self.spread, self.exact)
+        terms = {
+            atom: coefficient
+            for atom, coefficient in self.terms.items()
+            if not (isinstance(coefficient, int) and coefficient == 0)
+        }
+        return Affine(self.const, terms, self.spread, self.exact)
 
     def __add__(self, other: "Affine[Atom, N]") -> "Affine[Atom, N]":
         terms = dict(self.terms)
@@ -76,7 +80,9 @@ class Affine(Generic[Atom, N]):
         return None
 
     def divided(self, divisor: int) -> "tuple[Affine[Atom, N], Affine[Atom, N]]":
-        """The form as `divisor × multiple + rest`: of both div/mod simplification makes quotients and remainders."""
+        """`(multiple, rest)` of `divisor × multiple + rest`, from which div/mod simplification makes quotients and
+        remainders.
+        """
         multiple: dict[Atom, N] = {}
         rest: dict[Atom, N] = {}
         for atom, coefficient in self.terms.items():
@@ -105,7 +111,7 @@ class Affine(Generic[Atom, N]):
         return low, high
 
     def hull(self, extents: Mapping[Atom, N]) -> "Affine[Atom, N]":
-        """An inexact form that covers every value and no longer depends on a loop."""
+        """An inexact form that covers every value and does not depend on a loop."""
         low, high = self.limits(extents)
         return between(low, high)
 
@@ -115,35 +121,35 @@ IndexForm = Affine[Expr, int]
 
 
 def between(low: N, high: N) -> Affine[Atom, N]:
-    """A form that says no more than that the value lies between two others."""
+    """A form of which only the limits `low` and `high` are known."""
     return Affine(low, {}, high - low, False)
 
 
-def lesser(one: N, other: N) -> N:
-    """The smaller number, of each program."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.minimum(one, other)
-    return min(one, other)
+def lesser(lhs: N, rhs: N) -> N:
+    """The smaller number, program by program."""
+    if isinstance(lhs, np.ndarray) or isinstance(rhs, np.ndarray):
+        return np.minimum(lhs, rhs)
+    return min(lhs, rhs)
 
 
-def greater(one: N, other: N) -> N:
-    """The larger number, of each program."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.maximum(one, other)
-    return max(one, other)
+def greater(lhs: N, rhs: N) -> N:
+    """The larger number, program by program."""
+    if isinstance(lhs, np.ndarray) or isinstance(rhs, np.ndarray):
+        return np.maximum(lhs, rhs)
+    return max(lhs, rhs)
 
 
 def affine(expr: Expr) -> IndexForm:
-    """The normal form of an integer expression. Sums and products of other types than indices wrap around, so they are
-    not affine; nor is a conversion, before which there may be such a one.
+    """The normal form of an integer expression. Only sums and products of type INDEX are affine: those of other types
+    wrap around, and a conversion may follow a sum that does.
     """
     match expr:
         case Const():
             return Affine(int(expr.value))
         case Binary(op=op, dtype=dtype) if op in _SUMS and dtype == INDEX:
-            found = affine(expr.lhs).combined(op, affine(expr.rhs))
-            if found is not None:
-                return found.reduced()
+            form = affine(expr.lhs).combined(op, affine(expr.rhs))
+            if form is not None:
+                return form.reduced()
     return Affine(0, {expr: 1})
 
 
@@ -158,7 +164,9 @@ def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
 
 
 def stride_of(buffer: Buffer, indices: Sequence[Expr], var: Var) -> int | None:
-    """How many elements one iteration of the loop over `var` moves an access on; None where that differs."""
+    """Elements by which an iteration of the loop over `var` moves an access; None where that differs between
+    iterations.
+    """
     form = flat_index(buffer.shape, indices)
     # Inside another atom, such as a quotient, the distance differs from iteration to iteration.
     if any(atom != var and uses(atom, var) for atom in form.terms):

@@ -1,8 +1,8 @@
-"""Symbolic dimensions: integers that are known only when a network runs, as polynomials over symbols.
+"""Symbolic dimensions: integers known only when a network runs, as polynomials over symbols.
 
-A `Dim` stands where an extent stands. Arithmetic gives a `Dim`, or an int where the symbols cancel. A comparison gives
-a bool: one that is the same for all values of the symbols is decided at once, any other by the numbers that
-`Assumptions` gives to the symbols, and is kept as a `Guard`. What is computed so is right wherever the guards hold.
+A `Dim` takes the place of an extent. Arithmetic gives a `Dim`, or an int where the symbols cancel. A comparison gives a
+bool: if it is the same for all values of the symbols it is decided at once, otherwise by the numbers that `Assumptions`
+gives the symbols, and kept as a `Guard`. The results are right wherever the guards hold.
 
     with Assumptions({"n": 7}) as assumed:
         n = Dim.symbol("n")
@@ -31,23 +31,23 @@ else:
 # Per thread: several threads may specialize graphs at once.
 _active = threading.local()
 _MOST = 2**31
-"""The largest extent that counts when comparisons are decided beforehand."""
+"""The largest extent that comparisons are decided for without a guard."""
 _MOST_TERMS = 64
-"""No shape of a network is a longer sum; that of a broken file might be."""
+"""More terms than the shapes of networks have; a damaged file might exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """What is left of `numerator // denominator` (or `%`) when all that divides exactly is taken out."""
+    """The remainder of `numerator // denominator` (or `%`) after the exactly divisible terms are taken out."""
 
     op: str
     numerator: int
     denominator: int
 
     def value(self, numbers: Mapping[str, int]) -> int:
-        """The number, for these of the symbols. Raises: ZeroDivisionError."""
-        one, other = substitute(self.numerator, numbers), substitute(self.denominator, numbers)
-        return one // other if self.op == "//" else one % other
+        """The value for these values of the symbols. Raises: ZeroDivisionError."""
+        numerator, denominator = substitute(self.numerator, numbers), substitute(self.denominator, numbers)
+        return numerator // denominator if self.op == "//" else numerator % denominator
 
     def __str__(self) -> str:
         return f"(({self.numerator}) {self.op} ({self.denominator}))"
@@ -69,29 +69,29 @@ class Dim(_Integer):
     _hash: int
 
     def __new__(cls, terms: Mapping[Monomial, int]) -> "Dim":
-        """Of products and their factors, none of them 0, and at least one with a symbol: see `_sum`."""
-        made = object.__new__(cls)
+        """`terms`: products and their nonzero factors, at least one with a symbol; see `_sum`."""
+        dim = object.__new__(cls)
         # A canonical order: equal polynomials have equal terms, hashes and texts.
-        made.terms = dict(sorted(terms.items(), key=_order))
-        made._hash = hash(tuple(made.terms.items()))
-        return made
+        dim.terms = dict(sorted(terms.items(), key=_order))
+        dim._hash = hash(tuple(dim.terms.items()))
+        return dim
 
     @classmethod
     def symbol(cls, name: str) -> "Dim":
-        """The number that a symbol stands for."""
+        """The dimension that is just the symbol `name`."""
         return cls({(name,): 1})
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The symbols that it depends on."""
-        found: set[str] = set()
+        """The symbols that the dimension depends on."""
+        symbols: set[str] = set()
         for atom in self._atoms():
             if isinstance(atom, str):
-                found.add(atom)
+                symbols.add(atom)
             else:
                 parts = (atom.numerator, atom.denominator)
-                found = found.union(*(part.symbols for part in parts if isinstance(part, Dim)))
-        return frozenset(found)
+                symbols = symbols.union(*(part.symbols for part in parts if isinstance(part, Dim)))
+        return frozenset(symbols)
 
     def _atoms(self) -> Iterable[Atom]:
         return (atom for monomial in self.terms for atom in monomial)
@@ -231,30 +231,30 @@ def _made(terms: Mapping[Monomial, int]) -> int:
     return Dim(kept)
 
 
-def _sum(one: Any, other: Any, sign: int) -> int:
-    terms = dict(_terms(one))
-    for monomial, factor in _terms(other).items():
+def _sum(lhs: Any, rhs: Any, sign: int) -> int:
+    terms = dict(_terms(lhs))
+    for monomial, factor in _terms(rhs).items():
         terms[monomial] = terms.get(monomial, 0) + sign * factor
     return _made(terms)
 
 
-def _product(one: Any, other: Any) -> int:
+def _product(lhs: Any, rhs: Any) -> int:
     terms: dict[Monomial, int] = {}
-    for mine, factor in _terms(one).items():
-        for theirs, weight in _terms(other).items():
+    for left, factor in _terms(lhs).items():
+        for right, weight in _terms(rhs).items():
             # Products commute: sorted factors give equal products one key.
-            monomial = tuple(sorted((*mine, *theirs), key=str))
+            monomial = tuple(sorted((*left, *right), key=str))
             terms[monomial] = terms.get(monomial, 0) + factor * weight
     return _made(terms)
 
 
-def _divided(one: Any, by: Any) -> tuple[int, int]:
-    """Quotient and remainder: the terms that the divisor divides, and a `Quotient` of the others."""
+def _divided(value: Any, by: Any) -> tuple[int, int]:
+    """Quotient and remainder: the terms that `by` divides, and a `Quotient` of the others."""
     if not by:
         raise ZeroDivisionError("a dimension divided by 0")
     divisor = _terms(by)
     exact: dict[Monomial, int] = {}
-    rest = dict(_terms(one))
+    rest = dict(_terms(value))
     # Polynomial division by one product: term by term. A divisor of several terms is matched only as a whole.
     if len(divisor) == 1:
         ((atoms, number),) = divisor.items()
@@ -275,7 +275,7 @@ def _divided(one: Any, by: Any) -> tuple[int, int]:
 
 
 def _without(monomial: Monomial, atoms: Monomial) -> Monomial | None:
-    """The product without these factors; None when it has not all of them."""
+    """`monomial` without the factors `atoms`; None when it lacks any of them."""
     left = list(monomial)
     for atom in atoms:
         if atom not in left:
@@ -289,15 +289,15 @@ def _without(monomial: Monomial, atoms: Monomial) -> Monomial | None:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Something that was decided: whether `dim` is zero, or else whether it is positive."""
+    """A decision: that `dim` is zero (`is_zero`), or that it is positive, was found to be `holds`."""
 
     dim: Dim
     is_zero: bool
-    """Whether it is about zero, not about the sign."""
+    """Whether the decision is about zero, not about the sign."""
     holds: bool
 
     def fits(self, numbers: Mapping[str, int]) -> bool:
-        """Whether it is so for these numbers."""
+        """Whether `numbers` lead to the same decision."""
         try:
             number = substitute(self.dim, numbers)
         except ZeroDivisionError:
@@ -319,11 +319,11 @@ class Assumptions:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """What was decided, each once."""
+        """The decisions, each once."""
         return tuple(self._guards.values())
 
     def decide(self, dim: Dim, *, is_zero: bool) -> bool:
-        """Whether it is zero, or else positive, by the numbers. Raises: DefinitionError for an unknown symbol."""
+        """Whether `dim` is zero, or else positive, by the numbers. Raises: DefinitionError for an unknown symbol."""
         try:
             number = substitute(dim, self.numbers)
         except KeyError as error:
@@ -334,7 +334,7 @@ class Assumptions:
         return holds
 
     def __enter__(self) -> "Assumptions":
-        # They nest: the outer ones decide again when these are left.
+        # They nest: the outer assumptions decide again after the inner block.
         self._before = getattr(_active, "assumptions", None)
         _active.assumptions = self
         return self
@@ -378,14 +378,14 @@ def _assumed(dim: Dim, *, is_zero: bool) -> bool:
 
 
 def _bounds(value: int) -> tuple[float, float]:
-    """The least and the largest number that the bounds of the symbols allow."""
+    """The least and the largest value that the bounds of the symbols allow."""
     low, high = 0.0, 0.0
     # Product by product: where one symbol is in several, the interval is wider than the values, never narrower.
     for monomial, factor in _terms(value).items():
         least, most = 1.0, 1.0
         for atom in monomial:
             below, above = _atom_bounds(atom)
-            # A factor that may be negative turns the ends of the interval around: give up rather than be wrong.
+            # A factor that may be negative swaps the ends of the interval: give up rather than be wrong.
             if below < 0:
                 return -inf, inf
             least, most = least * below, most * above
@@ -435,7 +435,7 @@ def dim_from_json(data: Any) -> int:
 def _atom_from_json(data: Any) -> Atom:
     if isinstance(data, str):
         return data
-    op, one, other = data
+    op, numerator, denominator = data
     if op not in ("//", "%"):
         raise ValueError(f"a dimension is computed by {op!r:.80}")
-    return Quotient(op, dim_from_json(one), dim_from_json(other))
+    return Quotient(op, dim_from_json(numerator), dim_from_json(denominator))

@@ -48,7 +48,7 @@ _Operator = Callable[["Expr", Operand], "Expr"]
 
 
 def _operator(op: BinaryOp) -> tuple[_Operator, _Operator]:
-    """The methods of a Python operator: of an expression on its left side, and of one on its right side."""
+    """The methods of a Python operator, for an expression on its left side and on its right side."""
 
     def of_left(self: "Expr", other: Operand) -> "Expr":
         return binary(op, self, other)
@@ -85,7 +85,7 @@ class Expr:
         return self * -1.0 if is_float(self.dtype) else binary(BinaryOp.SUB, 0, self)
 
     def astype(self, dtype: str) -> "Expr":
-        """The value in another type. Raises: DefinitionError for a type that is none."""
+        """The value as `dtype`. Raises: DefinitionError for an unknown type."""
         try:
             return cast(number_type(dtype), self)
         except ValueError as error:
@@ -195,9 +195,10 @@ class Call(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Dot(Expr):
-    """The sum of `lhs * rhs` over `var` in 0 .. width-1, which only these two may use; each factor is cast to `dtype`.
+    """The sum of `lhs * rhs` over `var` in 0 .. width-1, which only `lhs` and `rhs` may use; each factor is cast to
+    `dtype`.
 
-    Integer sums wrap around. Products of floats are exact; how their sum is rounded is up to the machine.
+    Integer sums wrap around. Products of floats are exact; the machine decides how their sum is rounded.
     """
 
     dtype: str
@@ -223,12 +224,10 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
         return self.size * item_bytes(self.dtype)
 
     def __str__(self) -> str:
@@ -267,9 +266,8 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
 
 
 def as_expr(value: Operand, dtype: str | None = None) -> Expr:
-    """`value` as an expression; a Python number takes `dtype` when given.
-
-    Raises: DefinitionError for anything that is not a number or an expression.
+    """`value` as an expression; a Python number takes `dtype` if there is one. Raises: DefinitionError for other
+    values.
     """
     if isinstance(value, Expr):
         return value
@@ -279,9 +277,11 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
 
 
 def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
-    """Both operands in one type: a Python number adapts to the other side, two expressions follow NumPy's promotion."""
+    """Both operands in the same type: a Python number adapts to the other side, two expressions follow NumPy's
+    promotion.
+    """
     if isinstance(lhs, Expr) and not isinstance(rhs, Expr):
-        # A Python number is weak, as in NumPy 2 (NEP 50); a float beside an integer makes both float32.
+        # A Python number is weak, as in NumPy 2 (NEP 50); a float with an integer makes both float32.
         wants_float = isinstance(rhs, float) and not is_float(lhs.dtype)
         return (Cast("float32", lhs), as_expr(rhs)) if wants_float else (lhs, as_expr(rhs, lhs.dtype))
     if isinstance(rhs, Expr) and not isinstance(lhs, Expr):
@@ -295,9 +295,9 @@ def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
 
 
 def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
-    """`lhs op rhs` with operands brought to one type and integer constants folded.
+    """`lhs op rhs` with operands of the same type and integer constants folded.
 
-    Raises: DefinitionError for a division by a literal zero, and for bits of a type that has none.
+    Raises: DefinitionError for a division by a literal zero, and for bit operations on floats.
     """
     left, right = promote(lhs, rhs)
     if op in BITWISE and (is_float(left.dtype) or (left.dtype == BOOL and op in SHIFTS)):

@@ -1,6 +1,6 @@
 """Interval analysis of indices and conditions, from the ranges of the variables.
 
-It is conservative: a condition that is not decided may hold or not.
+It is conservative: an undecided condition may hold or not.
 """
 
 import math
@@ -36,7 +36,7 @@ def slack(condition: Expr) -> IndexForm | None:
 
 
 def limits(form: IndexForm, ranges: Ranges) -> Limits:
-    """The smallest and the largest value of a form, infinite where nothing is known."""
+    """The smallest and the largest value of `form`, infinite where unknown."""
     low = high = float(form.const)
     # Interval arithmetic: atoms that share a variable count as independent, so the interval is at worst too wide.
     for atom, coefficient in form.terms.items():
@@ -46,7 +46,7 @@ def limits(form: IndexForm, ranges: Ranges) -> Limits:
 
 
 def decided(condition: Expr, ranges: Ranges) -> bool | None:
-    """Whether a condition holds for all values of the variables (True), for none of them (False), or neither."""
+    """True if `condition` holds for all values of the variables, False if for none, else None."""
     if isinstance(condition, Const):
         return bool(condition.value)
     form = slack(condition)
@@ -57,7 +57,6 @@ def decided(condition: Expr, ranges: Ranges) -> bool | None:
 
 
 def as_index(form: IndexForm) -> Expr:
-    """The form as an expression."""
     total: Expr = const(0)
     for atom, coefficient in form.terms.items():
         total = total + atom * coefficient
@@ -65,7 +64,7 @@ def as_index(form: IndexForm) -> Expr:
 
 
 def _limits(atom: Expr, ranges: Ranges) -> Limits:
-    """The limits of a variable, or of what is no sum of variables."""
+    """The limits of a variable or of an expression that is no sum of variables."""
     match atom:
         case Var():
             return ranges.get(atom, (-math.inf, math.inf))

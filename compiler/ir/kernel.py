@@ -1,8 +1,8 @@
 """GPU kernels in loop IR, and the function that runs them with numbers of blocks and threads.
 
 All are immutable; `str()` is deterministic. A kernel's body has no loops over blocks or threads: each thread runs it
-with its own `blockIdx` and `threadIdx`. Shared buffers belong to the block, local and register ones to the thread.
-Kernels run one after another; each sees what earlier ones wrote.
+with its own `blockIdx` and `threadIdx`. Shared buffers belong to the block, local and register buffers to the thread.
+Kernels run one after another; each sees the writes of earlier ones.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one launch runs: `body.body` in `block` threads of `grid` blocks; `body` says what its buffers are."""
+    """A launch: `body.body` in `block` threads of `grid` blocks; `body` names its buffers."""
 
     body: LoopFunction
     grid: Extents
@@ -37,7 +37,6 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """What the kernel is called."""
         return self.body.name
 
     @property
@@ -56,7 +55,7 @@ class Kernel:
         return {INDICES[kind]: (0, size - 1) for kind, size in self.sizes.items()}
 
     def bytes_of(self, *scopes: str) -> int:
-        """Bytes of the buffers of these scopes, of a block if shared, of a thread otherwise."""
+        """Bytes of the buffers of `scopes`: of a block if shared, of a thread otherwise."""
         return sum(buffer.nbytes for buffer in self.allocated if buffer.scope in scopes)
 
     @property
@@ -65,27 +64,29 @@ class Kernel:
         return tuple(stmt.buffer for stmt in walk_stmt(self.body.body) if isinstance(stmt, Allocate))
 
     @property
-    def shared_places(self) -> dict[Buffer, int]:
-        """Where in the shared memory of a block each buffer begins, in bytes; all are aligned, nothing lies between."""
-        places, end = {}, 0
+    def shared_offsets(self) -> dict[Buffer, int]:
+        """The offset of each shared buffer in the shared memory of a block, in bytes; buffers are aligned and without
+        gaps.
+        """
+        offsets, end = {}, 0
         shared = (buffer for buffer in self.allocated if buffer.scope == "shared")
-        # What is aligned most comes first: the rest is of whole elements each, so that nothing need be left out.
+        # By falling alignment, so that no gap is needed.
         for buffer in sorted(dict.fromkeys(shared), key=start_alignment, reverse=True):
-            places[buffer] = end
+            offsets[buffer] = end
             end += buffer.nbytes
-        return places
+        return offsets
 
     @property
     def dynamic_shared(self) -> int:
-        """Bytes of shared memory that a launch has to give each block: all of it, in whole vectors, or, where a block
-        has enough, none.
+        """Bytes of shared memory that a launch gives each block: all of it, in whole vectors, or 0 where the static
+        limit suffices.
         """
         nbytes = self.bytes_of("shared")
         return nbytes + -nbytes % VECTOR_BYTES if nbytes > STATIC_SHARED else 0
 
     @property
     def registers(self) -> int:
-        """An estimate of the 32-bit registers of a thread: what it holds in buffers; the rest depends on the code."""
+        """An estimate of the 32-bit registers of a thread: those of its buffers; the rest depends on the code."""
         return -(-self.bytes_of("local") // WORD)
 
     def __str__(self) -> str:
@@ -101,7 +102,7 @@ class DeviceFunction:
     params: tuple[Buffer, ...]
     """The inputs, then the outputs."""
     workspace: tuple[Buffer, ...]
-    """Buffers in global memory that one kernel leaves to another."""
+    """Buffers in global memory that pass values from kernel to kernel."""
     outputs: int
     """How many of the parameters are outputs."""
     kernels: tuple[Kernel, ...]

@@ -1,6 +1,6 @@
-"""The meaning of operators and intrinsics, in NumPy.
+"""The meaning of operators and intrinsics, in NumPy, to which generated code is compared.
 
-Generated code is compared with it. 16-bit floats are computed in float32 and rounded once.
+16-bit floats are computed in float32 and rounded once.
 """
 
 import math
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 def _truncated_quotient(lhs: Array, rhs: Array) -> Array:
     if is_float(np.asarray(lhs).dtype.name):
         return np.asarray(np.true_divide(lhs, rhs))
-    # NumPy rounds down: where the signs differ and something is left, the truncated quotient is one more.
+    # NumPy rounds down: where the signs differ and a remainder is left, the truncated quotient is larger by 1.
     down, rest = np.floor_divide(lhs, rhs), np.mod(lhs, rhs)
     return np.asarray(np.where((rest != 0) & ((lhs < 0) != (rhs < 0)), down + np.ones_like(down), down))
 
@@ -46,7 +46,7 @@ BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
     BinaryOp.SHL: np.left_shift,
     BinaryOp.SHR: np.right_shift,
 }
-"""What an operator makes of two arrays whose shapes broadcast; overflow and division by zero are up to the caller."""
+"""The result of an operator on two arrays whose shapes broadcast; callers silence overflow and division by zero."""
 
 # NumPy has no erf; that of Python is in float64.
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -60,7 +60,7 @@ def _unsigned(value: Array) -> Array:
 def _leading_zeros(value: Array) -> Array:
     width, filled = 8 * value.dtype.itemsize, _unsigned(value)
     # Smearing of the highest bit (Hacker's Delight): the set bits are then counted in one step.
-    for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest one is set
+    for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest set bit is set
         if shift < width:
             filled = filled | (filled >> filled.dtype.type(shift))
     return np.asarray(width - np.bitwise_count(filled).astype("int32"))
@@ -73,7 +73,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "tanh": np.tanh,
     "erf": _erf,
-    # exp(-x) may overflow to infinity, of which the inverse is the right 0.
+    # exp(-x) may overflow to infinity, whose inverse is the right 0.
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "pow": np.power,
     "floor": np.floor,
@@ -109,7 +109,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 def intrinsic(name: str, values: Sequence[Array], dtype: str) -> Array:
-    """What an intrinsic makes of arrays of one element type."""
+    """The result of an intrinsic on arrays of the same element type."""
     if name == "bits":  # the value of another type, of as many bytes, that is the same in memory
         return np.ascontiguousarray(values[0]).view(dtype).reshape(values[0].shape)
     if values[0].dtype.name in HALVES:

@@ -94,7 +94,7 @@ BOOL_MEANING = {BinaryOp.BIT_AND: BinaryOp.AND, BinaryOp.BIT_OR: BinaryOp.OR, Bi
 
 
 def wrapped(value: int, dtype: str) -> int:
-    """An integer as the integer type holds it: its lowest bits."""
+    """`value` wrapped to the integer type `dtype`: its lowest bits."""
     if dtype in (INDEX, BOOL) and abs(value) < 1 << 63:
         return value
     width = item_bytes(dtype) * 8

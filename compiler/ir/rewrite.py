@@ -35,7 +35,7 @@ Node = TypeVar("Node", bound=Stmt)
 Rules = Mapping[type[Any], Callable[[Any], Stmt | None]]
 RulesInScope = Mapping[type[Any], Callable[[Any, Ranges], Stmt | None]]
 
-_PLACES: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
+_ACCESS_FIELDS: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
     Store: (("buffer", "indices", True),),
     Shuffle: (("buffer", "indices", True),),
     AsyncCopy: (("target", "indices", True), ("source", "source_indices", False)),
@@ -45,26 +45,28 @@ _PLACES: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
     WarpgroupMma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
     WarpgroupWait: (("sums", "at", True),),
 }
-"""The fields of the buffers that a statement accesses, those of their indices, and whether they are written."""
+"""For each type of statement that accesses memory: its field with the buffer, the field with the indices, and whether
+it writes.
+"""
 
 
 def rewrite(stmt: Stmt, rules: Rules) -> Stmt:
-    """Apply rules from the leaves up: to a statement after those inside it."""
+    """Apply rules from the leaves up: to a statement after the statements inside it."""
     return map_stmt(stmt, lambda node: rules[type(node)](node) if type(node) in rules else None)
 
 
 def rewrite_down(stmt: Stmt, rules: RulesInScope, ranges: Ranges | None = None) -> Stmt:
-    """Apply rules from the root down, with the ranges of the variables that are bound around a statement. What a rule
-    returns is final; where it returns None the statements inside come next.
+    """Apply rules from the root down, with the ranges of the variables that are bound around a statement. The result of
+    a rule is final; where it returns None the statements inside come next.
     """
-    around = ranges or {}
+    outer = ranges or {}
     rule = rules.get(type(stmt))
-    found = None if rule is None else rule(stmt, around)
-    return rewrite_inside(stmt, rules, around) if found is None else found
+    rewritten = None if rule is None else rule(stmt, outer)
+    return rewrite_inside(stmt, rules, outer) if rewritten is None else rewritten
 
 
 def rewrite_inside(stmt: Stmt, rules: RulesInScope, ranges: Ranges) -> Stmt:
-    """Apply rules from the root down to the statements inside of one."""
+    """Apply rules from the root down to the statements inside of `stmt`."""
     inside = ranges_inside(stmt, ranges)
     return map_inner(stmt, lambda inner: rewrite_down(inner, rules, inside))
 
@@ -85,12 +87,10 @@ def walk_in_scope(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[Stmt, Ranges]]:
 
 
 def find_stmts(kind: type[Node], stmt: Stmt) -> Iterator[Node]:
-    """Every statement of a type, parents first."""
     return of_type(kind, walk_stmt(stmt))
 
 
 def has_stmt(kind: type[Any], stmt: Stmt) -> bool:
-    """Whether there is a statement of a type."""
     return next(find_stmts(kind, stmt), None) is not None
 
 
@@ -103,10 +103,10 @@ def statements_of(stmt: Stmt) -> Sequence[Stmt]:
 
 
 def accesses_of(stmt: Stmt) -> Iterator[tuple[Buffer, Exprs, bool]]:
-    """Every (buffer, indices, whether it is written) of one statement, not of those below it. Of neighbors that are
-    accessed together the first is named.
+    """Every (buffer, indices, whether it is written) of `stmt` itself, not of the statements inside. An access of
+    several neighbors gives the first.
     """
-    for buffer, indices, written in _PLACES.get(type(stmt), ()):
+    for buffer, indices, written in _ACCESS_FIELDS.get(type(stmt), ()):
         yield getattr(stmt, buffer), getattr(stmt, indices), written
     for load in find(Load, *exprs_of(stmt)):
         yield load.buffer, load.indices, False
@@ -116,23 +116,23 @@ def redirect(stmt: Stmt, rule: Callable[[Buffer, Exprs], tuple[Buffer, Exprs] | 
     """Replace the buffer and the indices of every access for which `rule` returns others."""
 
     def on_load(load: Load) -> Expr | None:
-        found = rule(load.buffer, load.indices)
-        return None if found is None else Load(*found)
+        access = rule(load.buffer, load.indices)
+        return None if access is None else Load(*access)
 
-    def on_place(node: Stmt) -> Stmt | None:
+    def on_stmt(node: Stmt) -> Stmt | None:
         changes: dict[str, Any] = {}
-        for buffer, indices, _ in _PLACES.get(type(node), ()):
-            found = rule(getattr(node, buffer), getattr(node, indices))
-            if found is not None:
-                changes.update(zip((buffer, indices), found, strict=True))
+        for buffer, indices, _ in _ACCESS_FIELDS.get(type(node), ()):
+            access = rule(getattr(node, buffer), getattr(node, indices))
+            if access is not None:
+                changes.update(zip((buffer, indices), access, strict=True))
         return replace(node, **changes) if changes else None
 
-    # Loads first: the places that `rule` returns are final, and loads in them are not redirected again.
-    return map_stmt(map_exprs(stmt, lambda expr: replace_nodes(expr, Load, on_load)), on_place)
+    # Loads first: the results of `rule` are final, and loads in them are not redirected again.
+    return map_stmt(map_exprs(stmt, lambda expr: replace_nodes(expr, Load, on_load)), on_stmt)
 
 
 def perfect_nest(stmt: Stmt, *kinds: LoopKind) -> tuple[tuple[For, ...], Stmt]:
-    """The loops, of the given kinds or of any, that hold nothing but one another, and what the innermost holds."""
+    """The perfectly nested loops, of `kinds` or of any kind, and the body of the innermost."""
     loops: list[For] = []
     while isinstance(stmt, For) and (not kinds or stmt.kind in kinds):
         loops.append(stmt)
@@ -157,14 +157,14 @@ def allocated(stmt: Stmt, scope: str) -> tuple[tuple[Buffer, ...], Stmt]:
 
 
 def allocate(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
-    """The statement with buffers of its own, the first one outermost."""
+    """`stmt` inside allocations of `buffers`, the first outermost."""
     for buffer in reversed(buffers):
         stmt = Allocate(buffer, stmt)
     return stmt
 
 
 def unrolled_size(stmt: Stmt) -> int:
-    """How many statements there are when all unrolled loops are written out."""
+    """The number of statements when all unrolled loops are written out."""
     match stmt:
         case For(kind=LoopKind.UNROLL):
             return stmt.extent * unrolled_size(stmt.body)

@@ -41,8 +41,8 @@ def simplify(expr: Expr, ranges: Ranges) -> Expr:
 
 
 def choose_rows(expr: Expr) -> Expr:
-    """The expression with one read in place of a choice between two rows of a buffer, as of an image that is rolled: it
-    is the row that is chosen, and every element along it is read without a branch.
+    """The expression with one read in place of a choice between two rows of a buffer, as of a rolled image: the choice
+    moves into the row index, so elements along the row are read without a branch.
 
         before: select(i < 53, x[i + 3, k], x[i - 53, k])        after: x[select(i < 53, i + 3, i - 53), k]
     """
@@ -52,7 +52,10 @@ def choose_rows(expr: Expr) -> Expr:
             case Load(buffer, (*rows, last)), Load(other, (*others, end)) if buffer == other and last == end:
                 if variables(node.condition).isdisjoint(variables(last)):
                     pairs = zip(rows, others, strict=True)
-                    chosen = (one if one == two else select(node.condition, one, two) for one, two in pairs)
+                    chosen = (
+                        then if then == otherwise else select(node.condition, then, otherwise)
+                        for then, otherwise in pairs
+                    )
                     return Load(buffer, (*chosen, last))
         return None
 
@@ -69,16 +72,16 @@ def _divisor_of(node: Expr) -> int:
 
 
 def _first_match(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
-    """What the first rule that matches makes of a quotient or a remainder of the form."""
-    found = (rule(form, by, ranges) for rule in _RULES[op])
-    return next((each for each in found if each is not None), None)
+    """The result of the first matching rule for a quotient or a remainder of `form`, or None."""
+    results = (rule(form, by, ranges) for rule in _RULES[op])
+    return next((result for result in results if result is not None), None)
 
 
 def _divided(op: BinaryOp, form: IndexForm, by: int, ranges: Ranges) -> Expr:
-    """A quotient or a remainder of a form that a rule has made, simplified as well."""
-    found = _first_match(op, form, by, ranges)
-    if found is not None:
-        return found
+    """A simplified quotient or remainder of a form that a rule has made."""
+    simpler = _first_match(op, form, by, ranges)
+    if simpler is not None:
+        return simpler
     return as_index(form) // by if op is BinaryOp.FLOORDIV else as_index(form) % by
 
 
@@ -112,23 +115,23 @@ def _drop_multiples(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
 
 
 def _quotient_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
-    found = _units(form, by, ranges)
-    if found is None:
+    parts = _units(form, by, ranges)
+    if parts is None:
         return None
-    unit, units, _ = found
+    unit, units, _ = parts
     return _divided(BinaryOp.FLOORDIV, units, by // unit, ranges)
 
 
 def _remainder_of_units(form: IndexForm, by: int, ranges: Ranges) -> Expr | None:
-    found = _units(form, by, ranges)
-    if found is None:
+    parts = _units(form, by, ranges)
+    if parts is None:
         return None
-    unit, units, rest = found
+    unit, units, rest = parts
     return _divided(BinaryOp.FLOORMOD, units, by // unit, ranges) * unit + as_index(rest)
 
 
 def _units(form: IndexForm, by: int, ranges: Ranges) -> tuple[int, IndexForm, IndexForm] | None:
-    """The largest unit that divides `by`, how many units the form is, and the rest, which is less than one."""
+    """The largest unit that divides `by`, how many units the form is, and the rest, which is less than a unit."""
     # The largest unit first: it leaves the smallest numbers to divide.
     for unit in sorted({gcd(by, coefficient) for coefficient in form.terms.values()}, reverse=True):
         if 1 < unit < by:
@@ -152,7 +155,7 @@ def divisor(expr: Expr) -> int:
 
 def _divisor_of_atom(expr: Expr) -> int:
     known = _divisor_of_operation(expr)
-    # What wraps around is only known modulo a power of two.
+    # Values that wrap around are known only modulo a power of two.
     return known if expr.dtype == INDEX else known & -known
 
 
@@ -172,7 +175,7 @@ def _divisor_of_operation(expr: Expr) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Digit:
-    """`number // unit % count`; all that is above with a `count` of None."""
+    """`number // unit % count`; a `count` of None keeps all higher digits."""
 
     number: IndexForm
     unit: int
@@ -180,7 +183,6 @@ class _Digit:
 
     @property
     def form(self) -> IndexForm:
-        """The digit as a form."""
         if self.unit == 1 and self.count is None:
             return self.number
         value = as_index(self.number)
@@ -192,8 +194,8 @@ _Weighted = list[tuple[_Digit, int]]
 
 
 def join_digits(form: IndexForm) -> IndexForm:
-    """The form with digits of one number that are next to each other joined: threads that fetch a tile together compute
-    its address from such digits.
+    """The form with adjacent digits of the same number joined: threads that fetch a tile together compute its address
+    from such digits.
 
         before: (n // 12) * 12 + (n // 4) % 3 * 4 + n % 4        after: n
     """
@@ -218,7 +220,7 @@ def join_digits(form: IndexForm) -> IndexForm:
 
 
 def _digit(atom: Expr) -> _Digit | None:
-    """The digit that an atom is, if it is one."""
+    """`atom` as a digit; None if it is none."""
     match atom:
         case Binary(op=op) if by := _divisor_of(atom):
             # Of nested quotients one remains: n // u // by is n // (u * by), for floors by positive numbers.
@@ -233,26 +235,28 @@ def _in_units(form: IndexForm) -> tuple[IndexForm, int]:
     for atom, weight in form.terms.items():
         match atom:
             case Binary(op=BinaryOp.FLOORDIV) if weight == 1 and (by := _divisor_of(atom)):
-                others = form.plus(Affine(0, {atom: 1}), -1)
+                remaining = form.plus(Affine(0, {atom: 1}), -1)
                 number, unit = _in_units(affine(atom.lhs))
-                return number.plus(others, by * unit), by * unit
+                return number.plus(remaining, by * unit), by * unit
     return form, 1
 
 
 def _pairs(digits: _Weighted) -> Iterator[tuple[int, int]]:
-    """Numbers of digits of which the second is the next higher one of the same number, with the weight for that."""
-    for low, (one, weight) in enumerate(digits):
-        for high, (other, more) in enumerate(digits):
-            if one.count is None or other.unit != one.unit * one.count or more != weight * one.count:
+    """Index pairs (low, high) into `digits`, where `high` is the next higher digit of the same number, weighted
+    accordingly.
+    """
+    for low, (lower, weight) in enumerate(digits):
+        for high, (higher, more) in enumerate(digits):
+            if lower.count is None or higher.unit != lower.unit * lower.count or more != weight * lower.count:
                 continue
-            # A multiple of the higher digit's unit changes no lower digit, so the numbers may differ by that.
-            apart = other.number.plus(one.number, -1)
-            if all(each % other.unit == 0 for each in (apart.const, *apart.terms.values())):
+            # A multiple of the higher digit's unit changes no lower digit, so the numbers may differ by it.
+            difference = higher.number.plus(lower.number, -1)
+            if all(coefficient % higher.unit == 0 for coefficient in (difference.const, *difference.terms.values())):
                 yield low, high
 
 
 def _join_pair(digits: _Weighted, low: int, high: int) -> _Weighted:
     (lower, weight), (higher, _) = digits[low], digits[high]
     count = None if higher.count is None or lower.count is None else lower.count * higher.count
-    others = (each for number, each in enumerate(digits) if number not in (low, high))
-    return [(_Digit(higher.number, lower.unit, count), weight), *others]
+    remaining = (digit for index, digit in enumerate(digits) if index not in (low, high))
+    return [(_Digit(higher.number, lower.unit, count), weight), *remaining]

@@ -80,8 +80,6 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write one element."""
-
     buffer: Buffer
     indices: tuple[Expr, ...]
     value: Expr
@@ -113,16 +111,16 @@ class Invoke:
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Together):
-    """No thread of a block goes on before all have come here; what they wrote before is seen by all after it."""
+    """A thread goes on only after all threads of the block have come here, and then sees all that they wrote before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Together):
-    """Every thread of a warp writes its own element buffer: what `value` is in the thread `distance` further on.
+    """Every thread of a warp writes its own element of `buffer`: the `value` of the thread `distance` further on.
 
-    Groups of `width` threads, a power of two, hand values to each other alone: what would come from beyond the group is
-    one's own value, and what would come from a thread that the block lacks is undefined. Of `distance` None all get
-    what the first of the group has. All threads of a warp come here together.
+    Threads exchange values within groups of `width`, a power of two. A thread whose source is outside its group keeps
+    its own value; a source that the block lacks gives an undefined value. With a `distance` of None all get the value
+    of the first thread of the group. All threads of a warp come here together.
     """
 
     buffer: Buffer
@@ -145,12 +143,12 @@ class LoopFunction:
     params: tuple[Buffer, ...]
     """The inputs, then the outputs."""
     workspace: tuple[Buffer, ...]
-    """The buffers in memory that it needs besides."""
+    """Buffers for intermediate results."""
     body: Stmt
     outputs: int
     """How many of `params` are outputs."""
     layout_free: frozenset[str] = frozenset()
-    """Names of the inputs whose layout is ours to choose."""
+    """Names of the inputs whose layout the compiler chooses."""
     unroll_limits: tuple[tuple[str, int], ...] = ()
     """The unroll limit of each stage, by the name of its buffer."""
     packings: tuple[tuple[str, Packing], ...] = ()
@@ -190,9 +188,9 @@ def lines_of(stmt: Stmt, depth: int) -> Iterator[str]:
         case Barrier():
             yield f"{pad}barrier"
         case Shuffle():
-            place = f"{stmt.buffer}[{', '.join(map(str, stmt.indices))}]"
-            whose = "the first" if stmt.distance is None else f"{stmt.distance} further"
-            yield f"{pad}{place} = shuffle {stmt.value} of {whose} in {stmt.width}"
+            target = f"{stmt.buffer}[{', '.join(map(str, stmt.indices))}]"
+            source = "the first" if stmt.distance is None else f"{stmt.distance} further"
+            yield f"{pad}{target} = shuffle {stmt.value} of {source} in {stmt.width}"
         case _ if isinstance(stmt, TENSOR_STMTS):
             yield f"{pad}{stmt}"
         case Block():
@@ -209,12 +207,12 @@ def block(*statements: Stmt) -> Stmt:
 
 
 def is_temporary(buffer: Buffer) -> bool:
-    """Whether the buffer is one value in a register, of which every lane of a vector loop has its own."""
+    """Whether the buffer is a scalar in a register, of which every lane of a vector loop has its own."""
     return buffer.scope == "register" and not buffer.shape
 
 
 def inner_stmts(stmt: Stmt) -> tuple[Stmt, ...]:
-    """The statements directly inside of one."""
+    """The statements directly inside of `stmt`."""
     if isinstance(stmt, Block):
         return stmt.statements
     return () if isinstance(stmt, LEAVES) else (stmt.body,)
@@ -234,34 +232,34 @@ def ranges_inside(stmt: Stmt, ranges: Ranges) -> Ranges:
 
 
 def map_inner(stmt: Stmt, rule: Callable[[Stmt], Stmt]) -> Stmt:
-    """The statement with `rule` applied to those directly inside; itself when none changes."""
+    """`stmt` with `rule` applied to the statements directly inside; `stmt` itself when none changes."""
     if isinstance(stmt, LEAVES):
         return stmt
     if isinstance(stmt, Block):
         new = tuple(map(rule, stmt.statements))
         # By identity: comparing whole trees at every level would take quadratic time.
-        same = all(one is other for one, other in zip(new, stmt.statements, strict=True))
+        same = all(new_stmt is old_stmt for new_stmt, old_stmt in zip(new, stmt.statements, strict=True))
         return stmt if same else block(*new)
     body = rule(stmt.body)
     return stmt if body is stmt.body else replace(stmt, body=body)
 
 
 def walk_stmt(stmt: Stmt) -> Iterator[Stmt]:
-    """The statement and everything below it, parents first."""
+    """`stmt` and every statement below it, parents first."""
     yield stmt
     for inner in inner_stmts(stmt):
         yield from walk_stmt(inner)
 
 
 def map_stmt(stmt: Stmt, rule: Callable[[Stmt], Stmt | None]) -> Stmt:
-    """Rebuild from the leaves: inner statements first, then `rule` on the rebuilt one (None keeps it)."""
+    """Rebuild from the leaves: inner statements first, then `rule` on the rebuilt statement (None keeps it)."""
     stmt = map_inner(stmt, lambda inner: map_stmt(inner, rule))
     result = rule(stmt)
     return stmt if result is None else result
 
 
 def map_own(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
-    """Apply `rule` to every whole expression of one statement, not of those below it; itself when none changes."""
+    """`stmt` with `rule` applied to its own whole expressions, not those inside; `stmt` itself when none changes."""
     match stmt:
         case Let():
             value = rule(stmt.value)
@@ -284,7 +282,7 @@ def map_exprs(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt:
 
 
 def exprs_of(stmt: Stmt) -> Iterator[Expr]:
-    """Every whole expression of one statement, not of those below it."""
+    """Every whole expression of `stmt`, not of the statements inside."""
     match stmt:
         case Let():
             yield stmt.value

@@ -32,40 +32,40 @@ from retune.compiler.ir.expr import BOOL, Buffer, Const, Expr
 WARP = 32
 """Threads of a warp."""
 ROWS, COLUMNS = 16, 8
-"""Of the sums that one instruction adds to."""
+"""Rows and columns of the sums of an instruction."""
 MATRIX = 8
 """Rows of a matrix that `LoadMatrix` loads; lane n says where row n % 8 of matrix n // 8 is."""
 ROW_BYTES = 16
-"""Of such a row, and what its address is a multiple of."""
+"""Bytes of such a row, which also divide its address."""
 REGISTER_BYTES = 4
-"""Of such a row that one lane gets."""
+"""Bytes of such a row that a lane gets."""
 COPY_BYTES = (4, 8, 16)
-"""What one asynchronous copy may copy; its addresses are multiples of it."""
+"""Sizes in bytes of an asynchronous copy; they divide its addresses."""
 SUM_ELEMENTS = 4
-"""Sums that a lane holds of one instruction."""
+"""Sums of an instruction that a lane has."""
 QUAD = 4
-"""Consecutive lanes, the first a multiple of so many, that hold a row of the sums of an instruction: a pair each."""
+"""Consecutive lanes, from a multiple of 4 on, that hold a row of the sums of an instruction: a pair each."""
 PAIR = 2
-"""Neighbors in it."""
+"""Neighbors in a pair."""
 
 GROUP_WARPS = 4
 """Warps of a warpgroup."""
 GROUP = GROUP_WARPS * WARP
 """Threads of a warpgroup."""
 GROUP_ROWS = GROUP_WARPS * ROWS
-"""Of the sums that one instruction of a warpgroup adds to."""
+"""Rows of the sums of a warpgroup's instruction."""
 GROUP_COLUMNS = 256
-"""The most of them."""
+"""The most columns of them."""
 CORE = 8
 """Lines of a core matrix, and elements of a line, which are neighbors: 16 bytes of halves."""
 SWIZZLED = (16, 32, 64)
 """Halves in a line of a factor of a warpgroup whose pieces can be swizzled."""
 
 ALWAYS = Const(True, BOOL)
-"""The condition of a copy of what surely lies inside its tensor."""
+"""The condition of a copy that never leaves its tensor."""
 
-Place = TypeVar("Place", Expr, int)
-"""A number of a lane, or of an element: the layouts are the same for expressions and for numbers."""
+Number = TypeVar("Number", Expr, int)
+"""The number of a lane or an element: the layouts hold for expressions and for ints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,10 @@ class Instruction:
 
     @property
     def left_elements(self) -> int:
-        """Elements of a left fragment that a lane holds."""
         return ROWS * self.depth // WARP
 
     @property
     def right_elements(self) -> int:
-        """Elements of a right fragment that a lane holds."""
         return self.depth * COLUMNS // WARP
 
     @property
@@ -99,15 +97,15 @@ class Instruction:
         """Elements of a row of a matrix that `LoadMatrix` loads; a factor is two of them deep."""
         return ROW_BYTES // item_bytes(self.dtype)
 
-    def left_place(self, lane: Place, element: int) -> tuple[Place, Place]:
-        """Row and depth of an element that a lane holds of the left factor."""
+    def left_position(self, lane: Number, element: int) -> tuple[Number, Number]:
+        """(row, depth) of the `element`-th element of the left factor in `lane`."""
         # PTX ISA, fragments of mma.m16n8k16 and mma.m16n8k8: one formula for both depths.
         register, half = divmod(element, self.packed)
         depth = lane % 4 * self.packed + (half + self.depth // 2 * (register // 2))
         return lane // 4 + MATRIX * (register % 2), depth
 
-    def right_place(self, lane: Place, element: int) -> tuple[Place, Place]:
-        """Depth and column of an element that a lane holds of the right factor."""
+    def right_position(self, lane: Number, element: int) -> tuple[Number, Number]:
+        """(depth, column) of the `element`-th element of the right factor in `lane`."""
         # As above; the right factor has its columns where the left one has its rows.
         register, half = divmod(element, self.packed)
         return lane % 4 * self.packed + (half + self.depth // 2 * register), lane // 4
@@ -118,13 +116,13 @@ INSTRUCTIONS = {
     "bf16": Instruction("m16n8k16", BFLOAT16, 16),
     "tf32": Instruction("m16n8k8", "float32", 8),
 }
-"""By kind. The factors of tf32 are float32 rounded to 10 bits of fraction, to the nearest, halves away from zero."""
+"""By kind. Factors of tf32 are float32 rounded to 10 bits of fraction, to the nearest, halves away from zero."""
 HALF_STEP = 1 << 12
-"""Half of the last bit that tf32 keeps of a float32, as an integer: added to it, it rounds what is then truncated."""
+"""Half of the last bit that tf32 keeps of a float32, as an integer: adding it before truncation rounds."""
 
 
-def sum_place(lane: Place, element: int) -> tuple[Place, Place]:
-    """Row and column of an element that a lane holds of the sums."""
+def sum_position(lane: Number, element: int) -> tuple[Number, Number]:
+    """(row, column) of the `element`-th sum in `lane`."""
     # PTX ISA, accumulators of mma.m16n8: two columns of the upper eight rows, then of the lower.
     return lane // 4 + MATRIX * (element // 2), lane % 4 * 2 + element % 2
 
@@ -133,7 +131,9 @@ Exprs = tuple[Expr, ...]
 
 
 class Together:
-    """What the threads of a GPU's block or warp do together, without statements inside; no CPU has it."""
+    """A statement that the threads of a GPU's block or warp execute together, without statements inside; CPUs have
+    none.
+    """
 
     __slots__ = ()
 
@@ -141,8 +141,8 @@ class Together:
 @dataclass(frozen=True, slots=True)
 class AsyncCopy(Together):
     """Start to copy `count` neighboring elements of global memory; where `condition` fails nothing is read and zeros
-    are copied. What is copied is there for the thread when it has waited, for others after a barrier after that. Copies
-    of 16 bytes bypass the first-level cache.
+    are copied. The thread sees the copy after a wait, other threads after a barrier after that. Copies of 16 bytes
+    bypass the first-level cache.
     """
 
     target: Buffer
@@ -153,13 +153,11 @@ class AsyncCopy(Together):
     condition: Expr = ALWAYS
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from (*self.indices, *self.source_indices, self.condition)
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "AsyncCopy":
-        """The statement with `rule` applied to every whole expression."""
-        places, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
-        return replace(self, indices=places, source_indices=sources, condition=rule(self.condition))
+        targets, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
+        return replace(self, indices=targets, source_indices=sources, condition=rule(self.condition))
 
     def __str__(self) -> str:
         source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
@@ -172,11 +170,9 @@ class CommitGroup(Together):
     """The copies that the thread has started since the last one become a group; it may be empty."""
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from ()
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "CommitGroup":  # noqa: ARG002
-        """The statement with `rule` applied to every whole expression."""
         return self
 
     def __str__(self) -> str:
@@ -190,11 +186,9 @@ class WaitGroup(Together):
     pending: int
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from ()
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "WaitGroup":  # noqa: ARG002
-        """The statement with `rule` applied to every whole expression."""
         return self
 
     def __str__(self) -> str:
@@ -204,9 +198,9 @@ class WaitGroup(Together):
 @dataclass(frozen=True, slots=True)
 class LoadMatrix(Together):
     """Load `count` (1, 2 or 4) matrices of 8 rows of 16 bytes: 8 × 8 halves or 8 × 4 float32. Lane n gives the first
-    element of row n % 8 of matrix n // 8. It gets of matrix q, of halves as elements 2q and 2q + 1 from `indices` on,
-    the row n // 4 and the columns n % 4 * 2 and the next one; of a transposed one the column n // 4 and those rows. Of
-    float32 it gets, as element q, the row n // 4 and the column n % 4; only matrices of halves can be transposed.
+    element of row n % 8 of matrix n // 8. Of matrix q of halves it gets row n // 4, columns n % 4 * 2 and the next, as
+    elements 2q and 2q + 1 from `indices` on; if `transposed`, rows and columns are swapped. Of float32 it gets row n //
+    4, column n % 4 as element q; only halves can be transposed.
     """
 
     target: Buffer
@@ -218,20 +212,16 @@ class LoadMatrix(Together):
 
     @property
     def row_elements(self) -> int:
-        """Elements of a row of a matrix."""
         return ROW_BYTES // item_bytes(self.source.dtype)
 
     @property
     def lane_elements(self) -> int:
-        """Elements of a matrix that a lane gets."""
         return REGISTER_BYTES // item_bytes(self.source.dtype)
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from (*self.indices, *self.source_indices)
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "LoadMatrix":
-        """The statement with `rule` applied to every whole expression."""
         return replace(
             self, indices=tuple(map(rule, self.indices)), source_indices=tuple(map(rule, self.source_indices))
         )
@@ -244,7 +234,9 @@ class LoadMatrix(Together):
 
 @dataclass(frozen=True, slots=True)
 class Multiplication(Together):
-    """What adds the product of two factors to sums, each from a place in its buffer on."""
+    """Adds the product of two factors to sums; `at`, `left_at` and `right_at` are the first elements in the three
+    buffers.
+    """
 
     kind: str
     sums: Buffer
@@ -260,36 +252,34 @@ class Multiplication(Together):
         return INSTRUCTIONS[self.kind]
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from (*self.at, *self.left_at, *self.right_at)
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> Self:
-        """The statement with `rule` applied to every whole expression."""
         at, left, right = (tuple(map(rule, each)) for each in (self.at, self.left_at, self.right_at))
         return replace(self, at=at, left_at=left, right_at=right)
 
-    def places(self) -> tuple[str, str, str]:
-        """The first elements of the sums and of the factors, in words."""
+    def operand_texts(self) -> tuple[str, str, str]:
+        """The first elements of the sums and of the factors, as text."""
         sums, left, right = (
-            f"{buffer}[{', '.join(map(str, place))}]"
-            for buffer, place in ((self.sums, self.at), (self.left, self.left_at), (self.right, self.right_at))
+            f"{buffer}[{', '.join(map(str, indices))}]"
+            for buffer, indices in ((self.sums, self.at), (self.left, self.left_at), (self.right, self.right_at))
         )
         return sums, left, right
 
 
 @dataclass(frozen=True, slots=True)
 class Mma(Multiplication):
-    """Add the product of two fragments, each from its place in the thread's own memory on, to the sums."""
+    """Add the product of two fragments in the thread's own memory to the sums."""
 
     def __str__(self) -> str:
-        sums, left, right = self.places()
+        sums, left, right = self.operand_texts()
         return f"{sums} += {left} * {right} by {self.instruction.name}.{self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class TransposeQuad(Together):
-    """The lanes of every quad, which each hold four pairs of elements of 16 bits from a place in their own memory on,
-    get as pair n what lane n of the quad has as the pair of their own number.
+    """Each lane of a quad has four pairs of 16-bit elements from `source_indices` on; lane l gets as pair n the pair l
+    of lane n.
     """
 
     target: Buffer
@@ -298,13 +288,11 @@ class TransposeQuad(Together):
     source_indices: Exprs
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from (*self.indices, *self.source_indices)
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "TransposeQuad":
-        """The statement with `rule` applied to every whole expression."""
-        places, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
-        return replace(self, indices=places, source_indices=sources)
+        targets, sources = tuple(map(rule, self.indices)), tuple(map(rule, self.source_indices))
+        return replace(self, indices=targets, source_indices=sources)
 
     def __str__(self) -> str:
         source = f"{self.source}[{', '.join(map(str, self.source_indices))}]"
@@ -313,16 +301,14 @@ class TransposeQuad(Together):
 
 @dataclass(frozen=True, slots=True)
 class ProxyFence(Together):
-    """What the thread has stored in shared memory is there for a `WarpgroupMma` after a later barrier; what it has
-    copied asynchronously, and waited for, is there without a fence.
+    """A `WarpgroupMma` after a later barrier sees what the thread has stored in shared memory; it sees asynchronous
+    copies that were waited for without a fence.
     """
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from ()
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "ProxyFence":  # noqa: ARG002
-        """The statement with `rule` applied to every whole expression."""
         return self
 
     def __str__(self) -> str:
@@ -331,21 +317,21 @@ class ProxyFence(Together):
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """How a factor of a `WarpgroupMma` lies in shared memory: slabs of `lines` lines of `width` neighbors, one line
-    after the other. Neighbors lie along the depth, or along the rows (columns of the right factor) if `transposed`.
-    `width` is 8 or one of `SWIZZLED`, of which a line's pieces of 16 bytes are swizzled.
+    """The layout of a factor of a `WarpgroupMma` in shared memory: slabs of `lines` lines of `width` neighbors, line
+    after line. Neighbors follow the depth, or, if `transposed`, the rows (columns of the right factor). `width` is 8 or
+    in `SWIZZLED`, where the 16-byte pieces of a line are swizzled.
     """
 
     lines: int
     width: int
     transposed: bool
 
-    def place(self, row: Place, depth: Place) -> Place:
-        """The distance of an element from the first one, in elements."""
+    def offset(self, row: Number, depth: Number) -> Number:
+        """The distance of an element from the first, in elements."""
         line, neighbor = (depth, row) if self.transposed else (row, depth)
-        # PTX ISA, swizzling modes: within 1024, 512 or 256 bytes, the number of a piece in its line and that of the
-        # line's 128 bytes are combined by exclusive or. So eight threads that access eight neighboring pieces, or one
-        # piece in each of eight lines, meet in no bank.
+        # PTX ISA, swizzling modes: within 1024, 512 or 256 bytes, the number of a piece in its line is xored with that
+        # of the line's 128 bytes. So eight threads that access eight neighboring pieces, or a piece in each of eight
+        # lines, have no bank conflict.
         piece, pieces = neighbor // CORE % (self.width // CORE), self.width // CORE
         pattern = line // (SWIZZLED[-1] // self.width) % pieces
         slab = neighbor // self.width * (self.lines * self.width)
@@ -354,9 +340,9 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What a warpgroup multiplies: `rows` times 64 rows, `columns` times 8 columns, `steps` times a depth of 16. A lane
-    holds `rows` × `columns` × 4 sums: of each instruction's 64 rows, warp n of the group has 16 from row 16 n on, as
-    fragments of `Mma` side by side.
+    """The size of a warpgroup's product: `rows` times 64 rows, `columns` times 8 columns, `steps` times a depth of 16.
+    A lane holds `rows` × `columns` × 4 sums: of each instruction's 64 rows, warp n of the group has 16 from row 16 n
+    on, as fragments of `Mma` side by side.
     """
 
     rows: int
@@ -365,14 +351,13 @@ class GroupShape:
 
     @property
     def sums(self) -> int:
-        """Sums that a lane holds."""
         return self.rows * self.columns * SUM_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupMma(Multiplication):
-    """Start to add to the sums of the four warps the product of two factors in shared memory, each from an element on
-    that is the same for all of them. Until a `WarpgroupWait` the sums must not be accessed, nor the factors written.
+    """Start to add to the sums of the four warps the product of two factors in shared memory; their first elements are
+    the same for all threads. Until a `WarpgroupWait` the sums must not be accessed, nor the factors written.
     """
 
     shape: GroupShape
@@ -380,19 +365,19 @@ class WarpgroupMma(Multiplication):
     right_layout: GroupLayout
 
     def __str__(self) -> str:
-        sums, left, right = self.places()
-        one, other = (
-            f"{'transposed ' if each.transposed else ''}{each.lines} x {each.width}"
-            for each in (self.left_layout, self.right_layout)
+        sums, left, right = self.operand_texts()
+        left_text, right_text = (
+            f"{'transposed ' if layout.transposed else ''}{layout.lines} x {layout.width}"
+            for layout in (self.left_layout, self.right_layout)
         )
         count = f"{self.shape.rows} x {self.shape.steps} times m64n{self.shape.columns * COLUMNS}k16.{self.kind}"
-        return f"group {sums} += {left} ({one}) * {right} ({other}) by {count}"
+        return f"group {sums} += {left} ({left_text}) * {right} ({right_text}) by {count}"
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupWait(Together):
     """The warpgroup goes on when at most `pending` of its `WarpgroupMma`, the youngest, are under way. The factors of
-    those that are done may be written; of the sums, `count` from `at` on, all may be accessed when all are done.
+    finished ones may be written; the sums, `count` from `at` on, may be accessed when all are done.
     """
 
     pending: int
@@ -401,11 +386,9 @@ class WarpgroupWait(Together):
     count: int
 
     def exprs(self) -> Iterator[Expr]:
-        """Every whole expression."""
         yield from self.at
 
     def mapped(self, rule: Callable[[Expr], Expr]) -> "WarpgroupWait":
-        """The statement with `rule` applied to every whole expression."""
         return replace(self, at=tuple(map(rule, self.at)))
 
     def __str__(self) -> str:
@@ -426,11 +409,11 @@ TENSOR_STMTS = (
     WarpgroupMma,
     WarpgroupWait,
 )
-"""Statements that tensor cores need besides the others; none has statements inside."""
+"""Statements of tensor cores; none has statements inside."""
 
 
 def accesses(stmt: TensorStmt) -> Iterator[tuple[Buffer, Exprs, int, bool]]:
-    """Every (buffer, first element, how many neighbors, whether they are written) that a thread names."""
+    """Every (buffer, first element, number of neighbors, whether they are written) that a thread names."""
     match stmt:
         case AsyncCopy():
             yield stmt.target, stmt.indices, stmt.count, True

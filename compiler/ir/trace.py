@@ -16,9 +16,9 @@ that code is generated from; loop IR and graph after every pass; LLVM IR, assemb
 """
 
 Observer = Callable[[str, str, Callable[[], str]], None]
-"""Takes the name of a kernel or graph, the stage it has reached, and what makes its text."""
+"""Takes the name of a kernel or graph, the stage it has reached, and a function that makes its text."""
 
-# Of a thread or an asyncio task: compilations that run at once do not mix their stages.
+# Of a thread or an asyncio task: concurrent compilations do not mix their stages.
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
@@ -40,7 +40,7 @@ def is_active() -> bool:
 def show(level: int, name: str, stage: str, text: Callable[[], str]) -> None:
     """Tell the observer that `name` has reached a stage, and print it if RETUNE_DEBUG is at least `level`.
 
-    Raises: OptionError for a RETUNE_DEBUG that makes no sense.
+    Raises: OptionError for an invalid RETUNE_DEBUG.
     """
     if observer := _observer.get():
         observer(name, stage, text)

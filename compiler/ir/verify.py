@@ -1,12 +1,11 @@
 """Verifies the loop IR of a kernel and names the first rule that it breaks.
 
-Verification is cheap. What it accepts has a meaning, so a faulty pass is named before code is generated.
+An accepted kernel has a meaning, so a faulty pass is named before code is generated.
 
 The rules: a variable is bound once on its path and before it is used; an access has as many indices as its buffer has
-dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used inside its
-allocation alone; extents are positive; conditions are bools; functions are called outside of all loops; only a
-kernel's body may be empty; registers are accessed within their buffer whatever the variables; only matrices of halves
-are transposed.
+dimensions; only outputs, workspace and allocated buffers are written, and an allocated buffer is used only inside its
+allocation; extents are positive; conditions are bools; functions are called outside of all loops; only a kernel's body
+may be empty; registers are accessed within their buffer whatever the variables; only matrices of halves are transposed.
 """
 
 from retune.compiler.errors import LoweringError
@@ -33,8 +32,8 @@ from retune.compiler.ir.visit import parts
 _ALLOCATED = ("local", "register", "shared")
 
 
-def verify(function: LoopFunction, after: str, given: Ranges | None = None) -> None:
-    """Check a kernel; `after` names the pass that made it, `given` the variables that are bound outside of it.
+def verify(function: LoopFunction, after: str, outer: Ranges | None = None) -> None:
+    """Check a kernel; `after` names the pass that made it, `outer` the ranges of variables bound outside of it.
 
     Raises: LoweringError naming the pass and the rule.
     """
@@ -44,7 +43,7 @@ def verify(function: LoopFunction, after: str, given: Ranges | None = None) -> N
         for name in names:
             _demand(names.count(name) == 1, f"two buffers are called {name}")
         readable = frozenset((*function.params, *function.workspace))
-        _Checker(frozenset(function.params[:inputs])).statement(function.body, given or {}, readable)
+        _Checker(frozenset(function.params[:inputs])).statement(function.body, outer or {}, readable)
     except _BrokenRuleError as broken:
         raise LoweringError(f"{function.name}, after {after}: {broken}") from None
 
@@ -59,7 +58,7 @@ def _demand(holds: bool, rule: str) -> None:
 
 
 class _Checker:
-    """Walks a kernel with the variables that are bound and the buffers that exist; `constant` are not written."""
+    """Walks a kernel with the bound variables and the existing buffers; `constant` are not written."""
 
     def __init__(self, constant: frozenset[Buffer]) -> None:
         self.constant = constant
@@ -97,10 +96,10 @@ class _Checker:
                 _demand(stmt.buffer not in self.constant, f"the input {stmt.buffer} is written")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
             case Shuffle():
-                own = stmt.buffer.scope in ("local", "register")
-                _demand(own, f"{stmt.buffer} ({stmt.buffer.scope}) is written by a shuffle")
-                known = stmt.width in (1, 2, 4, 8, 16, 32) and 0 <= (stmt.distance or 0) < stmt.width
-                _demand(known, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
+                is_thread_local = stmt.buffer.scope in ("local", "register")
+                _demand(is_thread_local, f"{stmt.buffer} ({stmt.buffer.scope}) is written by a shuffle")
+                is_valid = stmt.width in (1, 2, 4, 8, 16, 32) and 0 <= (stmt.distance or 0) < stmt.width
+                _demand(is_valid, f"a shuffle over {stmt.distance} in groups of {stmt.width}")
                 self.access(stmt.buffer, stmt.indices, bound, buffers)
             case _ if isinstance(stmt, TENSOR_STMTS):
                 if isinstance(stmt, LoadMatrix):

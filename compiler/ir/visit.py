@@ -21,16 +21,16 @@ _FIELDS: dict[type[Expr], tuple[str, ...]] = {}
 
 def _child_fields(kind: Any) -> tuple[str, ...]:
     """The fields of a class of nodes that may hold operands."""
-    found = _FIELDS.get(kind)
-    if found is None:
+    names = _FIELDS.get(kind)
+    if names is None:
         # Fields that are derived, such as `dtype`, hold no operands.
-        found = tuple(field.name for field in fields(kind) if field.init and not _is_plain(field.type))
-        _FIELDS[kind] = found
-    return found
+        names = tuple(field.name for field in fields(kind) if field.init and not _is_plain(field.type))
+        _FIELDS[kind] = names
+    return names
 
 
 def _is_plain(annotation: object) -> bool:
-    """Whether a field of this type holds no expression for sure."""
+    """Whether a field of this type surely holds no expression."""
     if isinstance(annotation, UnionType):
         return all(map(_is_plain, get_args(annotation)))
     return isinstance(annotation, type) and not get_args(annotation) and not issubclass(annotation, Expr)
@@ -40,40 +40,39 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     """The direct operands of a node, in field order."""
     if type(expr) is Binary:  # most nodes with operands, and this is where lowering takes its time
         return expr.lhs, expr.rhs
-    found: list[Expr] = []
+    operands: list[Expr] = []
     for name in _child_fields(type(expr)):
         value = getattr(expr, name)
         if isinstance(value, Expr):
-            found.append(value)
+            operands.append(value)
         elif isinstance(value, tuple):
-            found.extend(item for item in value if isinstance(item, Expr))
-    return tuple(found)
+            operands.extend(item for item in value if isinstance(item, Expr))
+    return tuple(operands)
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The node and everything below it, parents first; what stands in several places comes as often."""
+    """The node and everything below it, parents first; a node that occurs several times comes as often."""
     # An explicit stack: with nested generators every node would cost its depth.
-    left = [expr]
-    while left:
-        node = left.pop()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
         yield node
-        left.extend(children(node)[::-1])
+        stack.extend(children(node)[::-1])
 
 
 def parts(expr: Expr) -> Iterator[Expr]:
-    """As `walk`, but every node comes once, however often it stands in the expression."""
-    left, known = [expr], {id(expr)}
-    while left:
-        node = left.pop()
+    """As `walk`, but every node comes once."""
+    stack, seen = [expr], {id(expr)}
+    while stack:
+        node = stack.pop()
         yield node
         for child in children(node)[::-1]:
-            if id(child) not in known:
-                known.add(id(child))
-                left.append(child)
+            if id(child) not in seen:
+                seen.add(id(child))
+                stack.append(child)
 
 
 def of_type(kind: type[Item], items: Iterable[object]) -> Iterator[Item]:
-    """The items of a type."""
     return (item for item in items if isinstance(item, kind))
 
 
@@ -88,7 +87,6 @@ def has(kind: type[Expr], *exprs: Expr) -> bool:
 
 
 def variables(*exprs: Expr) -> set[Var]:
-    """The variables in the expressions."""
     return set(find(Var, *exprs))
 
 
@@ -98,8 +96,8 @@ def uses(expr: Expr, *nodes: Expr) -> bool:
 
 
 def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). The result of a rule
-    depends on the node alone.
+    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). A rule's result depends
+    only on the node.
     """
     # By identity, which is safe since `expr` keeps its nodes alive.
     done: dict[int, Expr] = {}
@@ -134,12 +132,12 @@ def _rebuilt(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
     rebuilt = replace(expr, **changes)  # type: ignore[type-var]
     if not isinstance(rebuilt, Binary) or _divides_by_zero(rebuilt):
         return rebuilt
-    # Through `binary`, so that what has become constant or neutral folds.
+    # Through `binary`, so that constant or neutral operands fold.
     return binary(rebuilt.op, rebuilt.lhs, rebuilt.rhs)
 
 
 def _divides_by_zero(node: Binary) -> bool:
-    """Whether a variable that stands at 0 is divided by; the result is 0 then, or is not wanted."""
+    """Whether the divisor is a variable at 0; the result is 0 then, or is not wanted."""
     divides = node.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)
     return divides and isinstance(node.rhs, Const) and node.rhs.value == 0
 
@@ -150,7 +148,7 @@ def replace_nodes(expr: Expr, kind: type[Node], rule: Callable[[Node], Expr | No
 
 
 def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
-    """Replace every node that is a key of `mapping`, all at once: what is put in is not looked at again."""
+    """Replace every node that is a key of `mapping`, all in one pass: replacements are not searched again."""
     kinds = set(map(type, mapping))
     done: dict[int, Expr] = {}
 
@@ -158,15 +156,15 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
         # Looked up before it is rebuilt: a rebuilt node may fold to an operand that is a key by chance, as `0 + i`.
         result = done.get(id(node))
         if result is None:
-            known = mapping.get(node) if type(node) in kinds else None  # a large node takes long to look up
-            result = done[id(node)] = _rebuilt(node, visit) if known is None else known
+            substitute = mapping.get(node) if type(node) in kinds else None  # a large node takes long to look up
+            result = done[id(node)] = _rebuilt(node, visit) if substitute is None else substitute
         return result
 
     return visit(expr)
 
 
 def widened(expr: Expr) -> Expr:
-    """An expression some of whose operands have become float32, with nothing left in floats of two bytes."""
+    """`expr` in float32 where some operands have become float32: no part of it stays in 16-bit floats."""
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Const | Cast) and node.dtype in (*HALVES, "float32"):

@@ -303,7 +303,7 @@ class Fragments:
         at: dict[Expr, Expr] = {self.loops[2].var: first, self.loops[4].var: depth}
         if self.has_matrices(source, at, inner_depth=inner_depth):
             return self.matrices(fragment, row, source, at, 4, transposed=not inner_depth)
-        return self.elements(fragment, row, source, lane, instruction.left_place, (2, 4))
+        return self.elements(fragment, row, source, lane, instruction.left_position, (2, 4))
 
     def right_loads(self, fragment: Buffer, source: Load, lane: Expr, *, inner_depth: bool) -> Stmt:
         """All fragments, of two matrices below each other; two fragments at once where they are even in number."""
@@ -313,7 +313,7 @@ class Fragments:
         column, depth = (line, depth) if inner_depth else (const(0), depth + line)
         at: dict[Expr, Expr] = {self.loops[3].var: column, self.loops[4].var: depth}
         if not self.has_matrices(source, at, inner_depth=inner_depth):
-            return self.each(loop, self.elements(fragment, number, source, lane, instruction.right_place, (4, 3)))
+            return self.each(loop, self.elements(fragment, number, source, lane, instruction.right_position, (4, 3)))
         # `ldmatrix.x4` fills two fragments at once; an odd number takes `.x2`, one by one.
         if self.product.columns % 2:
             return self.each(loop, self.matrices(fragment, number, source, at, 2, transposed=not inner_depth))

@@ -57,7 +57,7 @@ class _Factor:
             warp, fragment = row // (ROWS * self.fragments), row // ROWS % self.fragments
             group, member = warp // GROUP_WARPS, warp % GROUP_WARPS
             row = ((group * self.fragments + fragment) * GROUP_WARPS + member) * ROWS + row % ROWS
-        return self.layout.place(row, depth)
+        return self.layout.offset(row, depth)
 
 
 @dataclass(frozen=True, slots=True)

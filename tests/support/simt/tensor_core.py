@@ -31,7 +31,7 @@ from retune.compiler.ir.tensor_core import (
     WaitGroup,
     WarpgroupMma,
     WarpgroupWait,
-    sum_place,
+    sum_position,
 )
 from tests.support.simt.checked_memory import Array, Memory, Place
 from tests.support.simt.sides import Side
@@ -220,13 +220,13 @@ class TensorUnit:
 
 def _places(kind: Instruction, side: str, element: int) -> tuple[Numbers, Numbers]:
     """Where in its matrix the element lies that each lane holds."""
-    place = kind.left_place if side == "left" else kind.right_place
+    place = kind.left_position if side == "left" else kind.right_position
     pairs = [place(lane, element) for lane in range(WARP)]
     return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
 
 
 def _sum_places(element: int) -> tuple[Numbers, Numbers]:
-    pairs = [sum_place(lane, element) for lane in range(WARP)]
+    pairs = [sum_position(lane, element) for lane in range(WARP)]
     return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
 
 

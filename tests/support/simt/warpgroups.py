@@ -20,7 +20,7 @@ from retune.compiler.ir.tensor_core import (
     GroupLayout,
     WarpgroupMma,
     WarpgroupWait,
-    sum_place,
+    sum_position,
 )
 from tests.support.simt.checked_memory import Array, Memory, Place
 from tests.support.simt.sides import Side
@@ -128,7 +128,7 @@ class Warpgroups:
                 f"than the first thread of its warpgroup, in {self.place.text()}"
             )
         row, depth = np.meshgrid(*map(np.arange, shape), indexing="ij")
-        offsets = np.vectorize(layout.place)(row, depth).reshape(-1)
+        offsets = np.vectorize(layout.offset)(row, depth).reshape(-1)
         who, epochs = side.who.reshape(-1, GROUP), side.epochs.reshape(-1, GROUP)[:, 0]
         first = [np.broadcast_to(index, side.who.shape)[::GROUP] for index in at]
         span = side.memory.neighbors(side.copies[::GROUP], first, who[:, 0], int(offsets.max()) + 1)
@@ -151,7 +151,7 @@ def _sum_places(rows: int, columns: int) -> tuple[Numbers, Numbers]:
     found = np.empty((2, GROUP_WARPS, WARP, rows, columns, SUM_ELEMENTS), np.int64)
     for lane in range(WARP):
         for element in range(SUM_ELEMENTS):
-            found[:, :, lane, :, :, element] = np.array(sum_place(lane, element)).reshape(2, 1, 1, 1)
+            found[:, :, lane, :, :, element] = np.array(sum_position(lane, element)).reshape(2, 1, 1, 1)
     found[0] += np.arange(GROUP_WARPS).reshape(-1, 1, 1, 1, 1) * (GROUP_ROWS // GROUP_WARPS)
     found[0] += np.arange(rows).reshape(1, 1, -1, 1, 1) * GROUP_ROWS
     found[1] += np.arange(columns).reshape(1, 1, 1, -1, 1) * COLUMNS

@@ -24,7 +24,7 @@ def kernel_with(*buffers: Buffer) -> Kernel:
 def test_shared_buffers_lie_side_by_side_and_aligned(drawn: list[tuple[int, str, str]]) -> None:
     buffers = [Buffer(f"b{number}", (size,), dtype, scope) for number, (size, dtype, scope) in enumerate(drawn)]
     kernel = kernel_with(*buffers)
-    places = kernel.shared_places
+    places = kernel.shared_offsets
     assert set(places) == {buffer for buffer in buffers if buffer.scope == "shared"}
     end = 0
     for buffer, start in sorted(places.items(), key=lambda pair: pair[1]):
