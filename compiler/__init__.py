@@ -62,16 +62,15 @@ __all__ = [
 
 
 def load_module(path: str | Path) -> Any:
-    """What is in a file of compiled code, see `retune.compiler.loading.load_module`. Raises: as that."""
+    """Load a file of compiled code, see `retune.compiler.loading.load_module`. Raises: the same."""
     return importlib.import_module(f"{__name__}.loading").load_module(path)
 
 
 class _RuntimePackage(ModuleType):
-    """The package `runtime`, where TVM has the virtual machine too."""
+    """The package `runtime`, in which TVM also has the virtual machine."""
 
     @property
     def vm(self) -> ModuleType:
-        """The package `vm`."""
         return importlib.import_module(f"{__name__}.vm")
 
 
@@ -92,7 +91,7 @@ class _CallablePackage(ModuleType):
         *,
         target: Any = None,
     ) -> str:
-        """The loops of a program as text, see `retune.compiler.driver.modules.lower`. Raises: as that."""
+        """The loops of a program as text, see `retune.compiler.driver.modules.lower`. Raises: the same."""
         del simple_mode  # both print the same
         text: str = importlib.import_module(f"{__name__}.driver.modules").lower(inp, args, name, target)
         return text

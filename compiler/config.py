@@ -21,17 +21,17 @@ SESSION = "RETUNE_SESSION"
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 GOMP_SPIN_COUNT = "GOMP_SPINCOUNT"
 SPIN_COUNT = "1000"
-"""How often a thread of libgomp looks for the others before it sleeps: some 25 µs on AMD, 50 µs on Intel. That is
-longer than the threads of a tuned kernel wait for each other on a quiet machine. libgomp's default, 300,000, keeps a
-core busy for 8 ms and more at the end of every kernel whose other thread had to make room for another process.
+"""Iterations that a thread of libgomp spins before it sleeps: some 25 µs on AMD, 50 µs on Intel, longer than the
+threads of a tuned kernel wait for each other on a quiet machine. libgomp's default, 300,000, keeps a core busy for 8 ms
+and more at the end of every kernel whose other thread was preempted.
 """
 
 
 def load(environment: Mapping[str, str] | None = None, flags: Mapping[str, Value] | None = None) -> Settings:
     """The settings of this process: defaults, then retune.toml, then `environment` (by default that of this process),
-    then `flags`; a flag that is None was not given.
+    then `flags`; a flag that is None counts as missing.
 
-    Raises: OptionError for a file or a value that makes no sense.
+    Raises: OptionError for an invalid file or value.
     """
     return resolve(os.environ if environment is None else environment, Path.cwd(), flags)[0]
 
@@ -39,13 +39,13 @@ def load(environment: Mapping[str, str] | None = None, flags: Mapping[str, Value
 def explain(
     environment: Mapping[str, str] | None = None, flags: Mapping[str, Value] | None = None
 ) -> tuple[ResolvedSetting, ...]:
-    """Every setting as `load` has it, and where it comes from. Raises: OptionError."""
+    """Every setting as `load` has it, with its source. Raises: OptionError."""
     return resolve(os.environ if environment is None else environment, Path.cwd(), flags)[1]
 
 
 @cache
 def debug_level() -> int:
-    """What the compiler prints, a level of `retune.compiler.ir.trace`; read once in a process. Raises: OptionError."""
+    """The value of RETUNE_DEBUG, a level of `retune.compiler.ir.trace`; read once in a process. Raises: OptionError."""
     return load().debug
 
 
@@ -56,12 +56,12 @@ def checks_ir() -> bool:
 
 
 def strange_variables() -> dict[str, str]:
-    """Variables of this process that look like settings and are none, with what was probably meant."""
+    """Variables of this process that look like settings and are none, with the nearest name."""
     return unknown_variables(os.environ)
 
 
 def session() -> str:
-    """The mark of the session of `retune tune` that this process belongs to; empty outside of one."""
+    """The session of `retune tune` that this process belongs to; empty outside of a session."""
     return os.environ.get(SESSION, "")
 
 
@@ -71,16 +71,16 @@ def set_environment(extra: Mapping[str, str]) -> None:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with the entries of `extra` put over it."""
+    """This process's environment, overridden by the entries of `extra`."""
     return {**os.environ, **extra}
 
 
 @contextmanager
 def bounded_spinning() -> Iterator[None]:
-    """While the body loads libgomp, the environment asks its threads to sleep soon when they wait for each other,
-    unless the user's environment says how they wait.
+    """While the body loads libgomp, make its threads sleep soon when they wait for each other, unless the user's
+    environment decides.
     """
-    # libgomp reads these once, in its constructor. Both govern the same count, so that either is the user's decision.
+    # libgomp reads these once, in its constructor. Both set the same count, so either is the user's decision.
     user_decides = {GOMP_SPIN_COUNT, "OMP_WAIT_POLICY"} & os.environ.keys()
     if not user_decides:
         os.environ[GOMP_SPIN_COUNT] = SPIN_COUNT
@@ -88,33 +88,33 @@ def bounded_spinning() -> Iterator[None]:
         yield
     finally:
         if not user_decides:
-            # libgomp has read it by now; children must wait as the user's environment says.
+            # libgomp has read it; children must wait as the user's environment says.
             del os.environ[GOMP_SPIN_COUNT]
 
 
 def user_places_threads() -> bool:
-    """Whether the user's environment says on which CPUs the threads of an OpenMP runtime run."""
+    """Whether the user's environment binds the threads of an OpenMP runtime to CPUs."""
     return any(name in os.environ for name in _PLACES)
 
 
 def threads_sleep_at_once() -> bool:
-    """Whether the user's environment lets no thread of libgomp spin while it waits; a count of spins wins there."""
+    """Whether the user's environment keeps libgomp's threads from spinning; a spin count takes precedence."""
     count = os.environ.get(GOMP_SPIN_COUNT)
     passive = os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "passive"
     return passive if count is None else count.strip() == "0"
 
 
 def prefect_environment(folder: Path | None = None) -> dict[str, str]:
-    """What Prefect must find in the environment *before* it is imported, so that its embedded API keeps to `folder` and
-    sends no telemetry.
+    """The variables that Prefect needs *before* it is imported, so that its embedded API uses `folder` and sends no
+    telemetry.
 
-    Variables that the user has set win, and with a server of the user's own (PREFECT_API_URL, or `prefect_api` in
-    retune.toml) that server and the user's profile are left as they are.
+    Variables that the user has set win, and with a user's server (PREFECT_API_URL, or `prefect_api` in retune.toml)
+    that server and the user's profile stay as they are.
     """
     settings = load()
     server = settings.prefect_api
-    own = None if server or not folder else folder / "prefect"
-    home = os.environ.get("PREFECT_HOME") or own or Path("~/.prefect").expanduser()
+    state_folder = None if server or not folder else folder / "prefect"
+    home = os.environ.get("PREFECT_HOME") or state_folder or Path("~/.prefect").expanduser()
     quiet = {
         # Prefect's default, which can name code: without it Prefect asks files of the working directory.
         "PREFECT_PROFILES_PATH": f"{home}/profiles.toml",
@@ -122,7 +122,7 @@ def prefect_environment(folder: Path | None = None) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # such a server has no login
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
-        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # of a server that is away we say more, in one line
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # of an unreachable server Retune says more, in one line
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
     embedded = {
@@ -147,19 +147,19 @@ def prefect_environment(folder: Path | None = None) -> dict[str, str]:
         # n tries bridge 2 + 4 + ... + 2^n = 2^(n+1) - 2 s; 5 are Prefect's default.
         "PREFECT_CLIENT_MAX_RETRIES": str(max(5, math.ceil(math.log2(settings.prefect_wait + 2)))),
     }
-    wanted = {**quiet, **(remote if server else embedded)}
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    variables = {**quiet, **(remote if server else embedded)}
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def prefect_database() -> Path | None:
-    """The file of the database of a Prefect server of this process; None where the user has named another database."""
+    """The database file of a Prefect server of this process; None where the user has named another database."""
     home = os.environ.get("PREFECT_HOME")
-    named = any(name.startswith(("PREFECT_API_DATABASE", "PREFECT_SERVER_DATABASE")) for name in os.environ)
-    return None if named or not home else Path(home) / "prefect.db"
+    is_named = any(name.startswith(("PREFECT_API_DATABASE", "PREFECT_SERVER_DATABASE")) for name in os.environ)
+    return None if is_named or not home else Path(home) / "prefect.db"
 
 
 def cache_folder() -> Path | None:
-    """Where files are kept that can be made again; None for a user without a home."""
+    """The folder of files that can be made again; None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retune"
     except RuntimeError:
@@ -167,20 +167,20 @@ def cache_folder() -> Path | None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may keep busy: those of its affinity mask, but no more than its quota."""
+    """The number of cores this process may keep busy: those of its affinity mask, but no more than its quota."""
     # Threads beyond a quota make each run slower: the kernel stops all of them when the quota of a period is used up.
     return max(1, min(len(usable_cpus()), int(cpu_quota() or sys.maxsize)))
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:
-    """How many CPUs the control groups of this process may use at a time; None for no limit.
+    """CPUs that the control groups of this process may use at a time; None for no limit.
 
     `groups` names the process's group in each hierarchy; quotas of the groups above it apply too.
     """
     quotas = []
     for line in _words(groups, "\n"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, tail = line.partition(":")
+        controllers, _, path = tail.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "cpu" if controllers else root  # version 1, and 2
@@ -188,10 +188,10 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
         # A container sees its own group as the mount, whatever path the host has for it.
         for folder in (group, *group.parents) if ".." not in group.parts else (mount,):
             if folder.is_relative_to(mount):
-                both = _words(folder / "cpu.max")
-                both = both or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+                limits = _words(folder / "cpu.max")
+                limits = limits or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
                 # "max" or -1 is no limit; both numbers are in microseconds.
-                numbers = [int(word) for word in both if word.isdecimal()]
+                numbers = [int(word) for word in limits if word.isdecimal()]
                 quotas += [numbers[0] / numbers[1]] if len(numbers) == 2 and numbers[1] else []
     return min(quotas, default=None)
 
@@ -204,56 +204,54 @@ def _words(path: Path, separator: str | None = None) -> list[str]:
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """The numbers of the CPUs this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def thread_count(default: int, environment: Mapping[str, str] | None = None) -> int:
-    """How many threads a network runs on: what RETUNE_NUM_THREADS, OMP_NUM_THREADS or `num_threads` in retune.toml
-    says, else `default`.
+    """The number of threads a network runs on: RETUNE_NUM_THREADS, OMP_NUM_THREADS or `num_threads` in retune.toml,
+    else `default`.
 
-    A variable that is not an integer from 1 on is ignored, as OpenMP ignores it; of a list the first number counts.
-    Raises: OptionError for a retune.toml that makes no sense.
+    A variable that is not a positive integer is ignored, as OpenMP ignores it; of a list the first number counts.
+    Raises: OptionError for an invalid retune.toml.
     """
     return load(environment).num_threads or default
 
 
 def host_name() -> str:
-    """What this machine is called in its network."""
     return platform.node() or "this machine"
 
 
 def device_name() -> str:
-    """The identity of this machine's CPU, as records carry it: the same text means that times may be compared."""
+    """The identity of this machine's CPU in records: times of machines with the same text may be compared."""
     fields = _first_cpu()
-    # A marketing name alone is not enough: clouds sell several steppings, and slices of several sizes, under one.
+    # A marketing name alone is not enough: clouds sell several steppings, and slices of several sizes, under one name.
     name = fields.get("model name") or platform.processor() or platform.machine()
     kind = [f"{key.removeprefix('cpu ')} {fields[key]}" for key in ("cpu family", "model", "stepping") if key in fields]
     return ", ".join([name, *([" ".join(kind)] if kind else []), f"{os.cpu_count()} cores"])
 
 
 def _first_cpu() -> dict[str, str]:
-    """What Linux says of CPU 0, by field; empty elsewhere."""
+    """Linux's fields of CPU 0; empty elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
-    # One paragraph a CPU: the first says all, and the file has hundreds on a large server.
+    # One paragraph a CPU: the first is enough, and the file has hundreds on a large server.
     text = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0] if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.splitlines())
     return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def engine_version() -> str:
-    """The version of Retune that runs, as records carry it."""
+    """The version of Retune, as records keep it."""
     return package_version("retune-compiler")
 
 
 def llvm_version() -> str:
-    """The version of the package that brings LLVM, as records carry it."""
+    """The version of the package with LLVM, as records keep it."""
     return f"llvmlite {package_version('llvmlite')}"
 
 
 @cache
 def package_version(package: str) -> str:
-    """The version of an installed package; of Retune in a folder that is not installed, what says so."""
+    """The version of an installed package; for Retune in a folder that is not installed, a text that says so."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

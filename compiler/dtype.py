@@ -9,18 +9,15 @@ import ml_dtypes
 import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16).name
-# No type of numbers that is known has a longer name; NumPy would parse, and remember, any text that a file holds.
+# No number type has a longer name; NumPy would parse, and remember, any text of a file.
 _LONGEST = 12
 HALVES = ("float16", BFLOAT16)
-"""Floats of two bytes. Functions of them are computed in float32 and rounded once."""
+"""16-bit floats. Functions of them are computed in float32 and rounded once."""
 
 
 def number_type(name: object) -> str:
-    """The name of an element type that a file names; NumPy makes a type of nearly any text.
-
-    Raises: ValueError when it is none of numbers.
-    """
-    # NumPy reads structures and byte orders too, such as "i4,>f8"; no name of a type has such signs.
+    """The name of an element type from a file. Raises: ValueError if it is no number type."""
+    # NumPy reads structures and byte orders too, such as "i4,>f8"; no name of a type has such characters.
     if not isinstance(name, str) or not name.isalnum() or len(name) > _LONGEST:
         raise ValueError(f"{name!r} is no element type")
     return _number_type(name)
@@ -28,7 +25,7 @@ def number_type(name: object) -> str:
 
 @lru_cache(maxsize=64)
 def _number_type(name: str) -> str:
-    if name.startswith("a"):  # NumPy's old name of bytes, of which it warns
+    if name.startswith("a"):  # NumPy's old name of bytes, which makes it warn
         raise ValueError(f"{name!r} is no element type")
     try:
         dtype = np.dtype(name)
@@ -41,12 +38,10 @@ def _number_type(name: str) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether the type is a floating-point type."""
     return dtype.startswith(("float", "bfloat"))
 
 
 def is_unsigned(dtype: str) -> bool:
-    """Whether the type is an unsigned integer type."""
     return dtype.startswith("uint")
 
 
@@ -56,7 +51,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def accumulated(dtype: str) -> str:
-    """The type in which registers hold values that are being joined: float32 for floats of two bytes."""
+    """The type in which registers accumulate values of `dtype`: float32 for 16-bit floats."""
     return "float32" if dtype in HALVES else dtype
 
 
@@ -66,18 +61,17 @@ def epsilon(dtype: str) -> float:
 
 
 def finite_limit(dtype: str, *, is_least: bool) -> float:
-    """The least or the greatest finite value of a number type."""
     if not is_float(dtype):
         limits = np.iinfo(dtype)
         return int(limits.min if is_least else limits.max)
-    # NumPy's `finfo` refuses bfloat16; this one takes both.
-    known = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    return float(known.min if is_least else known.max)
+    # NumPy's `finfo` refuses bfloat16; ml_dtypes' takes all.
+    finfo = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(finfo.min if is_least else finfo.max)
 
 
-def promoted(one: str, other: str) -> str:
-    """The type in which two types meet, by NumPy's rules; where it has none, bfloat16 meets others in float32."""
+def promoted(left: str, right: str) -> str:
+    """The common type of two types, by NumPy's rules; where it has none, bfloat16 and the other become float32."""
     try:
-        return str(np.result_type(one, other).name)
+        return str(np.result_type(left, right).name)
     except TypeError:
         return "float32"

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 HIDDEN = "***"
-"""What is shown in place of a password."""
+"""Shown in place of a password."""
 
 # Greedy up to the last @ before the path: a password may hold an unescaped @, and must not show by half.
 _PASSWORD = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s/?#:@]*:)[^\s/?#]*@")
@@ -51,12 +51,12 @@ def without_passwords(text: str) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """How to install what one of our extras brings. By path: the package called retune on PyPI is another project's."""
+    """The command that installs an extra. By path: the package called retune on PyPI is another project's."""
     return f"pip install -e '.[{extra}]' in the root of Retune's clone"
 
 
 class RetuneError(Exception):
-    """Base of every error that is meant for the person using Retune; its text shows no password of a URL."""
+    """Base of every error meant for the user; its text shows no password of a URL."""
 
     def __str__(self) -> str:
         return without_passwords(super().__str__())
@@ -76,7 +76,7 @@ class DuplicateWorkloadError(WorkloadError, RuntimeError):
 
 
 class UnregisteredWorkloadError(WorkloadError, ValueError):
-    """No key can be made of this function, because it was not registered, or of one of its arguments."""
+    """No key can be made of this function, because it is not registered, or of an argument."""
 
 
 class UnknownWorkloadError(WorkloadError, KeyError):
@@ -132,7 +132,7 @@ class UnsupportedOperatorError(ModelError):
 
 
 class UnknownValueError(UnsupportedOperatorError):
-    """A shape, an axis or the like depends on the values of `inputs`, which are not known before the network runs."""
+    """A shape, an axis or the like depends on the values of `inputs`, which are unknown before the network runs."""
 
     def __init__(self, message: str, inputs: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -198,8 +198,8 @@ class MeasureError(RetuneError):
 
 
 class DeviceError(RetuneError):
-    """A GPU that is asked for is not there, or what was asked of it failed. After one that is `lasting` the process can
-    ask it for nothing more.
+    """A GPU is missing, or an operation on it failed. After a `lasting` error this process cannot use the GPU
+    any more.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -208,16 +208,16 @@ class DeviceError(RetuneError):
 
 
 class OptionError(RetuneError, ValueError):
-    """An option has a value that makes no sense."""
+    """An option has an invalid value."""
 
 
 class PassOptionError(OptionError, AttributeError):
-    """A pass context has no option of that name, or it is of another type."""
+    """A pass context has no option of that name, or its type differs."""
 
 
 @contextmanager
 def refusing_depth(where: str, error: type[RetuneError]) -> Iterator[None]:
-    """Work on expressions that may be nested deeper than Python can follow. Raises: `error` for those."""
+    """Turn a RecursionError of the block, from expressions nested too deep, into `error`."""
     try:
         yield
     except RecursionError:

@@ -13,30 +13,29 @@ from numpy.typing import NDArray
 # calculator: registers are allotted to warps, shared memory to blocks, each in these units.
 _WARP = 32
 _PARTITIONS = 4
-"""Parts of a multiprocessor with registers of their own, to each of which belongs every fourth warp."""
+"""Parts of a multiprocessor, each with its own registers and every fourth warp."""
 _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
 # Eight bits of an instruction name a register; one of their 256 values, RZ, reads as zero.
 _MOST_REGISTERS = 255
 
 STATIC_SHARED = 48 * 1024
-"""Bytes of shared memory that a block has on every GPU, without being launched with more."""
+"""Bytes of shared memory that a block may have on every GPU without asking at launch."""
 
 _Count = int | NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What a GPU does in a second and holds at once; from `lanes` on, what each of its multiprocessors does."""
+    """Throughput and capacity of a GPU; from `lanes` on, of each multiprocessor."""
 
     multiprocessors: int
-    """How many there are."""
     clock: float
     """Cycles a second."""
     bandwidth: float
-    """Bytes that all of them get from memory in a second."""
+    """Bytes of memory traffic a second."""
     cache: int
-    """Bytes of the cache that they share."""
+    """Bytes of the shared cache."""
     lanes: int = 128
     """Float32 multiply-adds that start in a cycle."""
     tensor: int = 0
@@ -44,19 +43,19 @@ class GpuFacts:
     An H100 does 2048 for those of four warps together, and five eighths of that for these.
     """
     group_tensor: int = 0
-    """The same for the instructions of four warps together, which read their factors from shared memory; 0 where code
-    has none of them.
+    """The same for the instructions of four warps together, which read their factors from shared memory; 0 where the
+    architecture has none.
     """
     registers: int = 65536
     """Registers of 32 bits."""
     shared: int = 100 * 1024
     """Bytes of shared memory."""
     reserved: int = 1024
-    """Bytes of it that every block costs beyond what it asks for."""
+    """Bytes of it that every block costs in addition to its own."""
     threads: int = 2048
-    """The most threads at a time."""
+    """Resident threads at most."""
     blocks: int = 32
-    """The most blocks at a time."""
+    """Resident blocks at most."""
 
     @property
     def most_shared(self) -> int:
@@ -64,25 +63,25 @@ class GpuFacts:
         return self.shared - self.reserved
 
     def resident(self, threads: _Count, registers: _Count, shared: _Count) -> NDArray[np.int64]:
-        """Blocks that a multiprocessor runs at a time, of so many threads each, 32-bit registers a thread, and bytes of
-        shared memory a block: 0 for a block that does not fit. Numbers, or arrays that go together.
+        """Blocks that a multiprocessor runs at a time, each of `threads` threads with `registers` 32-bit registers a
+        thread and `shared` bytes: 0 for a block that does not fit. Numbers, or arrays that broadcast.
         """
         warps = -(-np.asarray(threads, np.int64) // _WARP)
-        each = -(-np.asarray(registers, np.int64) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-        bytes_each = -(-(np.asarray(shared, np.int64) + self.reserved) // _SHARED_UNIT) * _SHARED_UNIT
-        # Every partition has a quarter of the registers: warps beyond a multiple of four do not fit one more into each.
-        held = self.registers // np.maximum(each, 1) // _PARTITIONS * _PARTITIONS
+        warp_registers = -(-np.asarray(registers, np.int64) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+        block_bytes = -(-(np.asarray(shared, np.int64) + self.reserved) // _SHARED_UNIT) * _SHARED_UNIT
+        # Every partition has a quarter of the registers and gets whole warps of its own.
+        register_warps = self.registers // np.maximum(warp_registers, 1) // _PARTITIONS * _PARTITIONS
         # Occupancy as NVIDIA defines it: the tightest of threads, registers, shared memory and block slots.
-        fitting = np.minimum(self.threads // (warps * _WARP), held // warps)
-        fitting = np.minimum(np.minimum(fitting, self.shared // np.maximum(bytes_each, 1)), self.blocks)
+        fitting = np.minimum(self.threads // (warps * _WARP), register_warps // warps)
+        fitting = np.minimum(np.minimum(fitting, self.shared // np.maximum(block_bytes, 1)), self.blocks)
         return np.asarray(np.where(np.asarray(registers) > _MOST_REGISTERS, 0, fitting))
 
     def most_registers(self, threads: _Count) -> NDArray[np.int64]:
-        """Registers that each thread of a block of so many can have at most."""
+        """The most registers that each thread of a block of `threads` can have."""
         warps = -(-np.asarray(threads, np.int64) // (_WARP * _PARTITIONS)) * _PARTITIONS
-        # Rounded down: `resident` rounds up, and a block of what is returned here must fit.
-        each = self.registers // warps // _REGISTER_UNIT * _REGISTER_UNIT // _WARP
-        return np.asarray(np.minimum(each, _MOST_REGISTERS))
+        # Rounded down: `resident` rounds up, and a block of the result must fit.
+        per_thread = self.registers // warps // _REGISTER_UNIT * _REGISTER_UNIT // _WARP
+        return np.asarray(np.minimum(per_thread, _MOST_REGISTERS))
 
 
 # NVIDIA's data sheets and architecture white papers; the clocks are the boost clocks given there.
@@ -97,7 +96,7 @@ _KNOWN = {
 """By compute capability: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM."""
 
 GROUP_ARCH = "sm_90a"
-"""The architecture with instructions of warpgroups (wgmma), which no other has, not even sm_90."""
+"""The architecture with instructions of warpgroups (wgmma); no other has them, not even sm_90."""
 
 _GROUP_TENSOR = 2048
 """What an H100 does with them."""
@@ -105,55 +104,54 @@ _GROUP_TENSOR = 2048
 _USUAL = 80
 
 USUAL_ARCH = f"sm_{_USUAL}"
-"""What is taken for a GPU when none is named."""
+"""The architecture of a GPU that is not named."""
 
 
 def facts_of(arch: str) -> GpuFacts:
-    """The facts of an architecture: those of the newest known that is no newer; of an A100 without a name."""
+    """The facts of the newest known architecture up to `arch`; of an A100 without a name."""
     capability = capability_of(arch) or _USUAL
-    # Near enough for an estimate; what code may use is looked up by the exact architecture, see `most_shared_of`.
+    # Near enough for an estimate; limits of code are looked up by the exact architecture, see `most_shared_of`.
     facts = _KNOWN[max((known for known in _KNOWN if known <= capability), default=min(_KNOWN))]
     return replace(facts, group_tensor=group_tensor_of(arch))
 
 
 def group_tensor_of(arch: str) -> int:
-    """`GpuFacts.group_tensor` of code for an architecture."""
     return _GROUP_TENSOR if arch == GROUP_ARCH else 0
 
 
 def arch_of(capability: tuple[int, int]) -> str:
-    """The architecture that code for a device of a compute capability is best made for."""
+    """The architecture that code for a device of `capability` is best compiled for."""
     name = f"sm_{capability[0]}{capability[1]}"
     return GROUP_ARCH if f"{name}a" == GROUP_ARCH else name
 
 
 def most_shared_of(arch: str) -> int:
-    """Bytes of shared memory that a block can be launched with on every GPU of an architecture; without a name, or one
-    that is not known, what they all have.
+    """Bytes of shared memory that a block can be launched with on every GPU of an architecture; for an unknown
+    architecture, what all GPUs have.
     """
-    known = _KNOWN.get(capability_of(arch))
-    return STATIC_SHARED if known is None else known.most_shared
+    facts = _KNOWN.get(capability_of(arch))
+    return STATIC_SHARED if facts is None else facts.most_shared
 
 
 def runs_code(here: str, made_for: str, *, assembled: bool) -> bool:
-    """Whether a GPU of the architecture `here` runs code made for another: PTX that of all older ones, machine code
-    that of older ones of its generation, and what is made for one alone (sm_90a) only that. No name is the oldest.
+    """True if a GPU of architecture `here` can run code built for `made_for`. PTX runs on the same or any later
+    architecture, a cubin (`assembled`) on the same major version, `sm_90a` code on exactly that. `""` runs anywhere.
     """
-    mine, its = capability_of(here), capability_of(made_for)
-    # NVIDIA's compatibility: PTX is assembled by the driver for any later GPU, a cubin runs on the same major version
-    # alone, and what is specific to an architecture (suffix a) on no other.
+    own, required = capability_of(here), capability_of(made_for)
+    # NVIDIA's compatibility: the driver assembles PTX for any later GPU, a cubin runs only on the same major version,
+    # and code specific to an architecture (suffix a) on no other.
     if not made_for.removeprefix("sm_").isdigit() and made_for:
-        return mine == its
-    return its <= mine and (not assembled or its // 10 == mine // 10)
+        return own == required
+    return required <= own and (not assembled or required // 10 == own // 10)
 
 
 def capability_of(arch: str) -> int:
-    """The compute capability that an architecture names: 90 for sm_90 and sm_90a, 0 for none."""
+    """The compute capability of an architecture: 90 for sm_90 and sm_90a, 0 for none."""
     digits = "".join(letter for letter in arch.removeprefix("sm_") if letter.isdigit())
     return int(digits) if digits else 0
 
 
 def lanes_of(capability: tuple[int, int]) -> int:
-    """Float32 multiply-adds that a multiprocessor of a compute capability starts in a cycle."""
+    """Float32 multiply-adds that a multiprocessor of `capability` starts in a cycle."""
     # The A100, 8.0, is the last with 64.
     return 64 if capability < (8, 6) else 128

@@ -1,6 +1,6 @@
 """Loads any file of compiled code: a module, the library of a network, or that of a virtual machine.
 
-A file that Retune wrote names its kind in its archive. Any other shared library is one with functions of the FFI.
+A file that Retune wrote names its kind in its archive. Any other shared library is a library of FFI functions.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ _CODE = "bytecode"
 
 
 def load_module(path: str | Path) -> Any:
-    """What is in a file: a `Module`; the `Library` of a network, whose `["default"](cpu())` makes an executor; the
-    `VMLibrary` that `Executable.load_exec` takes; or a whole `Executable`.
+    """Load a file of compiled code: a `Module`; the `Library` of a network, whose `["default"](cpu())` makes an
+    executor; the `VMLibrary` that `Executable.load_exec` takes; or a whole `Executable`.
 
     Code runs with your rights: load only files that you trust.
-    Raises: ArtifactError when the file is missing, damaged, or none of these.
+    Raises: ArtifactError when the file is missing, damaged, or of another kind.
     """
     path = path_of(path)
     kind = kind_of(path)

@@ -20,25 +20,25 @@ __all__ = ["NDArray", "array", "empty", "from_dlpack"]
 
 
 def array(values: Any, device: Device | None = None) -> NDArray:
-    """A copy of the values, which are an array or nested lists.
+    """A copy of the values, an array or nested lists.
 
-    Raises: OptionError for another device than the CPU; ArtifactError for a type that NumPy cannot pass on, or
-    lists of different lengths.
+    Raises: OptionError for another device than the CPU; ArtifactError for a type that NumPy cannot pass on, or lists of
+    different lengths.
     """
     try:
         source = values.numpy() if isinstance(values, NDArray) else np.asarray(values)
     except ValueError as error:  # lists of different lengths
         raise ArtifactError(f"the values make no array: {error}") from None
-    # Copied into our own memory even if `values` is an array: NumPy aligns to 16 bytes, kernels expect 64.
-    made = empty(source.shape, source.dtype.name, device)
-    made.numpy()[...] = source
-    return made
+    # Copied into Retune's own memory even if `values` is an array: NumPy aligns to 16 bytes, kernels expect 64.
+    copy = empty(source.shape, source.dtype.name, device)
+    copy.numpy()[...] = source
+    return copy
 
 
 def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
-    """A new array without values.
+    """An uninitialized array.
 
-    Raises: OptionError for another device than the CPU, a negative extent or a type that is none of numbers;
+    Raises: OptionError for another device than the CPU, a negative extent or a type that is no number type;
     ArtifactError for a type that NumPy cannot pass on, or when there is no memory.
     """
     require_cpu(_cpu() if device is None else device, "arrays are made here")
@@ -48,15 +48,14 @@ def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = 
 
 
 def from_dlpack(source: Any) -> NDArray:
-    """The memory of an array of another library, or of a DLPack capsule, without a copy.
-
-    Raises: ArtifactError for what is no such thing.
+    """The memory of another library's array, or of a DLPack capsule, without a copy. Raises: ArtifactError for anything
+    else.
     """
     try:
-        made = tensor_of(source)
+        tensor = tensor_of(source)
     # What producers of DLPack raise is not specified: NumPy has BufferError, PyTorch RuntimeError and others.
     except (TypeError, ValueError, RuntimeError, AttributeError, BufferError) as error:
         raise ArtifactError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
-    if not isinstance(made, NDArray):
-        raise ArtifactError(f"{type(made).__module__} has taken the FFI's arrays over; load it after this one")
-    return made
+    if not isinstance(tensor, NDArray):
+        raise ArtifactError(f"{type(tensor).__module__} has taken the FFI's arrays over; load it after this one")
+    return tensor

@@ -1,7 +1,7 @@
-"""The options of a tuning run. Each one is described once, as a field of `TuneOptions`.
+"""The options of a tuning run. Each is described once, as a field of `TuneOptions`.
 
 A field makes a parameter of the flows, an option of `retune tune`, a line of retune.toml and an environment variable.
-Its metadata, an `About`, hold what people read about it and the values it may have.
+Its metadata, an `OptionInfo`, hold its description and its allowed values.
 """
 
 import math
@@ -15,37 +15,37 @@ from retune.compiler.errors import OptionError
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string", Path: "a path"}
 
 BUDGET, SEARCH, NETWORK, MACHINE, FLEET = "budget", "search", "network", "machine", "fleet"
-"""Groups of options: when to stop, how to search, how to compute and time a network, where it will run, and on which
-workers. A flow takes the groups that mean something for it.
+"""Groups of options: when to stop, how to search, how to compute and time a network, the target machine, and the
+workers. A flow takes the groups that apply to it.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What is known of an option or a setting."""
+class OptionInfo:
+    """Description and limits of an option or a setting."""
 
     meaning: str
-    """What it means, in words for people."""
+    """The meaning, as a phrase."""
     group: str = ""
-    """The group it belongs to, such as `BUDGET`; empty for a setting that is no option of a run."""
+    """The group, such as `BUDGET`; empty for a setting that is no option of a run."""
     least: float | None = None
-    """The least number it may be."""
+    """The least number allowed."""
     most: float | None = None
-    """The greatest number it may be."""
+    """The greatest number allowed."""
     above: float | None = None
-    """A bound that a number must exceed, where there is no least one."""
+    """A bound that a number must exceed, in place of `least`."""
     choices: tuple[str, ...] = ()
-    """The texts it may be; none: any."""
+    """The texts allowed; empty: any."""
     setting: str = ""
-    """Its name in retune.toml, if that is not the field's."""
+    """The name in retune.toml, if it differs from the field's."""
     flag: str = ""
-    """Its name on the command line, if that is not the field's."""
+    """The name on the command line, if it differs from the field's."""
     variables: tuple[str, ...] = ()
-    """Its environment variables, of which the first that is set counts; none: RETUNE_ and the setting's name."""
+    """The environment variables, strongest first; empty: RETUNE_ and the setting's name."""
 
     @property
     def range(self) -> str:
-        """The numbers that are allowed, in words."""
+        """The allowed numbers, as a phrase."""
         if self.most is not None and self.least is not None:
             return f"between {self.least:g} and {self.most:g}"
         if self.above is not None:
@@ -53,7 +53,6 @@ class About:
         return "finite" if self.least is None else f"at least {self.least:g}"
 
     def allows(self, number: float) -> bool:
-        """Whether a number lies in the range."""
         return (
             math.isfinite(number)
             and (self.least is None or number >= self.least)
@@ -62,34 +61,33 @@ class About:
         )
 
 
-def option(default: Any, meaning: str, group: str = "", **about: Any) -> Any:
-    """A field of a class of options; `about` as for `About`."""
-    return field(default=default, metadata={"about": About(meaning, group, **about)})
+def option(default: Any, meaning: str, group: str = "", **info: Any) -> Any:
+    """A field of a class of options; `info` as for `OptionInfo`."""
+    return field(default=default, metadata={"info": OptionInfo(meaning, group, **info)})
 
 
-def about(one: Field[Any]) -> About:
-    """What is known of a field."""
-    found: About = one.metadata["about"]
-    return found
+def info_of(setting: Field[Any]) -> OptionInfo:
+    info: OptionInfo = setting.metadata["info"]
+    return info
 
 
-def flag_of(one: Field[Any]) -> str:
-    """The name of a field on the command line, without dashes in front."""
-    return about(one).flag or one.name.replace("_", "-")
+def flag_of(setting: Field[Any]) -> str:
+    """The name of a field on the command line, without leading dashes."""
+    return info_of(setting).flag or setting.name.replace("_", "-")
 
 
 def kinds_of(owner: type[Any]) -> dict[str, type[Any]]:
-    """The type of every field of a class, without the None that stands for unset."""
+    """The type of every field of a class, without the None that means unset."""
     hints = get_type_hints(owner).items()
     return {name: next(kind for kind in get_args(hint) or (hint,) if kind is not type(None)) for name, hint in hints}
 
 
-def check_value(one: Field[Any], kind: type[Any], value: Any, where: str) -> Any:
-    """The value as its field's type; `where` says in an error what the value belongs to.
+def check_value(setting: Field[Any], kind: type[Any], value: Any, where: str) -> Any:
+    """The value as its field's type; `where` names the source of the value in errors.
 
     Raises: OptionError.
     """
-    known = about(one)
+    info = info_of(setting)
     if isinstance(value, int) and value.bit_length() > 63:  # Python refuses to write or convert the longest
         raise OptionError(f"{where} must be a smaller number")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -97,10 +95,10 @@ def check_value(one: Field[Any], kind: type[Any], value: Any, where: str) -> Any
     # In Python a bool is an int: True must not pass as 1 trial, nor 1 as yes.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise OptionError(f"{where} must be {KINDS[kind]}, not {value!r}")
-    if isinstance(value, int | float) and not known.allows(value):
-        raise OptionError(f"{where} must be {known.range if math.isfinite(value) else 'finite'}, not {value}")
-    if known.choices and value not in known.choices:
-        raise OptionError(f"{where} must be one of {', '.join(known.choices)}, not {value!r}")
+    if isinstance(value, int | float) and not info.allows(value):
+        raise OptionError(f"{where} must be {info.range if math.isfinite(value) else 'finite'}, not {value}")
+    if info.choices and value not in info.choices:
+        raise OptionError(f"{where} must be one of {', '.join(info.choices)}, not {value!r}")
     return value
 
 
@@ -124,25 +122,24 @@ class SchedulerOptions:
     objective: str = option(
         "latency",
         "what rounds make small: latency, the weighted sum of the kernels' times; geomean, their geometric mean; or "
-        "throughput, the latency on as few threads as let several instances of the network do most in a second",
+        "throughput, the latency at the thread count per instance that serves the most requests a second",
         SEARCH,
         choices=("latency", "geomean", "throughput"),
     )
 
     def __post_init__(self) -> None:
-        """Check every field that is set. Raises: OptionError."""
         kinds = kinds_of(type(self))
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
             if value is not None:
-                known = check_value(one, kinds[one.name], value, one.name.replace("_", " "))
-                # As frozen dataclasses set fields themselves; an integer given for a float is a float from here on.
-                object.__setattr__(self, one.name, known)
+                checked = check_value(setting, kinds[setting.name], value, setting.name.replace("_", " "))
+                # As frozen dataclasses set fields themselves; an integer for a float becomes a float here.
+                object.__setattr__(self, setting.name, checked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(SchedulerOptions):
-    """What a person can say of a tuning run besides the network: the parameters of the flows. None is unset."""
+    """All options of a tuning run except the network: the parameters of the flows. None is unset."""
 
     trials: int | None = option(
         None, "programs to measure in a run; 1000 when there is no limit in minutes either", BUDGET, least=1
@@ -177,23 +174,25 @@ class TuneOptions(SchedulerOptions):
     )
 
     @classmethod
-    def of(cls, defaults: "TuneOptions", **given: Any) -> Self:
-        """Take what is given, and what is None or missing from `defaults`. A limit in trials or minutes takes the place
-        of both limits there.
+    def of(cls, defaults: "TuneOptions", **overrides: Any) -> Self:
+        """`overrides`, completed from `defaults` where None or missing. A limit in trials or minutes replaces both
+        limits there.
 
         Raises: OptionError.
         """
-        values = {one.name: getattr(defaults, one.name) for one in fields(TuneOptions)}
-        if given.get("trials") is not None or given.get("minutes") is not None:
-            # Otherwise a limit of retune.toml could end the run before the one that is given here.
+        values = {setting.name: getattr(defaults, setting.name) for setting in fields(TuneOptions)}
+        if overrides.get("trials") is not None or overrides.get("minutes") is not None:
+            # Otherwise a limit of retune.toml could end the run before the limit of this call.
             values.update(trials=None, minutes=None)
-        return cls(**{**values, **{name: value for name, value in given.items() if value is not None}})
+        return cls(**{**values, **{name: value for name, value in overrides.items() if value is not None}})
 
 
-def tune_options(*wanted: str) -> Iterable[Field[Any]]:
-    """The fields of `TuneOptions` that are wanted by their name or their group, all without a word, in the order of
-    the groups.
-    """
+def tune_options(*names: str) -> Iterable[Field[Any]]:
+    """The fields of `TuneOptions` whose name or group is in `names`, all without names, in the order of the groups."""
     groups = (BUDGET, MACHINE, SEARCH, NETWORK, FLEET)
-    found = [one for one in fields(TuneOptions) if not wanted or one.name in wanted or about(one).group in wanted]
-    return sorted(found, key=lambda one: groups.index(about(one).group))
+    chosen = [
+        setting
+        for setting in fields(TuneOptions)
+        if not names or setting.name in names or info_of(setting).group in names
+    ]
+    return sorted(chosen, key=lambda setting: groups.index(info_of(setting).group))

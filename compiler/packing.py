@@ -15,7 +15,7 @@ from retune.compiler.errors import ArtifactError
 Array = NDArray[Any]
 
 _MOST_PADDED = 1.125
-"""The largest ratio of padded to original elements: the zeros are read from memory too. Chosen, not measured."""
+"""The largest ratio of padded to original elements, since kernels read the zeros too. Chosen, not measured."""
 
 
 def most_padded(size: int) -> int:
@@ -25,12 +25,12 @@ def most_padded(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a constant is laid out in memory so that a kernel reads it linearly.
+    """The memory layout of a constant that a kernel reads linearly.
 
     Each original dimension is split into digits (`dims`, in the order of the original dimensions, outer digit first),
     and the digits are then transposed by `order`. The packed array is flat and holds the same elements. Where digits do
-    not divide a dimension, `extents` is the original shape, of which each dimension is first padded with zeros at its
-    end; it is empty where nothing is padded.
+    not divide a dimension, `extents` is the original shape, and each dimension is first padded with zeros at its end;
+    it is empty where nothing is padded.
     """
 
     dims: tuple[int, ...]
@@ -58,14 +58,15 @@ class Packing:
     @property
     def digits(self) -> tuple[tuple[int, ...], ...]:
         """The digits of each dimension of `extents`."""
-        found, rest = [], list(self.dims)
+        digits, remaining = [], list(self.dims)
         for extent in self.extents:
-            own: list[int] = []
-            # Without its innermost digit a dimension is at most half as long, so they are told apart by their product.
-            while rest and (not own or math.prod(own) < extent):
-                own.append(rest.pop(0))
-            found.append(tuple(own))
-        return tuple(found)
+            group: list[int] = []
+            # Without its innermost digit a dimension is at most half as long, so the product of digits tells dimensions
+            # apart.
+            while remaining and (not group or math.prod(group) < extent):
+                group.append(remaining.pop(0))
+            digits.append(tuple(group))
+        return tuple(digits)
 
     @property
     def padded(self) -> tuple[int, ...]:
@@ -74,26 +75,25 @@ class Packing:
 
     @property
     def size(self) -> int:
-        """Number of elements of the packed array."""
         return math.prod(self.dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The digits as they lie in memory, slowest first: the shape of the packed array before it is made flat."""
-        return tuple(self.dims[place] for place in self.order)
+        """The digits in memory order, slowest first: the shape of the packed array before it is flattened."""
+        return tuple(self.dims[digit] for digit in self.order)
 
     def pack(self, array: Array, out: Array | None = None) -> Array:
-        """The packed copy, shape (size,), contiguous, same dtype; written to `out` (of that shape) when it is given.
+        """The packed copy, shape (size,), contiguous, same dtype; written to `out` (of that shape) if there is one.
 
         Raises: ArtifactError when the number of elements differs.
         """
         self.check(array.shape)
         if self.extents:
-            array = np.pad(array, [(0, wide - own) for own, wide in zip(self.extents, self.padded, strict=True)])
+            array = np.pad(array, [(0, wide - extent) for extent, wide in zip(self.extents, self.padded, strict=True)])
         packed = np.empty(self.size, array.dtype) if out is None else out
         self._check_packed(packed)
         split = packed.reshape(self.shape)
-        # One pass over both, without a packed copy in between where nothing is padded; a cast would hide a wrong type.
+        # One pass over both, without a packed copy where nothing is padded; a cast would hide a wrong type.
         np.copyto(split, array.reshape(self.dims).transpose(self.order), casting="no")
         return packed
 
@@ -107,10 +107,10 @@ class Packing:
         # Sorting a permutation by its values gives its inverse.
         inverse = np.argsort(self.order)
         split = packed.reshape(self.shape)
-        whole = np.ascontiguousarray(split.transpose(inverse))
+        unpacked = np.ascontiguousarray(split.transpose(inverse))
         if not self.extents:
-            return whole.reshape(shape)
-        return np.ascontiguousarray(whole.reshape(self.padded)[tuple(map(slice, shape))])
+            return unpacked.reshape(shape)
+        return np.ascontiguousarray(unpacked.reshape(self.padded)[tuple(map(slice, shape))])
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that an array of `shape` can be packed. Raises: ArtifactError."""

@@ -1,4 +1,4 @@
-"""Targets, such as `llvm -mcpu=znver4`, their kinds, and the parameters of hardware that steer the search.
+"""Targets, such as `llvm -mcpu=znver4`, their kinds, and the hardware parameters that steer the search.
 
 `str(target)` is stable and parses back to an equal target.
 """
@@ -16,7 +16,7 @@ from retune.compiler.gpu_facts import GpuFacts, facts_of
 
 @dataclass(frozen=True, slots=True)
 class TargetKind:
-    """What all targets of one kind have in common."""
+    """The common properties of all targets of a kind."""
 
     noun: str
     """The device in a sentence."""
@@ -56,7 +56,7 @@ _WITHOUT_EFFECT = frozenset(
         "from_device", "unpacked-api", "interface-api", "workspace-byte-alignment", "constants-byte-alignment",
     )
 )  # fmt: skip
-"""Options of TVM's targets that decide no code here: a text that has them is read, and printed without them."""
+"""Options of TVM's targets that decide no code here: they are read, but not printed."""
 
 _NUM_CORES = "-num-cores"
 
@@ -76,14 +76,14 @@ _TAGS = {
     **{f"nvidia/{gpu}": f"cuda -arch={arch}" for arch, gpus in _GPU_TAGS.items() for gpu in gpus.split()},
     "raspberry-pi/4b-aarch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon -num-cores=4",
 }
-"""Names of machines that TVM's scripts use."""
+"""Tags of machines that TVM's scripts use."""
 
 _VALUES = {
     "features": (re.compile(r"[+-][\w.-]+(,[+-][\w.-]+)*"), "features are written +name or -name, with commas between"),
     "arch": (re.compile(r"sm_\d+[af]?"), "a GPU architecture is written sm_90"),
     "math": (re.compile(r"strict|tf32"), "it is strict, which rounds to the type that is written, or tf32"),
 }
-"""What the value of a field must look like; any other must be one word."""
+"""The form of a field's value; fields without an entry take one word."""
 
 _WORD = (re.compile(r"[^\s=]+"), "it must be one word")
 
@@ -104,7 +104,7 @@ class Target:
     device: str
     arch: str
     math: str
-    # Neither changes the code that is generated: targets that differ in them alone share records and compiled kernels.
+    # Neither changes the generated code: targets that differ only here share records and compiled kernels.
     num_cores: int = dataclasses.field(default=0, compare=False)
     host_target: "Target | None" = dataclasses.field(default=None, compare=False)
 
@@ -125,14 +125,14 @@ class Target:
         """`Target("llvm -mcpu=znver4")` and `Target("llvm", cpu="znver4")` are the same; a field wins over the text.
 
         Texts: `llvm [-mtriple=T] [-mcpu=C] [-mattr=+a,-b] [-device=D] [-num-cores=N]` and `cuda [-arch=sm_90]
-        [-math=tf32]`. A mapping, or its JSON, has the same words: `{"kind": "llvm", "mcpu": "znver4"}`. TVM's tags
-        such as `nvidia/nvidia-a100` are known, options may be written `-mcpu znver4`, and TVM's options that decide no
-        code are left out. `-num-cores` is how many threads a task of this target is tuned for; it, and `host`, make no
-        difference between two targets.
-        Raises: TargetError when the kind, an option or the form of a value is unknown. Whether LLVM knows the names is
-        found when code is generated.
+        [-math=tf32]`. A mapping, or its JSON, has the same words: `{"kind": "llvm", "mcpu": "znver4"}`. TVM's tags such
+        as `nvidia/nvidia-a100` are known, options may be written `-mcpu znver4`, and TVM's options that decide no code
+        are left out. `-num-cores` is the number of threads a task of this target is tuned for; targets that differ only
+        in it or in `host` are equal.
+        Raises: TargetError when the kind, an option or the form of a value is unknown. LLVM checks the names of CPUs
+        and features when code is generated.
         """
-        given = {"triple": triple, "cpu": cpu, "features": features, "device": device, "arch": arch, "math": math}
+        named = {"triple": triple, "cpu": cpu, "features": features, "device": device, "arch": arch, "math": math}
         if isinstance(kind, Target):
             host = kind.host_target if host is None else host
             kind = f"{kind} {_NUM_CORES}={kind.num_cores}" if kind.num_cores else str(kind)
@@ -145,7 +145,7 @@ class Target:
         # The class is frozen and has its own `__init__`: this is the way around its `__setattr__`.
         object.__setattr__(self, "num_cores", num_cores or cores)
         object.__setattr__(self, "host_target", host_target if host is None else Target(host))
-        values = {field: value or parsed.get(field, "") for field, value in given.items()}
+        values = {field: value or parsed.get(field, "") for field, value in named.items()}
         for field, value in values.items():
             if value:
                 _check(kind, name, field, value)
@@ -155,27 +155,23 @@ class Target:
 
     @classmethod
     def host(cls) -> Self:
-        """The machine this process runs on."""
         return cls()
 
     @property
     def is_gpu(self) -> bool:
-        """Whether loops are bound to blocks and threads."""
         return self.traits.device != "cpu"
 
     @property
     def traits(self) -> TargetKind:
-        """What targets of this kind have in common."""
         return TARGET_KINDS[self.kind]
 
     @property
     def allow_tf32(self) -> bool:
-        """Whether the factors of a float32 product may be rounded to tf32."""
         return self.math == "tf32"
 
     def __str__(self) -> str:
         options = ((option, getattr(self, field)) for option, field in self.traits.options.items())
-        # In the order of the kind's options: one target has one text, by which records are looked up.
+        # In the order of the kind's options: equal targets have equal texts, by which records are looked up.
         return " ".join([self.kind, *(f"{option}={value}" for option, value in options if value)])
 
 
@@ -187,7 +183,6 @@ def _json(text: str) -> Mapping[str, Any]:
 
 
 def _text_of(options: Mapping[str, Any]) -> str:
-    """A mapping as the text of a target."""
     words = [str(options.get("kind") or options.get("tag", ""))]
     for name, value in options.items():
         if name not in ("kind", "tag", "host") and value is not None:
@@ -232,8 +227,8 @@ def _parsed(text: str) -> tuple[str, dict[str, str], int]:
         if option == _NUM_CORES or (option in _WITHOUT_EFFECT and option not in fields):
             continue
         if option not in fields or not value:
-            known = ", ".join(f"{name}=..." for name in (*fields, _NUM_CORES))
-            raise TargetError(f"target {text!r}: cannot read {word!r}; known options: {known}")
+            options = ", ".join(f"{name}=..." for name in (*fields, _NUM_CORES))
+            raise TargetError(f"target {text!r}: cannot read {word!r}; known options: {options}")
         if fields[option] in values:
             raise TargetError(f"target {text!r}: the option {option} is given twice")
         values[fields[option]] = value
@@ -241,9 +236,9 @@ def _parsed(text: str) -> tuple[str, dict[str, str], int]:
 
 
 def _check(text: str, kind: str, field: str, value: str) -> None:
-    known = TARGET_KINDS[kind].options.values()
-    if field not in known:
-        raise TargetError(f"target {text!r}: {kind} has no {field}; it has {', '.join(known)}")
+    fields = TARGET_KINDS[kind].options.values()
+    if field not in fields:
+        raise TargetError(f"target {text!r}: {kind} has no {field}; it has {', '.join(fields)}")
     pattern, rule = _VALUES.get(field, _WORD)
     if not pattern.fullmatch(value):
         raise TargetError(f"target {text!r}: cannot read {field} {value!r}; {rule}")
@@ -251,7 +246,7 @@ def _check(text: str, kind: str, field: str, value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HardwareParams:
-    """The limits that steer the search; those of a GPU are 0 on a CPU. The first eight fields are those of a record."""
+    """The limits that steer the search; those of a GPU are 0 on a CPU. The first eight fields are kept in records."""
 
     num_cores: int
     """Threads that the tuned kernel will run on; -1 on a GPU, which has many."""
@@ -266,56 +261,50 @@ class HardwareParams:
     max_threads_per_block: int = 0
     """Threads of a GPU block."""
     max_vthread_extent: int = 0
-    """How many virtual threads one thread of a GPU may run."""
+    """The most virtual threads that a thread of a GPU may run."""
     warp_size: int = 0
     """Threads of a GPU that run in step."""
     vector_registers: int = 0
-    """How many vector registers there are; 0: as many as x86 has of that width."""
+    """The number of vector registers; 0: as on x86 with vectors of that width."""
     stack_bytes: int = 256 * 1024
-    """How much stack the buffers of one thread may take."""
+    """Bytes of stack that the buffers of one thread may take."""
     facts: GpuFacts | None = None
-    """What estimates know of a GPU; None: what is usual."""
+    """Parameters for estimates of a GPU; None: those of `USUAL_ARCH`."""
 
     @property
     def registers(self) -> int:
-        """How many vector registers a kernel can use."""
+        """The number of vector registers that a kernel can use."""
         # AVX-512 doubled x86's 16 registers; NEON has 32 of 16 bytes, which detection says in `vector_registers`.
         return self.vector_registers or (32 if self.vector_unit_bytes >= 64 else 16)
 
     @property
     def lane_masks(self) -> bool:
-        """Whether vectors can leave lanes out at no cost: registers of 64 bytes are those of AVX-512."""
+        """Whether masks are free: 64-byte registers are those of AVX-512."""
         return self.vector_unit_bytes >= 64
 
     @property
     def is_gpu(self) -> bool:
-        """Whether these are the parameters of a GPU."""
         return self.max_threads_per_block > 0
 
     @property
     def gpu(self) -> GpuFacts:
-        """What is known of the GPU, or of a usual one."""
+        """The facts of the GPU, or of the usual GPU if unknown."""
         return self.facts or facts_of("")
 
     def multiply_adds_per_cycle(self, units: float) -> float:
-        """How many multiply-adds of float32 all cores begin in a cycle; a CPU core has `units` vector units."""
+        """Float32 multiply-adds that all cores begin in a cycle; a CPU core has `units` vector units."""
         if self.is_gpu:
             return float(self.gpu.lanes * self.gpu.multiprocessors)
-        # Four bytes a float32.
         return units * self.vector_unit_bytes / 4.0 * self.num_cores
 
     def to_row(self) -> list[int]:
-        """The eight numbers that a record keeps."""
         return [int(getattr(self, name)) for name in _RECORDED]
 
     @classmethod
     def from_row(cls, row: Sequence[int]) -> Self:
-        """The parameters that `to_row` wrote.
-
-        Raises: TargetError when there are not eight integers.
-        """
-        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in row)
-        if len(row) != len(_RECORDED) or not whole:
+        """The parameters that `to_row` wrote. Raises: TargetError when there are not eight integers."""
+        are_integers = all(isinstance(value, int) and not isinstance(value, bool) for value in row)
+        if len(row) != len(_RECORDED) or not are_integers:
             raise TargetError(f"hardware parameters are {len(_RECORDED)} integers, got {list(row)!r}")
         cores, vector, line, shared, local, threads, virtual, warp = row
         return cls(cores, vector, line, shared, local, threads, virtual, warp)

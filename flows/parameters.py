@@ -21,7 +21,7 @@ from retune.compiler.driver.tuning import RunInfo
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.cuda_runner import gpu_of_key
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.options import BUDGET, FLEET, TuneOptions, about, kinds_of, tune_options
+from retune.compiler.options import BUDGET, FLEET, TuneOptions, info_of, kinds_of, tune_options
 from retune.compiler.target import Target
 from retune.storage.store_url import Place, is_remote, local_folder, redacted
 from retune.tasks.plan import FleetPlan, require_fleet
@@ -69,7 +69,7 @@ def takes_options(*wanted: str) -> Callable[[AnyFunction], AnyFunction]:
     chosen = tune_options(*wanted)
 
     def decorate(function: AnyFunction) -> AnyFunction:
-        meanings = "".join(f"\n    {one.name}: {about(one).meaning}" for one in chosen)
+        meanings = "".join(f"\n    {one.name}: {info_of(one).meaning}" for one in chosen)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:{meanings}\n"
         return add_options(function, chosen, _parameter)
 
@@ -77,7 +77,7 @@ def takes_options(*wanted: str) -> Callable[[AnyFunction], AnyFunction]:
 
 
 def _parameter(one: Field[Any]) -> Any:
-    kind, choices = kinds_of(TuneOptions)[one.name], about(one).choices
+    kind, choices = kinds_of(TuneOptions)[one.name], info_of(one).choices
     return Annotated[kind | None, Described(json_schema_extra={"enum": [*choices]})] if choices else kind | None
 
 
@@ -193,7 +193,7 @@ class TuneJob:
         options = {
             one.name: getattr(self.options, one.name)
             for one in fields(TuneOptions)
-            if about(one).group not in (BUDGET, FLEET)
+            if info_of(one).group not in (BUDGET, FLEET)
             and (one.name in _ALWAYS or getattr(self.options, one.name) != one.default)
         }
         # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.

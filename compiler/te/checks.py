@@ -1,7 +1,7 @@
-"""Checks and normalizes what a tensor is defined by.
+"""Checks and normalizes the parts of a tensor's definition.
 
-What passes can become code. A read that is certainly out of bounds raises DefinitionError here, because a kernel would
-do it unchecked.
+Accepted definitions can become code. A read that is certainly out of bounds raises DefinitionError here, because a
+kernel would do it unchecked.
 """
 
 import math
@@ -29,7 +29,7 @@ DTYPES = frozenset(
 # Positions in bytes are int64, and sums of two must fit.
 _MOST_BYTES = 1 << 62
 _MOST_POINTS = 1 << 16
-"""Indices are not tried out at more points than these."""
+"""The most points at which an index is evaluated to find its range."""
 
 
 def checked_name(what: str, name: str) -> str:
@@ -40,7 +40,7 @@ def checked_name(what: str, name: str) -> str:
 
 
 def checked_dtype(where: str, dtype: Any) -> str:
-    """The name of an element type, also of one that NumPy's types stand for."""
+    """The name of an element type, also of NumPy's types."""
     name = np.dtype(dtype).name if isinstance(dtype, (type, np.dtype)) else dtype
     if not isinstance(name, str) or name not in DTYPES:
         raise DefinitionError(f"{where}: there is no element type {dtype!r}; known: {', '.join(sorted(DTYPES))}")
@@ -62,7 +62,6 @@ def checked_shape(name: str, shape: Sequence[int], dtype: str = BOOL) -> tuple[i
 
 
 def checked_attributes(name: str, attributes: Any) -> dict[str, Any]:
-    """Attributes of an operation, a mapping or None."""
     if attributes is not None and not isinstance(attributes, Mapping):
         raise DefinitionError(f"{name}: the attributes {attributes!r} must be a mapping by name")
     return dict(attributes or {})
@@ -74,7 +73,7 @@ _SCOPE: ContextVar[str] = ContextVar("tag", default="")
 
 @contextmanager
 def tag_scope(tag: str) -> Iterator[None]:
-    """The tag of every operation that is defined in the block, or in the function that this decorates.
+    """Tag every operation that is defined in the block, or in the decorated function.
 
     Raises: DefinitionError for a tag that is no string or empty, and inside another scope.
     """
@@ -90,7 +89,7 @@ def tag_scope(tag: str) -> Iterator[None]:
 
 
 def with_tag(attributes: Any, tag: str) -> Any:
-    """Attributes with the tag of an operation, its own or the scope's. Raises: DefinitionError for another tag."""
+    """`attributes` with the tag of an operation: `tag` or the scope's. Raises: DefinitionError if there are both."""
     if not isinstance(tag, str):
         raise DefinitionError(f"a tag is a string, not {tag!r:.80}")
     if tag and _SCOPE.get():
@@ -102,7 +101,7 @@ def with_tag(attributes: Any, tag: str) -> Any:
 
 
 def truth(where: str, value: Operand) -> Expr:
-    """A condition; a number is none."""
+    """A condition. Raises: DefinitionError for a number."""
     expr = as_expr(value)
     if expr.dtype != BOOL:
         raise DefinitionError(f"{where}: {expr} is a {expr.dtype}, no condition; compare it with something")
@@ -110,7 +109,7 @@ def truth(where: str, value: Operand) -> Expr:
 
 
 def integer(where: str, value: Operand) -> Expr:
-    """An integer; a bool is none."""
+    """An integer. Raises: DefinitionError for a bool or a float."""
     expr = as_expr(value)
     if is_float(expr.dtype) or expr.dtype == BOOL:
         raise DefinitionError(f"{where} of {expr}, which is {expr.dtype}; cast it to an integer first")
@@ -118,7 +117,6 @@ def integer(where: str, value: Operand) -> Expr:
 
 
 def real(where: str, value: Operand) -> Expr:
-    """A floating-point number."""
     expr = as_expr(value)
     if not is_float(expr.dtype):
         raise DefinitionError(f"{where} of {expr}, which is {expr.dtype}; cast it to a float first")
@@ -126,18 +124,18 @@ def real(where: str, value: Operand) -> Expr:
 
 
 def check_reads(name: str, body: Expr) -> None:
-    """Refuse a read outside of its tensor, where that can be told: an index that is a sum of multiples of axes, or one
-    such divided, or any other of axes alone that has few values. Below a lazy choice anything may be read.
+    """Refuse a read outside of its tensor where the range of the index is known: a sum of multiples of axes, such a sum
+    divided, or any index of axes alone with few values. Below a lazy choice every read is allowed.
     """
     for read in _eager_reads(body):
         if not getattr(read.tensor.op, "index_checked", True):
-            continue  # it is read in a layout that it no longer has
-        for place, (at, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
-            # Intervals first; what they leave open is tried out, if the points are few.
-            found = _range(at) or _counted(at)
-            if found is not None and not 0 <= found[0] <= found[1] < extent:
+            continue  # it is read in the layout it had before
+        for dim, (index, extent) in enumerate(zip(read.indices, read.tensor.shape, strict=True)):
+            # Intervals first; an undecided index is evaluated at all points, if these are few.
+            limits = _range(index) or _counted(index)
+            if limits is not None and not 0 <= limits[0] <= limits[1] < extent:
                 raise DefinitionError(
-                    f"{name}: index {place} of {read} runs from {found[0]} to {found[1]}, outside of "
+                    f"{name}: index {dim} of {read} runs from {limits[0]} to {limits[1]}, outside of "
                     f"0 .. {extent - 1}; choose with if_then_else where to read"
                 )
 
@@ -145,13 +143,13 @@ def check_reads(name: str, body: Expr) -> None:
 def _eager_reads(expr: Expr) -> Iterator[TensorRead]:
     if isinstance(expr, TensorRead):
         yield expr
-    # Of a lazy choice only the condition is evaluated for sure.
+    # Only the condition of a lazy choice is surely evaluated.
     for child in (expr.condition,) if isinstance(expr, Select) else children(expr):
         yield from _eager_reads(child)
 
 
 def _range(expr: Expr) -> tuple[int, int] | None:
-    """The least and the greatest value of an index, None where that is not certain."""
+    """The least and the greatest value of an index, None where they are uncertain."""
     form = affine(expr)
     if all(isinstance(atom, Axis) for atom in form.terms):
         return _ends(form, {atom: (0, atom.extent - 1) for atom in form.terms if isinstance(atom, Axis)})
@@ -172,7 +170,7 @@ def _range(expr: Expr) -> tuple[int, int] | None:
 
 
 def _counted(expr: Expr) -> tuple[int, int] | None:
-    """The same by trying all values of its axes; None if they are too many, or are not all that it depends on."""
+    """The same by evaluating all values of its axes; None if they are too many, or if it depends on more than axes."""
     axes = tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Axis)))
     if any(isinstance(node, (TensorRead, Var)) for node in walk(expr)):
         return None

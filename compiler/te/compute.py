@@ -50,7 +50,7 @@ def placeholder(shape: Sequence[int], dtype: str = "float32", name: str = "place
 
 
 def reduce_axis(extent: int | tuple[int, int], name: str = "k") -> Axis:
-    """An axis to reduce over, 0 .. extent-1; `(0, extent)` says the same."""
+    """An axis to reduce over, 0 .. extent-1; `(0, extent)` is the same."""
     # TVM writes an axis as a range that starts at 0.
     shape: tuple[Any, ...] = extent[1:] if isinstance(extent, tuple) and extent[:1] == (0,) else (extent,)
     if "." in checked_name("an axis", name) or "@" in name:
@@ -99,7 +99,7 @@ def compute(
     names = _axis_names(fcompute, len(extents), varargs_names)
     axes = tuple(Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(names, extents, strict=True))
     value = fcompute(*axes)
-    # A body that is nested too deep would exhaust the stack of every later walk: it is refused here, by its name.
+    # Too deep a body would exhaust the stack of every later walk: refuse it here, by its name.
     with refusing_depth(name, DefinitionError):
         results = _defined(name, axes, value, with_tag(attrs, tag))
     return results if isinstance(value, tuple) else results[0]
@@ -129,14 +129,16 @@ def _defined(
 
 
 def _joined(name: str, values: tuple[Operand, ...]) -> Expr:
-    """Several values as one body; those of one reduction, all of them and in order, are that reduction."""
+    """Several values as one body; all values of a reduction, in order, are that reduction."""
     if not values:
         raise DefinitionError(f"{name}: the body has no values; return at least one")
     items = tuple(map(ir.as_expr, values))
     first = items[0]
     if isinstance(first, ReducedValue):
-        whole = tuple(ReducedValue(first.reduction, index) for index in range(len(values_of(first.reduction.source))))
-        if items == whole:
+        all_values = tuple(
+            ReducedValue(first.reduction, index) for index in range(len(values_of(first.reduction.source)))
+        )
+        if items == all_values:
             return first.reduction
     return as_body(items)
 
@@ -236,7 +238,7 @@ indexdiv, indexmod, truncdiv = floordiv, floormod, div
 
 
 def truncmod(lhs: Operand, rhs: Operand) -> Expr:
-    """What `truncdiv` leaves; it has the sign of the dividend."""
+    """The remainder of `truncdiv`, with the sign of the dividend."""
     left, right = ir.promote(lhs, rhs)
     return fmod(left, right) if ir.is_float(left.dtype) else left - ir.binary(BinaryOp.DIV, left, right) * right
 
@@ -248,30 +250,30 @@ def ceildiv(lhs: Operand, rhs: Operand) -> Expr:
 
 
 def isnan(value: Operand) -> Expr:
-    """Whether the value is not a number; no integer is one."""
+    """Whether the value is not a number; False for integers."""
     expr = ir.as_expr(value)
     return ir.Call("isnan", (expr,), ir.BOOL) if ir.is_float(expr.dtype) else ir.const(False)
 
 
 def isinf(value: Operand) -> Expr:
-    """Whether the value is infinite; no integer is."""
+    """Whether the value is infinite; False for integers."""
     expr = ir.as_expr(value)
     return ir.binary(BinaryOp.EQ, abs(expr), np.inf) if ir.is_float(expr.dtype) else ir.const(False)
 
 
 def isfinite(value: Operand) -> Expr:
-    """Whether the value is a number and not infinite; every integer is."""
+    """Whether the value is a number and not infinite; True for integers."""
     expr = ir.as_expr(value)
     return ir.binary(BinaryOp.LT, abs(expr), np.inf) if ir.is_float(expr.dtype) else ir.const(True)
 
 
 def min_value(dtype: str) -> Expr:
-    """The least finite value of a type. Raises: DefinitionError for a type that is none."""
+    """The least finite value of a type. Raises: DefinitionError for an unknown type."""
     return _limit("min_value", dtype, "min")
 
 
 def max_value(dtype: str) -> Expr:
-    """The greatest finite value of a type. Raises: DefinitionError for a type that is none."""
+    """The greatest finite value of a type. Raises: DefinitionError for an unknown type."""
     return _limit("max_value", dtype, "max")
 
 
@@ -283,9 +285,9 @@ def _limit(where: str, dtype: str, which: str) -> Expr:
 
 
 def bits(dtype: str, value: Operand) -> Expr:
-    """The value of type `dtype` that has the bits of `value` in memory. A byte that stands for a bool is 0 or 1.
+    """The value of type `dtype` with the bits of `value`. A byte read as a bool is 0 or 1.
 
-    Raises: DefinitionError when the types are not of as many bytes.
+    Raises: DefinitionError when the types differ in size.
     """
     expr, dtype = ir.as_expr(value), checked_dtype("bits", dtype)
     if item_bytes(dtype) != item_bytes(expr.dtype):
@@ -294,7 +296,7 @@ def bits(dtype: str, value: Operand) -> Expr:
 
 
 def popcount(value: Operand) -> Expr:
-    """How many bits of an integer are 1, in its type; of a negative one as it is in memory.
+    """The number of 1 bits of an integer, in its type; two's complement if negative.
 
     Raises: DefinitionError for a value that is no integer.
     """
@@ -303,7 +305,7 @@ def popcount(value: Operand) -> Expr:
 
 
 def clz(value: Operand) -> Expr:
-    """How many bits of an integer are 0 before the first 1, as int32; all of them for 0.
+    """The number of 0 bits of an integer before the first 1, as int32; all of them for 0.
 
     Raises: DefinitionError for a value that is no integer.
     """
@@ -314,16 +316,16 @@ def nextafter(lhs: Operand, rhs: Operand) -> Expr:
     """The float after `lhs` in the direction of `rhs`, of their type; `rhs` where they are equal."""
     left, right = ir.promote(lhs, rhs)
     dtype = real("nextafter", left).dtype
-    # Floats of one sign are ordered as their bits are, so the next one away from zero has the next higher bits.
+    # Floats of the same sign are ordered as their bits are, so the next away from zero has the next higher bits.
     kind = f"int{8 * item_bytes(dtype)}"
-    own = bits(kind, left)
+    left_bits = bits(kind, left)
     outward = equal(left < right, left > 0)
     step = if_then_else(outward, ir.const(1, kind), ir.const(-1, kind))
     sign = ir.binary(BinaryOp.BIT_AND, bits(kind, right), ir.const(int(np.iinfo(kind).min), kind))
     # After zero comes the least subnormal number, with the sign of the other operand.
-    moved = if_then_else(equal(left, 0.0), sign + ir.const(1, kind), own + step)
+    moved = if_then_else(equal(left, 0.0), sign + ir.const(1, kind), left_bits + step)
     ends = if_then_else(equal(left, right), right, bits(dtype, moved))
-    # The sum with a NaN is one.
+    # The sum with a NaN is a NaN.
     return if_then_else(logical_or(isnan(left), isnan(right)), left + right, ends)
 
 
@@ -348,19 +350,19 @@ def logaddexp(lhs: Operand, rhs: Operand) -> Expr:
     """log(exp(lhs) + exp(rhs)) of floats, without overflow."""
     left, right = ir.promote(lhs, rhs)
     above = maximum(real("logaddexp", left), right)
-    # The exponent is never positive, so nothing overflows, and log1p keeps what is small beside 1.
-    apart = log1p(exp(-abs(left - right)))
+    # The exponent is never positive, so nothing overflows, and log1p keeps terms that are small relative to 1.
+    correction = log1p(exp(-abs(left - right)))
     # Of two equal infinities the difference would be a NaN.
-    return if_then_else(equal(left, right), above + ir.const(np.log(2.0), left.dtype), above + apart)
+    return if_then_else(equal(left, right), above + ir.const(np.log(2.0), left.dtype), above + correction)
 
 
 def maximum(lhs: Operand, rhs: Operand) -> Expr:
-    """The larger of two values; a NaN if one of them is a NaN."""
+    """The larger of two values; a NaN if either is a NaN."""
     return ir.binary(BinaryOp.MAX, lhs, rhs)
 
 
 def minimum(lhs: Operand, rhs: Operand) -> Expr:
-    """The smaller of two values; a NaN if one of them is a NaN."""
+    """The smaller of two values; a NaN if either is a NaN."""
     return ir.binary(BinaryOp.MIN, lhs, rhs)
 
 
@@ -377,16 +379,16 @@ def not_equal(lhs: Operand, rhs: Operand) -> Expr:
 def logical_and(*conditions: Operand) -> Expr:
     """Whether all conditions hold."""
     result: Expr = ir.const(True)
-    for one in conditions:
-        result = ir.binary(BinaryOp.AND, result, truth("logical_and", one))
+    for condition in conditions:
+        result = ir.binary(BinaryOp.AND, result, truth("logical_and", condition))
     return result
 
 
 def logical_or(*conditions: Operand) -> Expr:
     """Whether any condition holds."""
     result: Expr = ir.const(False)
-    for one in conditions:
-        result = ir.binary(BinaryOp.OR, result, truth("logical_or", one))
+    for condition in conditions:
+        result = ir.binary(BinaryOp.OR, result, truth("logical_or", condition))
     return result
 
 
@@ -396,7 +398,7 @@ def logical_not(condition: Operand) -> Expr:
 
 
 def if_then_else(condition: Operand, then: Operand, otherwise: Operand) -> Expr:
-    """`then` where `condition` holds, else `otherwise`; the side not taken is not evaluated, so it may lie out of
+    """`then` where `condition` holds, else `otherwise`; the other side is not evaluated, so it may read out of
     bounds.
     """
     return ir.select(truth("if_then_else", condition), then, otherwise)

@@ -1,9 +1,9 @@
 """Evaluates tensors in NumPy, by their definition.
 
-This is the oracle that generated code is compared with. It evaluates each compute over its whole index space at once,
-so it is slow for big tensors but needs no compiler. Float sums are accumulated in float64 and rounded once, so the
-oracle is at least as accurate as any kernel. Terms are not: the products of a float16 sum are rounded to float16 each,
-unless the factors are cast to float32 first.
+This is the oracle for generated code. It evaluates each compute over its whole index space, so it is slow for big
+tensors but needs no compiler. Float sums are accumulated in float64 and rounded once, so the oracle is at least as
+accurate as any kernel. Terms are not: the products of a float16 sum are rounded to float16 each, unless the factors are
+cast to float32 first.
 """
 
 import itertools
@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 # 32 MiB of float64.
 _CHUNK_ELEMENTS = 1 << 22
-"""Reduce axes are evaluated in one go, innermost first, while an intermediate array stays below this size."""
+"""Reduce axes are evaluated in one array, innermost first, while it stays below this size."""
 
 
 def evaluate(outputs: Sequence[Tensor], inputs: Mapping[Tensor, Array]) -> list[Array]:
@@ -96,7 +96,7 @@ def _post_order(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _call(op: ExternOp, values: Mapping[Tensor, Array]) -> list[Array]:
-    """What the registered function writes, given read-only copies of the inputs."""
+    """The results of the registered function, called with read-only copies of the inputs."""
     inputs = [np.ascontiguousarray(values[tensor]).copy().view(HostArray) for tensor in op.inputs]
     for array in inputs:
         array.flags.writeable = False
@@ -125,8 +125,8 @@ def _compute(op: ComputeOp, values: Mapping[Tensor, Array]) -> list[Array]:
 
 
 def _grid(axes: Sequence[Axis], rank: int) -> dict[Axis, Array]:
-    """For each axis its range of values, laid along its own dimension of a `rank`-dimensional space."""
-    shapes = [tuple(-1 if other == place else 1 for other in range(rank)) for place in range(len(axes))]
+    """For each axis its range of values, along its own dimension of a `rank`-dimensional space."""
+    shapes = [tuple(-1 if dim == own_dim else 1 for dim in range(rank)) for own_dim in range(len(axes))]
     return {axis: np.arange(axis.extent).reshape(shape) for axis, shape in zip(axes, shapes, strict=True)}
 
 
@@ -140,7 +140,9 @@ _UFUNCS: dict[str, np.ufunc] = {
 
 
 def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list[Array]:
-    """Inner reduce axes become further dimensions of the space; the outer ones, where that grows too big, a loop."""
+    """Inner reduce axes become further dimensions of the space; the outer ones a loop, where the space grows
+    too big.
+    """
     inner: list[Axis] = []
     size = math.prod(op.shape)
     for axis in reversed(body.axes):
@@ -156,10 +158,10 @@ def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list
     totals = [np.full(op.shape, start, dtype) for start, dtype in zip(body.identities, wide, strict=True)]
     full = op.shape + tuple(axis.extent for axis in inner)
     for point in itertools.product(*(range(axis.extent) for axis in outer)):
-        fixed = {axis: np.asarray(place) for axis, place in zip(outer, point, strict=True)}
+        fixed = {axis: np.asarray(coordinate) for axis, coordinate in zip(outer, point, strict=True)}
         evaluator = _Evaluator(op.name, values, {**grid, **fixed})
         parts = [np.broadcast_to(evaluator.value(value), full) for value in op.values]
-        # A custom combiner has no ufunc: elements are joined one after the other, each for all points at once.
+        # A custom combiner has no ufunc: elements are joined one after another, each for all points together.
         if isinstance(body.combiner, Combiner):
             columns = [part.reshape((*op.shape, -1)).astype(dtype) for part, dtype in zip(parts, wide, strict=True)]
             for column in range(columns[0].shape[-1]):
@@ -199,7 +201,7 @@ class _Evaluator:
             case Not(value):
                 return np.logical_not(self.value(value))
             case Select(condition, then, otherwise):
-                # NumPy evaluates both sides: reads of the one that is not taken are clipped into their tensors.
+                # NumPy evaluates both sides: reads of the side not taken are clipped into their tensors.
                 lazy = _Evaluator(self.op_name, self.values, self.axes, self.variables, guarded=True)
                 return np.where(self.value(condition), lazy.value(then), lazy.value(otherwise))
             case Cast(dtype, value):
@@ -212,12 +214,12 @@ class _Evaluator:
     def _read(self, read: TensorRead) -> Array:
         source = self.values[read.tensor]
         indices = [self.value(index) for index in read.indices]
-        for place, (index, extent) in enumerate(zip(indices, source.shape, strict=True)):
+        for dim, (index, extent) in enumerate(zip(indices, source.shape, strict=True)):
             if self.guarded:
-                indices[place] = np.clip(index, 0, extent - 1)
+                indices[dim] = np.clip(index, 0, extent - 1)
             elif index.min() < 0 or index.max() >= extent:
                 raise DefinitionError(
-                    f"{self.op_name}: index {place} of {read} runs from {index.min()} to {index.max()}, "
+                    f"{self.op_name}: index {dim} of {read} runs from {index.min()} to {index.max()}, "
                     f"outside of 0 .. {extent - 1}"
                 )
         return np.asarray(source[tuple(indices)])

@@ -13,14 +13,14 @@ from retune.compiler.te.tensor import CallArgument, ExternOp, Handle, PackedCall
 
 
 def call_packed(function: str, *args: CallArgument) -> PackedCall:
-    """A call of the function registered under that name: handles become arrays, numbers and strings are passed on.
+    """A call of the function registered as `function`: handles become arrays, numbers and strings are passed on.
 
     Raises: DefinitionError for an argument of another type.
     """
-    for place, argument in enumerate(args):
+    for number, argument in enumerate(args):
         if not isinstance(argument, (Handle, int, float, str)):
             raise DefinitionError(
-                f"{function}: argument {place} is {argument!r}; a registered function takes the inputs and results of "
+                f"{function}: argument {number} is {argument!r}; a registered function takes the inputs and results of "
                 "its stage, numbers and strings"
             )
     return PackedCall(function, args)
@@ -61,22 +61,22 @@ def extern(
     tag: str = "",
     attrs: Mapping[str, Any] | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Tensors that a registered function writes: one of that `shape`, or one for each of several shapes.
+    """Tensors that a registered function writes: of `shape`, or one for each of several shapes.
 
     `fcompute(ins, outs)` gets handles of the inputs and results and returns a `call_packed` of them. The function gets
-    arrays that lie on the kernel's own memory and must fill the results; what it returns is ignored. The arrays are
+    arrays that share the kernel's memory and must fill the results; its return value is ignored. The arrays are
     NumPy's, those of the inputs read-only; from a function of a `retune.compiler.build` module, and in C, they are the
-    FFI's. `dtype` is one type a result, or one for all; by default that of the inputs, if they agree.
-    The attribute `FLOP` says how many operations the call takes. `in_buffers` and `out_buffers` are placeholders of the
-    shapes and types that the function expects, which are checked: all arrays are dense. `tag` becomes an attribute.
-    Raises: DefinitionError when shapes, types or the call make no sense.
+    FFI's. `dtype` is one type a result, or one for all; by default that of the inputs, if they agree. The attribute
+    `FLOP` is the number of operations of the call. `in_buffers` and `out_buffers` are placeholders of the shapes and
+    types that the function expects, which are checked: all arrays are dense. `tag` becomes an attribute.
+    Raises: DefinitionError when shapes, types or the call do not fit.
     """
     # Several shapes are a list of lists; an empty list is the shape of a scalar.
     several = bool(shape) and all(isinstance(item, Sequence) for item in shape)
     checked_name("a tensor", name)
-    given: Any = shape if several else (shape,)
-    dtypes = tuple(checked_dtype(name, one) for one in _dtypes(name, dtype, inputs, len(given)))
-    shapes = tuple(checked_shape(name, item, kind) for item, kind in zip(given, dtypes, strict=True))
+    shapes_list: Any = shape if several else (shape,)
+    dtypes = tuple(checked_dtype(name, kind) for kind in _dtypes(name, dtype, inputs, len(shapes_list)))
+    shapes = tuple(checked_shape(name, item, kind) for item, kind in zip(shapes_list, dtypes, strict=True))
     ins = tuple(Handle(tensor.name, tensor.shape, tensor.dtype, at, False) for at, tensor in enumerate(inputs))
     outs = tuple(
         Handle(f"{name}.v{at}" if len(shapes) > 1 else name, extents, kind, at, True)
@@ -100,22 +100,24 @@ def extern(
 
 
 def _check_buffers(name: str, buffers: Sequence[Tensor] | None, handles: Sequence[Handle]) -> None:
-    """Check that buffers are what the function gets. Raises: DefinitionError."""
+    """Check that `buffers` have the shapes and types of `handles`. Raises: DefinitionError."""
     if buffers is None:
         return
-    found = [(tuple(buffer.shape), buffer.dtype) for buffer in buffers]
-    wanted = [(handle.shape, handle.dtype) for handle in handles]
-    if found != wanted:
-        raise DefinitionError(f"{name}: its buffers are {found}, but the function gets {wanted}")
+    actual = [(tuple(buffer.shape), buffer.dtype) for buffer in buffers]
+    expected = [(handle.shape, handle.dtype) for handle in handles]
+    if actual != expected:
+        raise DefinitionError(f"{name}: its buffers are {actual}, but the function gets {expected}")
 
 
 def _dtypes(name: str, dtype: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> tuple[str, ...]:
     if dtype is None:
-        known = {tensor.dtype for tensor in inputs}
-        if len(known) != 1:
-            raise DefinitionError(f"{name}: say the dtype of its results; the inputs have {sorted(known) or 'none'}")
-        return (known.pop(),) * count
-    given = (dtype,) * count if isinstance(dtype, str) else tuple(dtype)
-    if len(given) != count:
-        raise DefinitionError(f"{name}: {count} results have {len(given)} dtypes")
-    return given
+        input_types = {tensor.dtype for tensor in inputs}
+        if len(input_types) != 1:
+            raise DefinitionError(
+                f"{name}: say the dtype of its results; the inputs have {sorted(input_types) or 'none'}"
+            )
+        return (input_types.pop(),) * count
+    dtypes = (dtype,) * count if isinstance(dtype, str) else tuple(dtype)
+    if len(dtypes) != count:
+        raise DefinitionError(f"{name}: {count} results have {len(dtypes)} dtypes")
+    return dtypes

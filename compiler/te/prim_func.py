@@ -28,7 +28,7 @@ from retune.compiler.te.tensor import (
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrimFunc:
-    """A function of `args`, called with arrays for them in this order; the computed ones are written."""
+    """A function of `args`, called with arrays for them in this order; the arrays of computed tensors are written."""
 
     name: str
     args: tuple[Tensor, ...]
@@ -46,7 +46,7 @@ class PrimFunc:
 
 
 def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
-    """A function of tensors, of which some are inputs and the others are computed from them.
+    """A function of tensors, some of which are inputs; the others are computed from them.
 
     Raises: DefinitionError when a tensor is listed twice, an input is missing, or nothing is computed.
     """
@@ -102,7 +102,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
-    """The tensors' names, told apart by a number where two have the same."""
+    """The tensors' names, numbered where two are equal."""
     names: dict[Tensor, str] = {}
     for tensor in tensors:
         name, number = tensor.name, 0
@@ -114,13 +114,13 @@ def _names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
 
 
 def _extern(op: ExternOp, names: dict[Tensor, str]) -> Iterator[str]:
-    given = [
+    arguments = [
         names[(results_of(op) if argument.is_result else op.inputs)[argument.index]]
         if isinstance(argument, Handle)
         else repr(argument)
         for argument in op.call.args
     ]
-    yield f"    call_packed({', '.join([repr(op.call.function), *given])})"
+    yield f"    call_packed({', '.join([repr(op.call.function), *arguments])})"
 
 
 def _loops(op: ComputeOp, names: dict[Tensor, str]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _over(axes: Sequence[Axis]) -> str:
 
 
 def with_named_reads(value: Expr, name_of: Callable[[Tensor], str]) -> Expr:
-    """The expression with reads of buffers of the given names in place of those of tensors."""
+    """`value` with reads of buffers, named by `name_of`, in place of reads of tensors."""
 
     def rename(node: Expr) -> Expr | None:
         if not isinstance(node, TensorRead):

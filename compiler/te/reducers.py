@@ -17,10 +17,10 @@ Axes = Axis | Sequence[Axis]
 
 
 class Reduction(Protocol):
-    """Reduces one value with an operation that everybody knows."""
+    """Reduces one value with a well-known operation."""
 
     def __call__(self, source: Operand, axis: Axes | Operand) -> Expr:
-        """`source` reduced over `axis`, which is one reduce axis or several; or, as in TVM, combined with a value."""
+        """`source` reduced over `axis`, one or several reduce axes; or, as in TVM, combined with a value."""
 
 
 def _reduction(combiner: str, combine: Callable[[Any, Any], Expr]) -> Reduction:
@@ -59,7 +59,7 @@ class Reducer:
     @overload
     def __call__(self, source: tuple[Operand, ...], axis: Axes) -> tuple[Expr, ...]: ...
     def __call__(self, source: Operand | tuple[Operand, ...], axis: Axes) -> Expr | tuple[Expr, ...]:
-        """`source`, one value or a tuple of them, reduced over `axis`, which is one reduce axis or several.
+        """`source`, a value or a tuple of values, reduced over `axis`, one or several reduce axes.
 
         Raises: DefinitionError when joining two values gives another number of values, or other types.
         """
@@ -68,16 +68,16 @@ class Reducer:
         if not values:
             raise DefinitionError(f"{self.name}: there are no values to reduce")
         dtypes = tuple(value.dtype for value in values)
-        marks = [str(place) if len(values) > 1 else "" for place in range(len(values))]
+        marks = [str(index) if len(values) > 1 else "" for index in range(len(values))]
         lhs, rhs = (
             tuple(ir.Var(f"{side}{mark}", dtype) for mark, dtype in zip(marks, dtypes, strict=True)) for side in "xy"
         )
         try:
             joined = self.function(lhs, rhs) if together else self.function(lhs[0], rhs[0])
         except (TypeError, IndexError) as error:  # a function of tuples got one value, or tuples of another length
-            given = f"a tuple of {len(values)} values" if together else "one value"
+            source_text = f"a tuple of {len(values)} values" if together else "one value"
             raise DefinitionError(
-                f"{self.name} cannot reduce {given}: {error}; argmax and argmin reduce (index, value)"
+                f"{self.name} cannot reduce {source_text}: {error}; argmax and argmin reduce (index, value)"
             ) from error
         results = self._typed(joined, dtypes, together)
         start = self.identity(*dtypes) if callable(self.identity) else self.identity
@@ -87,37 +87,37 @@ class Reducer:
             raise DefinitionError(f"{self.name}: the identity {as_body(identities)} must be literals")
         starts = tuple(identity for identity in identities if isinstance(identity, Const))
         reduction = Reduce(Combiner(lhs, rhs, results, starts), as_body(values), _reduce_axes(self.name, axis))
-        return tuple(ReducedValue(reduction, place) for place in range(len(values))) if together else reduction
+        return tuple(ReducedValue(reduction, index) for index in range(len(values))) if together else reduction
 
-    def _typed(self, found: Any, dtypes: tuple[str, ...], together: bool) -> tuple[Expr, ...]:
-        """What the function or the identity gives, one expression a value, of the values' types."""
-        items = tuple(found) if together and isinstance(found, (tuple, list)) else (found,)
+    def _typed(self, values: Any, dtypes: tuple[str, ...], together: bool) -> tuple[Expr, ...]:
+        """The result of the function or the identity as expressions of the types `dtypes`."""
+        items = tuple(values) if together and isinstance(values, (tuple, list)) else (values,)
         if len(items) != len(dtypes):
             raise DefinitionError(f"{self.name}: joining tuples of {len(dtypes)} values gives {len(items)}")
         results = []
-        for place, (item, dtype) in enumerate(zip(items, dtypes, strict=True)):
+        for index, (item, dtype) in enumerate(zip(items, dtypes, strict=True)):
             if isinstance(item, float) and not ir.is_float(dtype) and not item.is_integer():
                 raise DefinitionError(f"{self.name}: {item} is no {dtype}")
             result = ir.as_expr(item, dtype)
             if result.dtype != dtype:
-                which = f" number {place}" if len(dtypes) > 1 else ""
+                suffix = f" number {index}" if len(dtypes) > 1 else ""
                 raise DefinitionError(
-                    f"{self.name}: joining two values{which} of {dtype} gives {result.dtype}; cast the result"
+                    f"{self.name}: joining two values{suffix} of {dtype} gives {result.dtype}; cast the result"
                 )
             results.append(result)
         return tuple(results)
 
 
 def comm_reducer(function: Callable[[Any, Any], Any], identity: Any, name: str = "reduce") -> Reducer:
-    """A custom reduction: `function` joins two values, in any order; `identity`, or what it says for a type,
+    """A custom reduction: `function` joins two values, in any order; `identity`, a literal or a function of the type,
     leaves every value as it is.
 
-    A reduction of tuples joins two of them; its identity gets one type a value and returns as many values. It is
-    used with a tuple, and the compute that returns it makes as many tensors:
+    A reduction of tuples joins two tuples; its identity gets one type a value and returns as many values. It is used
+    with a tuple, and the compute that returns it makes as many tensors:
 
-        larger = comm_reducer(lambda x, y: (select(x[1] > y[1], x[0], y[0]), maximum(x[1], y[1])),
-                              lambda index, value: (largest(index), smallest(value)), "larger")
-        places, values = compute((n,), lambda i: larger((k, data[i, k]), axis=k))
+            larger = comm_reducer(lambda x, y: (select(x[1] > y[1], x[0], y[0]), maximum(x[1], y[1])),
+                                  lambda index, value: (largest(index), smallest(value)), "larger")
+            places, values = compute((n,), lambda i: larger((k, data[i, k]), axis=k))
     """
     return Reducer(function, identity, name)
 
@@ -129,7 +129,7 @@ min = _reduction("min", minimum)
 
 
 def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
-    """Joins two (index, value): the value that beats the other one, or the lower index of two that are equal."""
+    """Joins two (index, value): the value that `beats` the other; the lower index of equal values."""
 
     def join(x: tuple[Expr, Expr], y: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
         # Associative and commutative, as a reduction may run in any order: NaNs win, ties go to the lower index.

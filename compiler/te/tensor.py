@@ -20,21 +20,23 @@ from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand,
 from retune.compiler.ir.visit import substitute, walk, widened
 
 LOOKS_UP_TABLES = "looks_up_tables"
-"""The attribute of a compute that finds a few elements by small tables: it is inlined where it can be, never tiled."""
+"""The attribute of a compute that indexes small tables for a few elements: it is inlined where possible, never
+tiled.
+"""
 
 MOVES_ELEMENTS = "moves_elements"
-"""The attribute of a compute each element of which is one of what it reads, or a constant: what reads it may as well
-find the element there.
+"""The attribute of a compute whose elements are each an element of an input, or a constant: readers may read the input
+instead.
 """
 
 PARTIAL_SUMS = "partial_sums"
-"""The attribute of a compute whose results are joined further: floats of two bytes wait for that in float32."""
+"""The attribute of a compute whose results are joined further: 16-bit floats stay in float32 until then."""
 
 SCATTERS = "scatters"
-"""The attribute of a reduction each term of which joins at most one element, where its condition holds."""
+"""The attribute of a reduction in which each term joins at most one element, where its condition holds."""
 
 CONCATENATED = "concat_axis"
-"""The attribute of a compute that puts tensors end to end: the axis. Readers may read these tensors instead."""
+"""The attribute, an axis, of a compute that puts tensors end to end: readers may read these tensors instead."""
 
 
 class AxisKind(IntEnum):
@@ -59,7 +61,7 @@ class Axis(Expr):
 
 @dataclass(frozen=True, slots=True)
 class TensorRead(Expr):
-    """One element of a tensor. With fewer indices than the tensor has dimensions it takes further ones: `A[i][j]`."""
+    """One element of a tensor. With fewer indices than dimensions it takes further ones: `A[i][j]`."""
 
     tensor: "Tensor"
     indices: tuple[Expr, ...]
@@ -80,7 +82,7 @@ class TensorRead(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Values(Expr):
-    """Several values side by side: the body of a compute with several results, or what its reduction reduces."""
+    """Several values side by side: the body of a compute with several results, or the source of its reduction."""
 
     items: tuple[Expr, ...]
     dtype: str = field(init=False, compare=False)
@@ -93,7 +95,7 @@ class Values(Expr):
 
 
 def values_of(expr: Expr) -> tuple[Expr, ...]:
-    """The values side by side in `expr`, which is one itself unless it is a `Values`."""
+    """The values side by side in `expr`: its items if it is a `Values`, else `expr` alone."""
     return expr.items if isinstance(expr, Values) else (expr,)
 
 
@@ -104,8 +106,8 @@ def as_body(values: Sequence[Expr]) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Combiner:
-    """How a custom reduction joins two values, or two tuples of values: `results` over the variables `lhs` and
-    `rhs`, one of each a value.
+    """How a custom reduction joins two values, or two tuples of values: `results` over the variables `lhs` and `rhs`,
+    one of each a value.
 
     It must be associative and commutative; `identities` leave all values as they are.
     """
@@ -123,14 +125,14 @@ _COMBINE = {"sum": BinaryOp.ADD, "prod": BinaryOp.MUL, "fmax": BinaryOp.FMAX, "m
 
 
 def smallest(dtype: str) -> float:
-    """The least value of a type, the one that `max` leaves unchanged."""
+    """The least value of a type, the identity of `max`."""
     if is_float(dtype) or dtype == BOOL:
         return -np.inf if is_float(dtype) else False
     return int(np.iinfo(dtype).min)
 
 
 def largest(dtype: str) -> float:
-    """The greatest value of a type, the one that `min` leaves unchanged."""
+    """The greatest value of a type, the identity of `min`."""
     if is_float(dtype) or dtype == BOOL:
         return np.inf if is_float(dtype) else True
     return int(np.iinfo(dtype).max)
@@ -152,7 +154,7 @@ class Reduce(Expr):
 
     @property
     def identities(self) -> tuple[float, ...]:
-        """What the combiner leaves unchanged, one number a value."""
+        """The numbers that the combiner leaves unchanged, one a value."""
         if isinstance(self.combiner, Combiner):
             return tuple(identity.value for identity in self.combiner.identities)
         if self.combiner in ("sum", "prod"):
@@ -164,11 +166,13 @@ class Reduce(Expr):
         """Two values, or tuples of values, joined."""
         if not isinstance(self.combiner, Combiner):
             return (binary(_COMBINE[self.combiner], lhs[0], rhs[0]),)
-        known: dict[Expr, Expr] = dict(zip(self.combiner.lhs, lhs, strict=True))
-        known.update(zip(self.combiner.rhs, rhs, strict=True))
-        joined = tuple(substitute(result, known) for result in self.combiner.results)
-        # Of floats of two bytes that are held in float32, the others here must become float32 too.
-        return joined if all(var.dtype == value.dtype for var, value in known.items()) else tuple(map(widened, joined))
+        operands: dict[Expr, Expr] = dict(zip(self.combiner.lhs, lhs, strict=True))
+        operands.update(zip(self.combiner.rhs, rhs, strict=True))
+        joined = tuple(substitute(result, operands) for result in self.combiner.results)
+        # Where 16-bit floats are held in float32, the other operands become float32 too.
+        return (
+            joined if all(var.dtype == value.dtype for var, value in operands.items()) else tuple(map(widened, joined))
+        )
 
     def __str__(self) -> str:
         return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"
@@ -200,27 +204,22 @@ class PlaceholderOp:
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """Inputs have no attributes."""
         return {}
 
     @property
     def tag(self) -> str:
-        """Inputs have no tag."""
         return ""
 
     @property
     def input_tensors(self) -> "tuple[Tensor, ...]":
-        """Inputs read nothing."""
         return ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shape, of the one tensor that it is."""
         return (self.shape,)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The element type, of the one tensor that it is."""
         return (self.dtype,)
 
 
@@ -238,7 +237,6 @@ class ComputeOp:
 
     @property
     def tag(self) -> str:
-        """What `te.compute` was given as tag."""
         return str(self.attrs.get("tag", ""))
 
     @property
@@ -289,7 +287,7 @@ class ComputeOp:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """What a call of a registered function is given: input or result number `index` of the stage that calls it."""
+    """An argument of a registered function's call: input or result number `index` of the calling stage."""
 
     name: str
     shape: tuple[int, ...]
@@ -317,7 +315,7 @@ class PackedCall:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ExternOp:
-    """Results that a registered function writes, given `inputs`. It has no loops, so it cannot be transformed."""
+    """Results of a registered function of `inputs`. It has no loops, so it cannot be transformed."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -328,12 +326,10 @@ class ExternOp:
 
     @property
     def tag(self) -> str:
-        """What `te.extern` was given as tag."""
         return str(self.attrs.get("tag", ""))
 
     @property
     def input_tensors(self) -> "tuple[Tensor, ...]":
-        """The tensors that are read."""
         return self.inputs
 
     @property
@@ -351,8 +347,8 @@ Operation = PlaceholderOp | ComputeOp | ExternOp
 
 
 def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
-    """The (tensor, indices) of every textual read of an operation, in order; a function reads whole tensors, without
-    indices.
+    """The (tensor, indices) of every textual read of an operation, in order; extern operations read whole tensors,
+    without indices.
     """
     if isinstance(op, ExternOp):
         return tuple((tensor, ()) for tensor in op.inputs)
@@ -365,7 +361,7 @@ _Operator = Callable[["Tensor", "Tensor | Operand"], "Tensor"]
 
 
 def _operator(op: BinaryOp) -> tuple[_Operator, _Operator]:
-    """The methods of a Python operator: of a tensor on its left side, and of one on its right side."""
+    """The methods of a Python operator, for a tensor on its left side and on its right side."""
 
     def of_left(self: "Tensor", other: "Tensor | Operand") -> "Tensor":
         return _elementwise(op, self, other)
@@ -388,7 +384,7 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """Name of the operation; of several results each is called `.v` and its number."""
+        """Name of the operation; several results are called `.v` and their number."""
         return self.op.name if len(self.op.dtypes) == 1 else f"{self.op.name}.v{self.value_index}"
 
     @property
@@ -402,13 +398,13 @@ class Tensor:
         return self.op.dtypes[self.value_index]
 
     def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> TensorRead:
-        """The element at `A[i, j]`, or `A[i][j]`. Raises: DefinitionError for more indices than there are dimensions;
-        a compute refuses an element with fewer.
+        """The element at `A[i, j]`, or `A[i][j]`. Raises: DefinitionError for more indices than there are dimensions; a
+        compute refuses an element with fewer.
         """
-        places = indices if isinstance(indices, tuple) else (indices,)
-        if self.is_checked and (len(places) > self.ndim or (self.ndim and not places)):
-            raise DefinitionError(f"{self.name} has {self.ndim} dimensions but is read with {len(places)} indices")
-        return TensorRead(self, tuple(self._place(index) for index in places))
+        all_indices = indices if isinstance(indices, tuple) else (indices,)
+        if self.is_checked and (len(all_indices) > self.ndim or (self.ndim and not all_indices)):
+            raise DefinitionError(f"{self.name} has {self.ndim} dimensions but is read with {len(all_indices)} indices")
+        return TensorRead(self, tuple(self._index(index) for index in all_indices))
 
     def __call__(self, *indices: Operand) -> TensorRead:
         """The element at all indices, as `A[i, j]`."""
@@ -425,7 +421,6 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
         return len(self.shape)
 
     __add__, __radd__ = _operator(BinaryOp.ADD)
@@ -437,7 +432,7 @@ class Tensor:
     def __iter__(self) -> NoReturn:
         raise DefinitionError(f"{self.name} cannot be iterated over; read it at the axes of a compute")
 
-    def _place(self, value: Operand) -> Expr:
+    def _index(self, value: Operand) -> Expr:
         index = as_expr(value, INDEX) if isinstance(value, int) else as_expr(value)
         # Caught where it is written: lowering would name only the loops.
         if is_float(index.dtype) or index.dtype == BOOL:
@@ -453,28 +448,28 @@ _NAMES = {BinaryOp.ADD: "T_add", BinaryOp.SUB: "T_subtract", BinaryOp.MUL: "T_mu
 
 
 def _elementwise(op: BinaryOp, lhs: Tensor | Operand, rhs: Tensor | Operand) -> Tensor:
-    """Two tensors, or a tensor and a number, element by element; shapes broadcast as NumPy's do.
+    """Two tensors, or a tensor and a number, element by element; shapes broadcast as in NumPy.
 
-    Raises: DefinitionError when they do not.
+    Raises: DefinitionError when they do not broadcast.
     """
-    shapes = [one.shape if isinstance(one, Tensor) else () for one in (lhs, rhs)]
+    shapes = [operand.shape if isinstance(operand, Tensor) else () for operand in (lhs, rhs)]
     try:
         shape = tuple(map(int, np.broadcast_shapes(*shapes)))
     except ValueError:
         raise DefinitionError(f"{_NAMES[op]}: the shapes {shapes[0]} and {shapes[1]} do not broadcast") from None
-    axes = tuple(Axis(f"ax{place}", extent, AxisKind.SPATIAL) for place, extent in enumerate(shape))
-    body = binary(op, *(_element(one, axes) for one in (lhs, rhs)))
+    axes = tuple(Axis(f"ax{dim}", extent, AxisKind.SPATIAL) for dim, extent in enumerate(shape))
+    body = binary(op, *(_element(operand, axes) for operand in (lhs, rhs)))
     return results_of(ComputeOp(_NAMES[op], axes, body, {}))[0]
 
 
 def _element(operand: Tensor | Operand, axes: Sequence[Axis]) -> Operand:
-    """The element of an operand at axes of a shape that it broadcasts to."""
+    """The element of `operand` at `axes` of a shape that it broadcasts to."""
     if not isinstance(operand, Tensor):
         return operand
     # NumPy's rule: shapes are aligned at their last dimension, and extent 1 repeats.
-    own = axes[len(axes) - operand.ndim :]
-    places = (Const(0, INDEX) if extent == 1 else axis for axis, extent in zip(own, operand.shape, strict=True))
-    return TensorRead(operand, tuple(places))
+    own_axes = axes[len(axes) - operand.ndim :]
+    indices = (Const(0, INDEX) if extent == 1 else axis for axis, extent in zip(own_axes, operand.shape, strict=True))
+    return TensorRead(operand, tuple(indices))
 
 
 def results_of(op: Operation) -> tuple[Tensor, ...]:

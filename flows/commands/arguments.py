@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from retune.compiler import config
-from retune.compiler.options import TuneOptions, about, flag_of, kinds_of
+from retune.compiler.options import TuneOptions, flag_of, info_of, kinds_of
 from retune.storage.store_url import Place, is_remote, local_folder
 
 Network = Annotated[str, typer.Argument(help="A name listed by `retune networks`, or the path of an ONNX file.")]
@@ -29,7 +29,7 @@ Store = Annotated[
 def option_of(one: Field[Any]) -> Any:
     """An option of a tuning run as typer has it."""
     kind, flag, default = kinds_of(TuneOptions)[one.name], f"--{flag_of(one)}", one.default
-    meaning = about(one).meaning
+    meaning = info_of(one).meaning
     shown = "" if default is None else f" Default: {default if kind is not bool else 'yes' if default else 'no'}."
     names = f"{flag}/--no-{flag_of(one)}" if kind is bool else flag
     # None and not the default: only so retune.toml and the environment can be told from a flag that was given.

@@ -12,7 +12,7 @@ from retune.compiler.driver.operators import extract
 from retune.compiler.driver.worker_service import DeviceFacts
 from retune.compiler.errors import OptionError, TargetError
 from retune.compiler.measure.options import MeasureOptions
-from retune.compiler.options import TuneOptions, about, flag_of
+from retune.compiler.options import TuneOptions, flag_of, info_of
 from retune.compiler.settings import resolve
 from retune.flows import device as device_module
 from retune.flows.allocate_trials import allocate_trials
@@ -166,13 +166,13 @@ OPTIONS = fields(TuneOptions)
 @pytest.mark.parametrize("one", OPTIONS, ids=lambda one: one.name)
 def test_an_option_is_a_parameter_an_option_of_the_command_line_and_a_setting(one: Field[Any]) -> None:
     parameter = tune_network.parameters.properties[one.name]
-    assert parameter["description"] == about(one).meaning
+    assert parameter["description"] == info_of(one).meaning
     assert parameter["default"] is None
-    assert parameter.get("enum", []) == [*about(one).choices]
+    assert parameter.get("enum", []) == [*info_of(one).choices]
     words = {word for option in load("tune").params for word in (*option.opts, *option.secondary_opts)}
     assert f"--{flag_of(one)}" in words
-    assert about(one).setting or one.name in {origin.name for origin in resolve({}, Path())[1]}
-    assert about(one).group
+    assert info_of(one).setting or one.name in {origin.name for origin in resolve({}, Path())[1]}
+    assert info_of(one).group
 
 
 def test_a_job_is_made_again_of_its_parameters(tmp_path: Path) -> None:

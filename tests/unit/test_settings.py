@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retune.compiler.errors import OptionError
-from retune.compiler.options import about, tune_options
+from retune.compiler.options import info_of, tune_options
 from retune.compiler.settings import Settings, Value, resolve, unknown_variables
 
 
@@ -130,8 +130,8 @@ def test_variables_that_set_nothing_are_found() -> None:
 
 def test_settings_are_listed_as_the_options_of_a_run_are_then_the_others(tmp_path: Path) -> None:
     names = [one.name for one in resolve({}, tmp_path)[1]]
-    options = [about(one).setting or one.name for one in tune_options()]
+    options = [info_of(one).setting or one.name for one in tune_options()]
     assert names[: len(options)] == options
     assert names[0] == "trials"
     assert names[len(options)] == "home"
-    assert set(names) == {about(one).setting or one.name for one in fields(Settings)}
+    assert set(names) == {info_of(one).setting or one.name for one in fields(Settings)}
