@@ -27,6 +27,7 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any
 
+from benchmarks import zoo
 from benchmarks.gpu_cases import CASES, MODES, NETWORKS, Array, GpuCase
 from benchmarks.gpu_interleaved import (
     Contender,
@@ -47,10 +48,8 @@ from benchmarks.gpu_tuning import Tuned, TuningLog, tune
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.build import build_kernel
-from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.errors import DeviceError
-from retune.compiler.frontend import zoo
 from retune.compiler.measure.measurer import LocalMeasurer, Measurer
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import BestProgram, MeasureStatus
@@ -307,7 +306,7 @@ def network_figures(name: str, gpu: Gpu, measurer: Measurer, limits: Limits) -> 
     peers. One that there is no time for is what the log knows, or the top candidate of the search.
     """
     model, common = zoo.build(name), {"mode": "fp32", "gpu": gpu.device.name}
-    network = extract_network(name, str(gpu.target), 1, winograd=False)
+    network = zoo.extract(name, str(gpu.target), 1, winograd=False)
     pairs = sorted(
         zip(network.tasks, network.weights, strict=True), key=lambda pair: pair[0].flop_count * pair[1], reverse=True
     )

@@ -2,8 +2,8 @@
 
     python -m benchmarks.load [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--spins N,N]
 
-Networks of the zoo run with the default schedule, each contender in its own process, interleaved, beside 0, 1 and
-4 processes that never sleep. Lines: the median, the 99th percentile and the largest time of a run. Contenders:
+Networks of benchmarks/zoo run with the default schedule, each contender in its own process, interleaved, beside 0, 1
+and 4 processes that never sleep. Lines: the median, the 99th percentile and the largest time of a run. Contenders:
 `retune`; `retune-passive` with OMP_WAIT_POLICY=passive; `retune-spin-N` with GOMP_SPINCOUNT=N, by default libgomp's own
 300,000; `onnxruntime`; `retune-1`, which runs on one thread.
 """
@@ -18,11 +18,10 @@ from pathlib import Path
 
 import onnx
 
+from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse, percentile
 from benchmarks.network_peers import SESSION, Arrays, contender, seeded_inputs
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.frontend import zoo
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.target import Target
 
@@ -97,7 +96,7 @@ def run_times(seconds: float) -> list[float]:
 
 
 def _files(name: str, model: onnx.ModelProto, threads: int, folder: Path) -> tuple[Path, Path]:
-    network = extract_network(name, str(Target.host()), threads)
+    network = zoo.extract(name, str(Target.host()), threads)
     compiled = compile_graph(network.graph, network.target, {}, threads=threads, cut=network.partition)
     onnx.save_model(model, str(folder / "model.onnx"))
     return compiled.save(folder / "model.retune"), folder / "model.onnx"

@@ -1,4 +1,4 @@
-"""Latency and memory of networks of the zoo, next to ONNX Runtime, OpenVINO, PyTorch, IREE, MNN and ncnn.
+"""Latency and memory of networks of benchmarks/zoo, next to ONNX Runtime, OpenVINO, PyTorch, IREE, MNN and ncnn.
 
     python -m benchmarks.networks [--only REGEX] [--threads N] [--seconds S] [--out FILE] [--plot FILE] [--compiled 0]
 
@@ -18,14 +18,13 @@ from typing import Any
 
 import onnx
 
-from benchmarks import onnx_peers
+from benchmarks import onnx_peers, zoo
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import COMPILED, EAGER, OPENVINO, SESSION, Arrays, NetworkPeer, has_torch, seeded_inputs
 from benchmarks.tuning import Tuned, open_workers, tune
 from retune.compiler.driver import openvino
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import ExtractedNetwork, extract_network
-from retune.compiler.frontend import zoo
+from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.measure.worker_process import WorkerProcess
@@ -57,7 +56,7 @@ class Built:
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """Tune one network and time it beside its peers."""
     began = time.perf_counter()
-    network = extract_network(name, str(Target.host()), threads)
+    network = zoo.extract(name, str(Target.host()), threads)
     import_seconds = time.perf_counter() - began
     with open_workers(threads, network.constant_bytes) as workers:
         tuned = tune(network, workers, run.seconds)

@@ -1,4 +1,4 @@
-"""Latency of networks of the zoo in ONNX Runtime, as they are and exported by us, next to our executor.
+"""Latency of networks of benchmarks/zoo in ONNX Runtime, as they are and exported by us, next to our executor.
 
     python -m benchmarks.ort_export [--only REGEX] [--threads N] [--seconds S] [--tuned FOLDER] [--out FILE]
 
@@ -14,15 +14,14 @@ from pathlib import Path
 
 import onnx
 
+from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse
 from benchmarks.network_peers import BOUND, EXPORTED, SESSION, NetworkPeer, seeded_inputs
 from benchmarks.tuning import open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import extract_network
 from retune.compiler.driver.onnx_export import export_network
 from retune.compiler.errors import OptionError
 from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.frontend import zoo
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.target import Target
 
@@ -75,7 +74,7 @@ def _network(name: str, threads: int, run: Run) -> tuple[CompiledNetwork, dict[s
         if network.metadata["threads"] != threads:
             raise OptionError(f"{name}.retune is compiled for {network.metadata['threads']} threads, not {threads}")
         return network, {}
-    extracted = extract_network(name, str(Target.host()), threads)
+    extracted = zoo.extract(name, str(Target.host()), threads)
     with open_workers(threads, extracted.constant_bytes) as workers:
         tuned = tune(extracted, workers, run.seconds)
     network = compile_graph(extracted.graph, extracted.target, tuned.best, threads=threads, cut=extracted.partition)

@@ -18,13 +18,12 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse, percentile
 from benchmarks.network_peers import OPENVINO, SESSION, contender, seeded_inputs
 from retune.compiler import config
 from retune.compiler.driver import openvino
 from retune.compiler.driver.compile_network import compile_graph
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.frontend import zoo
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.target import Target
 
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def figures(name: str, threads: int, run: Run) -> Iterator[Figure]:
     """Call one network and its peers with pauses."""
-    network = extract_network(name, str(Target.host()), threads)
+    network = zoo.extract(name, str(Target.host()), threads)
     model = zoo.build(name)
     samples: dict[str, list[float]] = {OURS: [], UNBOUND: [], SESSION: []}
     if openvino.is_installed():

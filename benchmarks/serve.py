@@ -20,6 +20,7 @@ import numpy as np
 import uvicorn
 
 import retune
+from benchmarks import zoo
 from benchmarks.harness import Figure, Run, parse
 from retune.flows.serving.app import listen, make_app
 from retune.flows.serving.model import Model, TensorSpec
@@ -36,11 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         seconds=5,
         seconds_help="load for each number of clients",
         threads=(1,),
-        texts={"network": ("NAME", "a network of the zoo; resnet18 unless given")},
+        texts={"network": ("NAME", "a network of benchmarks/zoo; resnet18 unless given")},
     )
     name = run.texts["network"] or "resnet18"
     with tempfile.TemporaryDirectory() as folder:
-        path = retune.compile(name, threads=run.threads[0], store=folder).save(Path(folder) / f"{name}.retune")
+        network = retune.compile(zoo.build(name), threads=run.threads[0], store=folder)
+        path = network.save(Path(folder) / f"{name}.retune")
         for figure in figures(run, name, path):
             run.write(figure)
 

@@ -1,4 +1,4 @@
-"""Converts an ONNX model of the zoo into a PyTorch module with the same weights.
+"""Converts an ONNX model of benchmarks/zoo into a PyTorch module with the same weights.
 
 The module is written as a PyTorch user would write it: `linear` for a product and its bias, `gelu`, `layer_norm` and
 `scaled_dot_product_attention` where the model has their expanded forms. PyTorch must be installed.

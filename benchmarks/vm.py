@@ -23,13 +23,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks import zoo
 from benchmarks.harness import Figure, Run, interleaved, parse
 from retune.compiler import vm
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.winners import top_candidates
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize

@@ -17,8 +17,6 @@ from retune.compiler.frontend.onnx.regions import find_regions
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.program import Program
 
-_ZOO = (*zoo.NAMES, *zoo.PROGRAM_NAMES)
-
 
 def load_network(
     name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | None = None, constants: Constants | None = None
@@ -58,7 +56,7 @@ def load_network_program(
     `shapes` gives dimensions to inputs, `constants` fixes inputs for good: see `load_program`.
     Raises: ModelFormatError or UnsupportedOperatorError with one sentence.
     """
-    model, name = _model_of(name_or_path, _ZOO)
+    model, name = _model_of(name_or_path)
     return load_program(model, name=name, shapes=shapes, constants=constants)
 
 
@@ -67,21 +65,21 @@ def network_bytes(name_or_path: str) -> bytes:
 
     Raises: ModelFormatError when there is no such network, or it is larger than a message may be (2 GiB).
     """
-    model = read_model(_model_of(name_or_path, _ZOO)[0])
+    model = read_model(_model_of(name_or_path)[0])
     try:
         return bytes(model.SerializeToString())
     except ValueError:
         raise ModelFormatError(f"{name_or_path} is larger than the 2 GiB that one ONNX message may have") from None
 
 
-def _model_of(name_or_path: str, names: Sequence[str] = zoo.NAMES) -> tuple[onnx.ModelProto | Path, str | None]:
-    """A network of the zoo, one of `names`, and its name; or the path of a file, which names its network itself."""
-    if name_or_path in names:
+def _model_of(name_or_path: str) -> tuple[onnx.ModelProto | Path, str | None]:
+    """A network of the zoo and its name; or the path of a file, which names its network itself."""
+    if name_or_path in zoo.NAMES:
         return zoo.build(name_or_path), name_or_path
     if Path(name_or_path).is_dir():
         raise ModelFormatError(f"{name_or_path} is a folder: name the ONNX file in it")
     if not Path(name_or_path).is_file():
-        close = difflib.get_close_matches(name_or_path, names)
-        hint = f"did you mean {' or '.join(close)}?" if close else "`retune networks` lists it"
+        close = difflib.get_close_matches(name_or_path, zoo.NAMES)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`retune networks` lists the zoo"
         raise ModelFormatError(f"no network {name_or_path!r}: neither a file nor one of the zoo; {hint}")
     return Path(name_or_path), None

@@ -20,9 +20,7 @@ def networks(as_json: Json = False, quiet: Quiet = False) -> None:
     """List the networks of the zoo."""
     output = Output(as_json, quiet)
     for name in zoo.NAMES:
-        output.say(name, name=name, tunable=True)
-    for name in zoo.PROGRAM_NAMES:
-        output.say(f"{name} (has a loop: for `retune.compiler.vm`, not for `retune tune`)", name=name, tunable=False)
+        output.say(name, name=name)
 
 
 def run(

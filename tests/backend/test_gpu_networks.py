@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test import BackendTest
 
+from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import partition

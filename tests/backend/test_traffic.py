@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.driver.extract import extract_network
-from retune.compiler.frontend import zoo
+from benchmarks import zoo
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.shares import moved_bytes
 from retune.compiler.te.tensor import ComputeOp
@@ -24,7 +23,7 @@ def _reduces(dag: ComputeDAG) -> bool:
 
 
 def _row(name: str) -> str:
-    network = extract_network(name, "llvm -mcpu=x86-64-v3", 2)
+    network = zoo.extract(name, "llvm -mcpu=x86-64-v3", 2)
     calls = [call.task.dag for call in network.partition.kernels]
     moved = sum(map(moved_bytes, calls)) / _MEGA
     least = sum(moved_bytes(dag) for dag in calls if _reduces(dag)) / _MEGA

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks import zoo
 from retune.compiler import vm
-from retune.compiler.frontend import zoo
 from retune.compiler.runtime.device import cpu
 from tests.support.dynamic_models import reference
 

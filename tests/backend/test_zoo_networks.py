@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
 from benchmarks.tuning import open_workers, tune
 from retune.compiler.driver.compile_network import compile_graph
@@ -15,7 +16,6 @@ from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.driver.winners import top_candidates
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.frontend import zoo
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.target import Target
 from tests.support.zoo_sizes import SMALL
@@ -61,7 +61,7 @@ def test_full_size_before_and_after_tuning(name: str) -> None:
     model = zoo.build(name)
     inputs = seeded_inputs(model)
     wanted = OnnxRuntime(model.SerializeToString(), THREADS).run(inputs)
-    network = extract_network(name, str(Target.host()), THREADS)
+    network = zoo.extract(name, str(Target.host()), THREADS)
     _assert_equal(_answers(network, {}, inputs), wanted)
     with open_workers(THREADS, network.constant_bytes) as workers:
         tuned = tune(network, workers, SECONDS)

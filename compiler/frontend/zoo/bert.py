@@ -1,4 +1,4 @@
-"""BERT and MiniLM as ONNX models, from token ids to vectors.
+"""BERT as an ONNX model, from token ids to vectors.
 
 Layer normalization follows each half of a layer (post-norm).
 """
@@ -32,35 +32,13 @@ def bert_base(
     A symbol in place of a number leaves the batch or the number of tokens, up to `positions`, to the caller.
     """
     write = LayerWriter("bert_base", None, seed)
-    x, _ = _encode(write, Sizes(batch, tokens, width, heads, hidden), layers, words, positions)
+    x, _ = encode(write, Sizes(batch, tokens, width, heads, hidden), layers, words, positions)
     first = write.node("Gather", [x, write.weight(np.asarray(0, np.int64), "first_token")], "first", axis=1)
     pooled = write.node("Tanh", [write.linear(first, (width, width), "pooler")], "pooler_output")
     return write.finish_all({x: (batch, tokens, width), pooled: (batch, width)})
 
 
-def minilm_l6(
-    *,
-    batch: int = 1,
-    tokens: int = 128,
-    layers: int = 6,
-    width: int = 384,
-    heads: int = 12,
-    hidden: int = 1536,
-    words: int = 30522,
-    positions: int = 512,
-    seed: int = 0,
-) -> onnx.ModelProto:
-    """Inputs as `bert_base`; output `sentence_embedding` (batch, width), the mean of the vectors of all tokens that the
-    mask leaves in, scaled to length 1.
-
-    Configuration of sentence-transformers/all-MiniLM-L6-v2 (Wang et al., "MiniLM", arXiv 2002.10957).
-    """
-    write = LayerWriter("minilm_l6", None, seed)
-    x, attended = _encode(write, Sizes(batch, tokens, width, heads, hidden), layers, words, positions)
-    return write.finish(_sentence(write, x, attended), (batch, width))
-
-
-def _encode(write: LayerWriter, sizes: Sizes, layers: int, words: int, positions: int) -> tuple[str, str]:
+def encode(write: LayerWriter, sizes: Sizes, layers: int, words: int, positions: int) -> tuple[str, str]:
     """The vectors of the tokens, `last_hidden_state`, and the input that says which of them are there."""
     ids, attended, types = (
         write.feed(name, (sizes.batch, sizes.tokens), TensorProto.INT64)
@@ -73,21 +51,6 @@ def _encode(write: LayerWriter, sizes: Sizes, layers: int, words: int, positions
         last = layer == layers - 1
         x = _layer(write, x, mask, sizes, name, "last_hidden_state" if last else f"{name}_out")
     return x, attended
-
-
-def _sentence(write: LayerWriter, x: str, attended: str) -> str:
-    """The mean over the tokens that are there, divided by its length."""
-    real = write.node("Cast", [attended], "pool_floats", to=TensorProto.FLOAT)
-    factors = write.node("Unsqueeze", [real, write.integers((-1,), "pool_axis")], "pool_factors")
-    axis = write.integers((1,), "tokens_axis")
-    kept = write.node("Mul", [x, factors], "pool_kept")
-    total = write.node("ReduceSum", [kept, axis], "pool_total", keepdims=0)
-    count = write.node("ReduceSum", [factors, axis], "pool_count", keepdims=0)
-    count = write.node("Clip", [count, write.number(1e-9, "pool_least")], "pool_divisor")
-    mean = write.node("Div", [total, count], "pool_mean")
-    length = write.node("ReduceL2", [mean], "length", axes=[-1], keepdims=1)
-    length = write.node("Clip", [length, write.number(1e-12, "length_least")], "length_divisor")
-    return write.node("Div", [mean, length], "sentence_embedding")
 
 
 def _embedding(write: LayerWriter, ids: str, types: str, sizes: Sizes, words: int, positions: int) -> str:

@@ -1,7 +1,6 @@
 """A layer-by-layer writer of ONNX models; seeded weights are scaled so that activations neither vanish nor overflow."""
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from math import prod, sqrt
 from typing import Any
 
@@ -29,7 +28,6 @@ class LayerWriter:
     def __init__(self, name: str, input_shape: Sequence[int] | None, seed: int) -> None:
         """`input_shape` is that of the only input, `input`; None where the inputs are declared by `feed`."""
         self._rng = np.random.default_rng(seed)
-        self._prefix = ""
         self._weights: set[str] = set()
         self._model = onnx.ModelProto(producer_name="retune", ir_version=IR_VERSION)
         self._model.opset_import.append(helper.make_opsetid("", OPSET))
@@ -45,34 +43,10 @@ class LayerWriter:
         self._graph.input.append(helper.make_tensor_value_info(name, dtype, list(shape)))
         return name
 
-    def prefixed(self, prefix: str) -> "LayerWriter":
-        """A writer of the same graph whose results have a prefix, but not its weights: to use these a second time."""
-        other = copy(self)
-        other._prefix = prefix
-        return other
-
-    def body(self, prefix: str) -> "LayerWriter":
-        """As `prefixed`, for its own graph, the body of a loop: it takes weights from around it."""
-        other = self.prefixed(prefix)
-        other._graph = onnx.GraphProto(name=f"{prefix}body")
-        return other
-
     def node(self, op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Any operator with one result."""
-        (name,) = self.nodes(op_type, inputs, [name], **attributes)
+        self._graph.node.append(helper.make_node(op_type, list(inputs), [name], name=f"{name}_node", **attributes))
         return name
-
-    def nodes(self, op_type: str, inputs: Sequence[str], names: Sequence[str], **attributes: Any) -> tuple[str, ...]:
-        """Any operator."""
-        made = [self._prefix + name for name in names]
-        self._graph.node.append(helper.make_node(op_type, list(inputs), made, name=f"{made[0]}_node", **attributes))
-        return tuple(made)
-
-    def split(self, x: str, axis: int, names: Sequence[str]) -> tuple[str, ...]:
-        """Equal parts of `x` along an axis."""
-        made = [self._prefix + name for name in names]
-        self._graph.node.append(helper.make_node("Split", [x], made, name=f"{made[0]}_split", axis=axis))
-        return tuple(made)
 
     def extent(self, x: str, axis: int, name: str) -> str:
         """How far a dimension of `x` reaches: an int64 of shape (1,)."""
@@ -140,28 +114,6 @@ class LayerWriter:
         offsets = [self.normal((made,), 0.02, f"{name}_bias")] if bias else []
         return self.node("Conv", [x, weight, *offsets], name, **attributes)
 
-    def transposed_convolution(
-        self,
-        x: str,
-        channels: tuple[int, int],
-        kernel: int,
-        name: str,
-        *,
-        stride: int,
-        pad: int,
-        bias: bool = False,
-        gain: float = 1.0,
-    ) -> str:
-        """A transposed convolution of equal extents, which grows the size by `stride`; `channels` is (in, out)."""
-        taken, made = channels
-        rank = self._spatial
-        # Every element of the result is a sum over kernel / stride taps an axis.
-        terms = taken * max(1, kernel // stride) ** rank
-        weight = self.normal((taken, made, *[kernel] * rank), gain * sqrt(2 / terms), f"{name}_weight")
-        attributes = {"strides": [stride] * rank, "pads": [pad] * 2 * rank, "kernel_shape": [kernel] * rank}
-        offsets = [self.normal((made,), 0.02, f"{name}_bias")] if bias else []
-        return self.node("ConvTranspose", [x, weight, *offsets], name, **attributes)
-
     def batch_norm(self, x: str, channels: int, name: str, *, gain: float = 1.0) -> str:
         """Batch normalization with statistics such as training leaves; `gain` scales the result."""
         parts = {
@@ -190,29 +142,11 @@ class LayerWriter:
         offsets = self.normal((made,), 0.02, f"{name}_bias")
         return self.node("Add", [self.node("MatMul", [x, weight], f"{name}_product"), offsets], name)
 
-    def silu(self, x: str, name: str) -> str:
-        """x times the sigmoid of x."""
-        return self.node("Mul", [x, self.node("Sigmoid", [x], f"{name}_sigmoid")], name)
-
     def layer_norm(self, x: str, width: int, name: str, *, epsilon: float = 1e-5) -> str:
         """Layer normalization over the last axis, of extent `width`."""
         scale = self.uniform((width,), f"{name}_scale")
         bias = self.normal((width,), 0.05, f"{name}_bias")
         return self.node("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
-
-    def group_norm(self, x: str, shape: Sequence[int], groups: int, name: str, *, epsilon: float = 1e-5) -> str:
-        """Group normalization of `x`, (batch, channels, ...) of this shape, in the five nodes that exporters write."""
-        channels, ones = shape[1], [1] * (len(shape) - 2)
-        apart = self.node(
-            "Reshape", [x, self.integers((shape[0], groups, -1), f"{name}_groups_shape")], f"{name}_groups"
-        )
-        unit = self.weight(np.ones(groups, np.float32), f"{name}_ones")
-        none = self.weight(np.zeros(groups, np.float32), f"{name}_zeros")
-        normal = self.node("InstanceNormalization", [apart, unit, none], f"{name}_instances", epsilon=epsilon)
-        joined = self.node("Reshape", [normal, self.integers(shape, f"{name}_shape")], f"{name}_joined")
-        scale = self.uniform((channels, *ones), f"{name}_scale")
-        scaled = self.node("Mul", [joined, scale], f"{name}_scaled")
-        return self.node("Add", [scaled, self.normal((channels, *ones), 0.05, f"{name}_bias")], name)
 
     def classify(self, x: str, channels: int, output_shape: tuple[int, int]) -> onnx.ModelProto:
         """The model whose result, (batch, classes), is a linear layer of the means of each channel of `x`."""
@@ -228,10 +162,6 @@ class LayerWriter:
         for name, shape in outputs.items():
             self.result(name, shape)
         return self._model
-
-    def finish_body(self) -> onnx.GraphProto:
-        """The body of a loop, whose results were declared by `result`."""
-        return self._graph
 
     def result(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> None:
         """Declare a result."""

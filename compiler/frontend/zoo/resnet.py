@@ -1,4 +1,4 @@
-"""ResNet-18, ResNet-50 and 3D-ResNet-18 for video as ONNX models; batch normalization is not folded.
+"""ResNet-18 and ResNet-50 as ONNX models; batch normalization is not folded.
 
 A bottleneck's stride is on its 3x3 convolution, as in all implementations in use.
 """
@@ -13,7 +13,7 @@ Block = Callable[[LayerWriter, str, tuple[int, int], int, str], str]
 """Takes a writer, a value, its and the stage's channels, the stride and a name; returns the block's result."""
 
 # Table 1 of He et al., "Deep Residual Learning" (arXiv 1512.03385).
-_BLOCKS_18 = (2, 2, 2, 2)
+BLOCKS_18 = (2, 2, 2, 2)
 _BLOCKS_50 = (3, 4, 6, 3)
 _EXPANSION = 4
 
@@ -23,7 +23,7 @@ def resnet18(
 ) -> onnx.ModelProto:
     """Input (batch, 3, image, image), output (batch, classes); `width` is the number of channels of the first stage."""
     write = LayerWriter("resnet18", (batch, 3, image, image), seed)
-    return _network(write, _stem(write, width), _BLOCKS_18, _basic_block, 1, (batch, classes), width)
+    return stages(write, _stem(write, width), BLOCKS_18, basic_block, 1, (batch, classes), width)
 
 
 def resnet50(
@@ -33,29 +33,16 @@ def resnet50(
     the first stage.
     """
     write = LayerWriter("resnet50", (batch, 3, image, image), seed)
-    return _network(write, _stem(write, width), _BLOCKS_50, _bottleneck, _EXPANSION, (batch, classes), width)
-
-
-def r3d_18(
-    *, batch: int = 1, frames: int = 16, image: int = 112, classes: int = 400, width: int = 64, seed: int = 0
-) -> onnx.ModelProto:
-    """Input (batch, 3, frames, image, image), output (batch, classes); `width` is the number of channels of the first
-    stage. All convolutions are over time, rows and columns; the stem keeps the number of frames, later stages halve it.
-    """
-    write = LayerWriter("r3d_18", (batch, 3, frames, image, image), seed)
-    # The stem of R3D in Tran et al. (arXiv 1711.11248), without a pool.
-    x = _conv_bn(write, write.input, (3, width), (3, 7, 7), "stem", stride=(1, 2, 2))
-    x = write.node("Relu", [x], "stem_relu")
-    return _network(write, x, _BLOCKS_18, _basic_block, 1, (batch, classes), width)
+    return stages(write, _stem(write, width), _BLOCKS_50, _bottleneck, _EXPANSION, (batch, classes), width)
 
 
 def _stem(write: LayerWriter, width: int) -> str:
-    x = _conv_bn(write, write.input, (3, width), 7, "stem", stride=2)
+    x = conv_bn(write, write.input, (3, width), 7, "stem", stride=2)
     x = write.node("Relu", [x], "stem_relu")
     return write.node("MaxPool", [x], "stem_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
 
-def _network(
+def stages(
     write: LayerWriter,
     x: str,
     blocks: tuple[int, ...],
@@ -75,7 +62,7 @@ def _network(
     return write.classify(x, taken, output)
 
 
-def _conv_bn(
+def conv_bn(
     write: LayerWriter,
     x: str,
     channels: tuple[int, int],
@@ -89,13 +76,13 @@ def _conv_bn(
     return write.batch_norm(x, channels[1], f"{name}_bn", gain=gain)
 
 
-def _basic_block(write: LayerWriter, x: str, channels: tuple[int, int], stride: int, name: str) -> str:
+def basic_block(write: LayerWriter, x: str, channels: tuple[int, int], stride: int, name: str) -> str:
     """Two convolutions of extent 3 and the shortcut; the branch's gain keeps the sum of the two near unit variance."""
     taken, made = channels
-    branch = _conv_bn(write, x, channels, 3, f"{name}_a", stride=stride)
+    branch = conv_bn(write, x, channels, 3, f"{name}_a", stride=stride)
     branch = write.node("Relu", [branch], f"{name}_a_relu")
-    branch = _conv_bn(write, branch, (made, made), 3, f"{name}_b", gain=0.5)
-    shortcut = x if taken == made else _conv_bn(write, x, channels, 1, f"{name}_down", stride=stride)
+    branch = conv_bn(write, branch, (made, made), 3, f"{name}_b", gain=0.5)
+    shortcut = x if taken == made else conv_bn(write, x, channels, 1, f"{name}_down", stride=stride)
     return write.node("Relu", [write.node("Add", [branch, shortcut], f"{name}_add")], f"{name}_relu")
 
 
@@ -103,10 +90,10 @@ def _bottleneck(write: LayerWriter, x: str, channels: tuple[int, int], stride: i
     """1x1 down to the stage's channels, 3x3, 1x1 up to four times as many, and the shortcut."""
     taken, inner = channels
     made = inner * _EXPANSION
-    branch = _conv_bn(write, x, (taken, inner), 1, f"{name}_a")
+    branch = conv_bn(write, x, (taken, inner), 1, f"{name}_a")
     branch = write.node("Relu", [branch], f"{name}_a_relu")
-    branch = _conv_bn(write, branch, (inner, inner), 3, f"{name}_b", stride=stride)
+    branch = conv_bn(write, branch, (inner, inner), 3, f"{name}_b", stride=stride)
     branch = write.node("Relu", [branch], f"{name}_b_relu")
-    branch = _conv_bn(write, branch, (inner, made), 1, f"{name}_c", gain=0.5)
-    shortcut = x if taken == made else _conv_bn(write, x, (taken, made), 1, f"{name}_down", stride=stride)
+    branch = conv_bn(write, branch, (inner, made), 1, f"{name}_c", gain=0.5)
+    shortcut = x if taken == made else conv_bn(write, x, (taken, made), 1, f"{name}_down", stride=stride)
     return write.node("Relu", [write.node("Add", [branch, shortcut], f"{name}_add")], f"{name}_relu")

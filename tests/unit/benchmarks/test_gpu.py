@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import gpu, gpu_peak, gpu_torch, gpu_tuning
+from benchmarks import gpu, gpu_peak, gpu_torch, gpu_tuning, zoo
 from benchmarks.gpu_cases import CASES, EPSILON, Array, GpuCase
 from benchmarks.gpu_interleaved import Failed, OvertimeError, Timed, attempted, ready, time_limit, timed_interleaved
 from benchmarks.gpu_peak import chains, measured_bandwidth, measured_flops
@@ -24,7 +24,6 @@ from retune.compiler.codegen import backend
 from retune.compiler.codegen.device_build import build_device_kernel
 from retune.compiler.driver.hardware import hardware_of_gpu
 from retune.compiler.errors import DeviceError, MeasureError
-from retune.compiler.frontend import zoo
 from retune.compiler.lower.gpu.pipeline import lower_for_gpu
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement

@@ -8,11 +8,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks import onnx_peers
+from benchmarks import onnx_peers, zoo
 from benchmarks.network_peers import SESSION, _error, seeded_inputs, time_networks
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
 from retune.compiler.errors import MeasureError
-from retune.compiler.frontend import zoo
 
 TAKES, REFUSES, FLATTENS = "takes", "refuses", "flattens"
 

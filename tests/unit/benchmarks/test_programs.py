@@ -29,6 +29,7 @@ from benchmarks import (
     tune_ops,
     vm,
     winograd,
+    zoo,
 )
 from benchmarks import round as rounds
 from benchmarks.metaschedule import MetaSchedule
@@ -36,7 +37,6 @@ from benchmarks.operator_networks import OPERATORS, operator_network
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import extract_network
 from retune.compiler.errors import MeasureError
-from retune.compiler.frontend import zoo
 from retune.compiler.measure import peak
 from retune.compiler.measure.peak import measured_peak
 

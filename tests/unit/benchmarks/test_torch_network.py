@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.driver.onnx_runtime import OnnxRuntime
-from retune.compiler.frontend import zoo
 from tests.support.zoo_sizes import SMALL
 
 torch = pytest.importorskip("torch")

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.zoo import NAMES, build
 from retune.compiler.codegen.build import build_kernel
 from retune.compiler.driver.compile_network import (
     BuildError,
@@ -19,7 +20,6 @@ from retune.compiler.driver.compile_network import (
 )
 from retune.compiler.executor import BufferKind, CompiledNetwork, GraphExecutor
 from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.frontend.zoo import NAMES, build
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate
 from retune.compiler.graph.ir import Graph, Value

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from benchmarks import zoo
 from retune import compiler
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import ApplyHistoryBest
@@ -17,7 +18,6 @@ from retune.compiler.driver.network_build import build_network
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import ModelFormatError
 from retune.compiler.executor.network import ProgramSource
-from retune.compiler.frontend import zoo
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize

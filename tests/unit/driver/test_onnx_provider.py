@@ -16,13 +16,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from benchmarks import zoo
 from benchmarks.network_peers import seeded_inputs
 from retune.compiler.codegen import provider
 from retune.compiler.codegen.cpu_guard import AT
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.onnx_export import export_provider
 from retune.compiler.errors import ArtifactError, UnsupportedOperatorError
-from retune.compiler.frontend import zoo
 from retune.compiler.frontend.network import network_regions
 from retune.compiler.frontend.onnx.offload import offload_model
 from retune.compiler.runtime.loader import host_features

@@ -44,7 +44,7 @@ def test_a_name_that_is_neither_file_nor_network_is_refused(load: object) -> Non
     assert callable(load)
     with pytest.raises(ModelFormatError, match=r"no network 'resnet': neither .*; did you mean resnet50 or resnet18"):
         load("resnet")
-    with pytest.raises(ModelFormatError, match=r"no network 'a/b\.onnx': neither .*; `retune networks` lists it"):
+    with pytest.raises(ModelFormatError, match=r"no network 'a/b\.onnx': neither .*; `retune networks` lists the zoo"):
         load("a/b.onnx")
 
 

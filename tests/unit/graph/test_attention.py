@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import zoo
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.zoo import NAMES, build
 from retune.compiler.frontend.onnx.importer import load_model
-from retune.compiler.frontend.zoo import NAMES, build
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.evaluate import evaluate as evaluate_graph
 from retune.compiler.graph.fuse import fuse

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import helper
 
+from benchmarks import zoo
 from retune.compiler.errors import ArtifactError, DefinitionError, RetuneError, ShapeMismatchError
-from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.frontend.onnx.region import OnnxRegion
 from retune.compiler.graph.ir import Value

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from retune.compiler.frontend import zoo
+from benchmarks import zoo
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.program import Call, Loop

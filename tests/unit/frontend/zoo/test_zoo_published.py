@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks import zoo
 from benchmarks.torch_models import declare_operators
-from retune.compiler.frontend import zoo
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

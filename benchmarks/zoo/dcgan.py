@@ -2,7 +2,7 @@
 
 import onnx
 
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.layers import LayerWriter
 
 # A multiple of the stride 2: every pixel is a sum of equally many terms, and no checkerboard appears.
 _KERNEL = 4

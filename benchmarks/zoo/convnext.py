@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import onnx
 
+from benchmarks.zoo.layers import LayerWriter
 from retune.compiler.frontend.zoo.attention import gelu
-from retune.compiler.frontend.zoo.layers import LayerWriter
 
 _EPSILON = 1e-6
 

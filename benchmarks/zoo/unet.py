@@ -5,7 +5,7 @@ Convolutions are padded, so the mask has the size of the image. Skip connections
 
 import onnx
 
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.layers import LayerWriter
 
 # Of Ronneberger et al. (arXiv 1505.04597), whose convolutions are not padded.
 _LEVELS = 4

@@ -9,15 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    causal_mask,
-    gelu_by_tanh,
-    join_heads,
-    split_heads,
-    weighted_values,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import causal_mask, gelu_by_tanh
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, join_heads, split_heads, weighted_values
 
 
 def gpt2_block(

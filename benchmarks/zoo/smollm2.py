@@ -7,15 +7,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    causal_mask,
-    join_heads,
-    padding_mask,
-    split_heads,
-    weighted_values,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import causal_mask
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, join_heads, padding_mask, split_heads, weighted_values
 
 _EPSILON = 1e-5
 _THETA = 100_000.0

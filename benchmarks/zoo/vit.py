@@ -2,15 +2,9 @@
 
 import onnx
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    gelu,
-    image_to_tokens,
-    join_heads,
-    split_heads,
-    weighted_values,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import image_to_tokens
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
 
 # That of the reference implementation.
 _EPSILON = 1e-6

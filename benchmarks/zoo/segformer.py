@@ -2,16 +2,9 @@
 
 import onnx
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    gelu,
-    image_to_tokens,
-    join_heads,
-    split_heads,
-    tokens_to_image,
-    weighted_values,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import image_to_tokens, tokens_to_image
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
 
 # width, heads, reduction of keys and values, kernel and stride of the patches
 _STAGES = ((32, 1, 8, 7, 4), (64, 2, 4, 3, 2), (160, 5, 2, 3, 2), (256, 8, 1, 3, 2))

@@ -6,16 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    feed_forward,
-    gelu,
-    join_heads,
-    pre_norm_layer,
-    split_heads,
-    weighted_values,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import feed_forward, pre_norm_layer
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
 
 _BANDS = 80
 

@@ -2,9 +2,10 @@
 
 import onnx
 
-from retune.compiler.frontend.zoo.attention import Sizes, pre_norm_layer, quick_gelu
-from retune.compiler.frontend.zoo.layers import LayerWriter
-from retune.compiler.frontend.zoo.vit import patches_after_class_token
+from benchmarks.zoo.attention import pre_norm_layer, quick_gelu
+from benchmarks.zoo.layers import LayerWriter
+from benchmarks.zoo.vit import patches_after_class_token
+from retune.compiler.frontend.zoo.attention import Sizes
 
 
 def clip_vit_b32(

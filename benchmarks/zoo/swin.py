@@ -6,18 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    feed_forward,
-    gelu,
-    hidden_where,
-    image_to_windows,
-    join_heads,
-    split_heads,
-    weighted_values,
-    windows_to_image,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import feed_forward, hidden_where, image_to_windows, windows_to_image
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, gelu, join_heads, split_heads, weighted_values
 
 
 @dataclass(frozen=True, slots=True)

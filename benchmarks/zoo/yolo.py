@@ -6,7 +6,7 @@ Batch normalization is not folded. Overlapping boxes are left in: what suppresse
 import numpy as np
 import onnx
 
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.layers import LayerWriter
 
 _BINS = 16
 """Distances that the sides of a box choose from, in cells."""

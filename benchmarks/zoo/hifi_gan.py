@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.layers import LayerWriter
 
 _BANDS = 80
 _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)

@@ -7,15 +7,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from retune.compiler.frontend.zoo.attention import (
-    Sizes,
-    image_to_tokens,
-    join_heads,
-    split_heads,
-    tokens_to_image,
-    weighted_values,
-)
-from retune.compiler.frontend.zoo.layers import LayerWriter
+from benchmarks.zoo.attention import image_to_tokens, tokens_to_image
+from benchmarks.zoo.layers import LayerWriter
+from retune.compiler.frontend.zoo.attention import Sizes, join_heads, split_heads, weighted_values
 
 _EPSILON = 1e-6
 _GROUPS = 32

@@ -1,4 +1,4 @@
-"""MobileNet-V2 and EfficientNet as ONNX models: stages of inverted residuals. Batch normalization is not folded."""
+"""MobileNet-V2 as an ONNX model: stages of inverted residuals. Batch normalization is not folded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +18,6 @@ _MOBILENET = (
     (6, 160, 3, 2, 3),
     (6, 320, 1, 1, 3),
 )
-# Table 1 of Tan and Le, with the same columns
-_EFFICIENTNET = (
-    (1, 16, 1, 1, 3),
-    (6, 24, 2, 2, 3),
-    (6, 40, 2, 2, 5),
-    (6, 80, 3, 2, 3),
-    (6, 112, 3, 1, 5),
-    (6, 192, 4, 2, 5),
-    (6, 320, 1, 1, 3),
-)
 
 
 def mobilenet_v2(
@@ -37,35 +27,31 @@ def mobilenet_v2(
     paper.
     """
     write = LayerWriter("mobilenet_v2", (batch, 3, image, image), seed)
-    six, zero = write.number(6.0, "six"), write.number(0.0, "zero")
-    blocks = _Blocks(write, bounds=(zero, six), gain=1.5, residual_gain=0.4, last_gain=1.0)
+    for name, bound in (("six", 6.0), ("zero", 0.0)):
+        write.number(bound, name)
+    blocks = InvertedResiduals(write, gain=1.5, residual_gain=0.4, last_gain=1.0)
     return blocks.network(_MOBILENET, width, round_channels(1280 * max(1.0, width)), (batch, classes))
 
 
-def efficientnet_b0(
-    *, batch: int = 1, image: int = 224, classes: int = 1000, width: float = 1.0, seed: int = 0
-) -> onnx.ModelProto:
-    """Input (batch, 3, image, image), output (batch, classes); `width` multiplies the number of channels.
-
-    Configuration B0 of Tan and Le, "EfficientNet" (arXiv 1905.11946).
-    """
-    write = LayerWriter("efficientnet_b0", (batch, 3, image, image), seed)
-    blocks = _Blocks(write, bounds=None, gain=1.18, residual_gain=0.5, last_gain=1.2)
-    return blocks.network(_EFFICIENTNET, width, round_channels(1280 * width), (batch, classes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Writes the layers of one network. They activate by clipping to `bounds`, or without these by SiLU, and then weigh
-    their channels too. The gains are those of batch normalization: after an activated layer's convolution, at the end
-    of a block whose input is added, and at the end of another block.
+@dataclass(frozen=True)
+class InvertedResiduals:
+    """Writes the layers of a network. The gains are those of batch normalization: after the convolution of an activated
+    layer, at the end of a block whose input is added, and at the end of another block.
     """
 
     write: LayerWriter
-    bounds: tuple[str, str] | None
     gain: float
     residual_gain: float
     last_gain: float
+
+    def activate(self, x: str, name: str) -> str:
+        """ReLU6, by the bounds that `mobilenet_v2` declares."""
+        return self.write.node("Clip", [x, "zero", "six"], f"{name}_relu6")
+
+    def weigh(self, branch: str, channels: tuple[int, int], name: str) -> str:
+        """The channels of `branch`, `channels[1]` of them, in a block of `channels[0]`: as they are."""
+        del channels, name
+        return branch
 
     def network(
         self, stages: Sequence[tuple[int, int, int, int, int]], width: float, last: int, output: tuple[int, int]
@@ -86,10 +72,7 @@ class _Blocks:
     ) -> str:
         """Convolution, batch normalization, activation."""
         x = self.write.convolution(x, channels, kernel, f"{name}_conv", stride=stride, groups=groups)
-        x = self.write.batch_norm(x, channels[1], f"{name}_bn", gain=self.gain)
-        if self.bounds is None:
-            return self.write.silu(x, f"{name}_silu")
-        return self.write.node("Clip", [x, *self.bounds], f"{name}_relu6")
+        return self.activate(self.write.batch_norm(x, channels[1], f"{name}_bn", gain=self.gain), name)
 
     def inverted_residual(self, x: str, channels: tuple[int, int], form: tuple[int, int, int], name: str) -> str:
         """Expand, convolve depthwise, weigh the channels, project; `form` is expansion, kernel and stride.
@@ -102,19 +85,9 @@ class _Blocks:
         if expansion != 1:
             branch = self.layer(branch, (taken, hidden), 1, f"{name}_expand")
         branch = self.layer(branch, (hidden, hidden), kernel, f"{name}_dw", stride=stride, groups=hidden)
-        if self.bounds is None:
-            # A quarter of the block's input, not of its expanded channels, as in the reference implementation.
-            branch = _squeeze_excite(self.write, branch, (hidden, max(1, taken // 4)), f"{name}_se")
+        branch = self.weigh(branch, (taken, hidden), name)
         branch = self.write.convolution(branch, (hidden, made), 1, f"{name}_project_conv")
         residual = stride == 1 and taken == made
         gain = self.residual_gain if residual else self.last_gain
         branch = self.write.batch_norm(branch, made, f"{name}_project_bn", gain=gain)
         return self.write.node("Add", [x, branch], f"{name}_add") if residual else branch
-
-
-def _squeeze_excite(write: LayerWriter, x: str, channels: tuple[int, int], name: str) -> str:
-    """Every channel times a factor that two small layers compute of the means of all; `channels` is (all, few)."""
-    means = write.node("GlobalAveragePool", [x], f"{name}_means")
-    few = write.silu(write.convolution(means, channels, 1, f"{name}_squeeze", bias=True), f"{name}_silu")
-    every = write.convolution(few, channels[::-1], 1, f"{name}_excite", bias=True)
-    return write.node("Mul", [x, write.node("Sigmoid", [every], f"{name}_factors")], f"{name}_scaled")
