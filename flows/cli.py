@@ -21,10 +21,7 @@ from retune.flows.toplevel import guarded
 COMMANDS = {
     "tune": ("tune:tune", "Tune a network, compile it with the best programs found, and report the speedup."),
     "compile": ("compile:compile_network", "Compile a network with the best records there are, measuring nothing."),
-    "export": (
-        "export:export",
-        "Export a network to ONNX Runtime: a model with custom operators, or an execution provider.",
-    ),
+    "export": ("export:export", "Export a network to ONNX Runtime: a model, and a library of its custom operators."),
     "networks": ("networks:networks", "List the networks of the zoo."),
     "run": ("networks:run", "Time a compiled network on inputs of zeros."),
     "explain": (

@@ -266,15 +266,15 @@ define internal i32 @retune.{name}(ptr %op, i64 %place) {{
 }}"""
 
 
-def call_through(name: str, place: int, result: str, kinds: str, table: str = "api") -> str:
-    """The function `ort.NAME`, which calls the one that a table of ONNX Runtime has at a known place."""
+def call_through(name: str, place: int, result: str, kinds: str) -> str:
+    """The function `ort.NAME`, which calls the one that `OrtApi` has at a known place."""
     given = ", ".join(f"{kind} %a{number}" for number, kind in enumerate(kinds.split(", ")) if kind)
     call = f"call {result} %function({given})"
     ending = ["  ret void"] if result == "void" else [f"  ret {result} %result"]
     return "\n".join(
         [
             f"define internal {result} @ort.{name}({given}) {{",
-            f"  %api = load ptr, ptr @retune.{table}",
+            "  %api = load ptr, ptr @retune.api",
             f"  %at = getelementptr ptr, ptr %api, i64 {place}",
             "  %function = load ptr, ptr %at",
             f"  {call}" if result == "void" else f"  %result = {call}",

@@ -12,7 +12,7 @@ threads competes for the cores.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,12 +102,8 @@ class ConstantTable:
             file.truncate(max(self.nbytes, ALIGNMENT))
 
 
-LibraryText = Callable[[Sequence[CustomOp], ConstantTable], str]
-
-
-def library_objects(ops: Sequence[CustomOp], folder: Path, text: LibraryText) -> list[bytes]:
-    """The object code of a library of operators, whose own code is `text`: `library_text`, or that of a provider. Files
-    that are needed meanwhile are written into `folder`.
+def library_objects(ops: Sequence[CustomOp], folder: Path) -> list[bytes]:
+    """The object code of a library of `ops`. Temporary files are written into `folder`.
 
     Raises: ArtifactError when the constants are too large for a library.
     """
@@ -116,7 +112,7 @@ def library_objects(ops: Sequence[CustomOp], folder: Path, text: LibraryText) ->
     table.write(ops, file)
     target = Target(str(ops[0].network.metadata.get("target", "llvm")))
     kernels = [kernel.object_code for op in ops for kernel in op.network.kernels]
-    return [compile_module(text(ops, table), target), compile_module(_constants_text(file), target), *kernels]
+    return [compile_module(library_text(ops, table), target), compile_module(_constants_text(file), target), *kernels]
 
 
 def _constants_text(file: Path) -> str:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retune.compiler.codegen.custom_ops import DOMAIN, ENTRY, custom_op, library_objects, library_text
-from retune.compiler.codegen.provider import ENTRIES, Region, provider_text
+from retune.compiler.codegen.custom_ops import DOMAIN, ENTRY, custom_op, library_objects
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.frontend.onnx.offload import CustomNode, OffloadedModel, custom_model, write_model
@@ -22,9 +21,6 @@ from retune.compiler.runtime.linking import LINKERS, link_objects
 _SUFFIX = ".onnx"
 # By their sonames: libm.so itself comes with a package for developers.
 _LIBRARIES = ("libm.so.6", "libc.so.6")
-
-PROVIDER = "onnxruntime-ep"
-"""The runtime of a library that is a plug-in execution provider."""
 
 RUNTIMES = ("onnxruntime",)
 
@@ -41,18 +37,10 @@ class ExportedModel:
     remaining: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedProvider:
-    """The file of an execution provider, for `register_execution_provider_library`; `remaining` as above."""
-
-    library: Path
-    remaining: tuple[str, ...] = ()
-
-
-def check_runtime(name: str, runtimes: Sequence[str] = RUNTIMES) -> None:
-    """Check that networks can be exported for a runtime. Raises: OptionError."""
-    if name not in runtimes:
-        raise OptionError(f"there is no export for the runtime {name!r}; there is one for {', '.join(runtimes)}")
+def check_runtime(name: str) -> None:
+    """Check that networks can be exported for the runtime `name`. Raises: OptionError."""
+    if name not in RUNTIMES:
+        raise OptionError(f"there is no export for the runtime {name!r}; there is one for {', '.join(RUNTIMES)}")
 
 
 def library_path(path: Path) -> Path:
@@ -98,35 +86,8 @@ def _write(
     library = library_path(path)
     with tempfile.TemporaryDirectory() as folder:
         # Before either file is opened: what fails here leaves both as they were.
-        objects = library_objects(ops, Path(folder), library_text)
+        objects = library_objects(ops, Path(folder))
     with atomic_write(path) as model_file, atomic_write(library) as library_file:
         write_model(model, model_file)
         link_objects(objects, library_file, linkers, _LIBRARIES, exports=(ENTRY,))
     return ExportedModel(path.absolute(), library.absolute(), remaining)
-
-
-def export_provider(
-    regions: Sequence[Region],
-    networks: Sequence[CompiledNetwork],
-    path: Path,
-    remaining: tuple[str, ...] = (),
-    linkers: Sequence[str] = LINKERS,
-) -> ExportedProvider:
-    """Write a library that is an execution provider for the regions of a model, compiled as `networks`.
-
-    Raises: as `export_network`, with .so as the ending.
-    """
-    check_provider_path(path)
-    ops = [custom_op(network) for network in networks]
-    with tempfile.TemporaryDirectory() as folder:
-        objects = library_objects(ops, Path(folder), lambda ops, table: provider_text(regions, ops, table))
-    with atomic_write(path) as file:
-        link_objects(objects, file, linkers, _LIBRARIES, exports=ENTRIES)
-    return ExportedProvider(path.absolute(), remaining)
-
-
-def check_provider_path(path: Path) -> Path:
-    """The path of a provider's file. Raises: ArtifactError when it has another ending."""
-    if path.suffix != ".so":
-        raise ArtifactError(f"{path}: a provider for ONNX Runtime is exported to .so")
-    return path

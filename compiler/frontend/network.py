@@ -6,14 +6,12 @@ from pathlib import Path
 
 import onnx
 
-from retune.compiler.codegen.provider import Region
 from retune.compiler.errors import ModelFormatError
 from retune.compiler.frontend import zoo
 from retune.compiler.frontend.onnx.importer import Constants, load_model
 from retune.compiler.frontend.onnx.model_file import read_model
 from retune.compiler.frontend.onnx.offload import OffloadedModel, offload_model
 from retune.compiler.frontend.onnx.program import Dimensions, load_program
-from retune.compiler.frontend.onnx.regions import find_regions
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.program import Program
 
@@ -38,14 +36,6 @@ def offload_network(name_or_path: str, *, shapes: Mapping[str, Sequence[int]] | 
     """
     model, name = _model_of(name_or_path)
     return offload_model(model, name=name, shapes=shapes)
-
-
-def network_regions(name_or_path: str, parts: Sequence[Graph]) -> list[Region]:
-    """What each part of a network, as `offload_network` cuts it, computes of it.
-
-    Raises: as `load_network`; UnsupportedOperatorError when the nodes of a part cannot be replaced by one.
-    """
-    return find_regions(read_model(_model_of(name_or_path)[0]), parts)
 
 
 def load_network_program(

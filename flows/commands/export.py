@@ -1,4 +1,4 @@
-"""The command `retune export`: writes a network for ONNX Runtime, as a model or as an execution provider.
+"""The command `retune export`: writes a network for ONNX Runtime, as a model and a library of its operators.
 
 Nothing is measured: kernels use the best records there are, as with `retune compile`.
 """
@@ -16,15 +16,10 @@ from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import extract_part, parse_shape
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.onnx_export import (
-    PROVIDER,
-    RUNTIMES,
     ExportedModel,
-    ExportedProvider,
-    check_provider_path,
     check_runtime,
     export_network,
     export_parts,
-    export_provider,
     library_path,
 )
 from retune.compiler.driver.parallel_build import build_in_parallel
@@ -32,7 +27,7 @@ from retune.compiler.errors import OptionError
 from retune.compiler.executor.library import Library
 from retune.compiler.executor.network import KIND, CompiledNetwork
 from retune.compiler.executor.shared_library import is_shared_library
-from retune.compiler.frontend.network import network_regions, offload_network
+from retune.compiler.frontend.network import offload_network
 from retune.compiler.frontend.onnx.offload import OffloadedModel
 from retune.compiler.options import TuneOptions, tune_options
 from retune.compiler.runtime.archive import kind_of
@@ -51,51 +46,35 @@ def export(
     network: Annotated[
         str, typer.Argument(help="A name of the zoo, the path of an ONNX file, or a compiled network (.retune).")
     ],
-    to: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", help="The ONNX file (its library is NAME.so beside it), or the provider NAME.so."
-        ),
-    ],
-    runtime: Annotated[
-        str,
-        typer.Option(
-            help="onnxruntime: a model with custom operators; onnxruntime-ep: a provider for the model as it is."
-        ),
-    ] = "onnxruntime",
+    to: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file; its library is NAME.so beside it.")],
+    runtime: Annotated[str, typer.Option(help="What runs it: onnxruntime.")] = "onnxruntime",
     shape: Shapes = None,
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Export a network to ONNX Runtime: a model with custom operators, or an execution provider."""
+    """Export a network to ONNX Runtime: a model, and a library of its custom operators."""
     output = Output(as_json, quiet)
-    check_runtime(runtime, (*RUNTIMES, PROVIDER))
-    is_provider = runtime == PROVIDER
-    for path in (check_provider_path(to),) if is_provider else (to, library_path(to)):
+    check_runtime(runtime)
+    for path in (to, library_path(to)):
         require_writable(path)
     options = TuneOptions.of(config.load(), **given)
-    exported: ExportedModel | ExportedProvider
     if _is_compiled(network):
         if shape or options.threads or options.target:
             raise OptionError(f"{network} is compiled: --shape, --threads and --target are for networks that are not")
-        if is_provider:
-            raise OptionError(f"{network} is compiled: export a provider from the ONNX file that programs will load")
         compiled = Library.load(network).network
         exported, networks = export_network(compiled, to), [compiled]
     else:
         shapes = dict(map(parse_shape, shape or ()))
-        write = _export_provider if is_provider else export_model
-        exported, networks = write(network, to, options, shapes, home_of(store))
+        exported, networks = export_model(network, to, options, shapes, home_of(store))
     for one in networks:
         coverage = CoverageReport.of(one.coverage)
         output.say(f"{one.plan.name}: {coverage}", part=one.plan.name, **coverage_fields(coverage))
     if exported.remaining:
         nodes = ", ".join(exported.remaining)
         output.say(f"ONNX Runtime computes {nodes}", remaining=list(exported.remaining))
-    files = {"model": exported.model} if isinstance(exported, ExportedModel) else {}
-    files["library"] = exported.library
+    files = {"model": exported.model, "library": exported.library}
     output.say("\n".join(map(str, files.values())), **files, threads=networks[0].metadata.get("threads"))
 
 
@@ -115,15 +94,6 @@ def export_model(
         raise OptionError(f"{to} is the model itself; name another file for what is exported")
     offloaded, networks = _compile_parts(network, options, shapes, home)
     return export_parts(offloaded, networks, to), networks
-
-
-def _export_provider(
-    network: str, to: Path, options: TuneOptions, shapes: Mapping[str, Sequence[int]], home: Place
-) -> tuple[ExportedProvider, list[CompiledNetwork]]:
-    """Write the same parts as an execution provider for the network."""
-    offloaded, networks = _compile_parts(network, options, shapes, home)
-    regions = network_regions(network, offloaded.parts)
-    return export_provider(regions, networks, to, offloaded.remaining), networks
 
 
 def _compile_parts(

@@ -52,7 +52,6 @@ def test_a_compiled_network_is_exported_as_it_is(
     found, wanted = _scores(str(folder / "out.onnx"), str(folder / "out.so")), _scores(network_bytes("mlp"))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     assert "net.retune is compiled" in refused("export", "net.retune", "-o", "out.onnx", "--threads", "2")
-    assert "net.retune is compiled" in refused("export", "net.retune", "-o", "out.so", "--runtime", "onnxruntime-ep")
 
 
 def test_the_model_itself_is_not_overwritten(folder: Path, refused: Refused) -> None:
@@ -74,22 +73,12 @@ def test_a_compiled_network_runs_on_the_threads_it_is_for(
     assert json.loads(capsys.readouterr().out)["threads"] == 1
 
 
-def test_a_provider_is_one_library(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "export", "mlp", "--runtime", "onnxruntime-ep", "-o", "out.so", "--json") == 0
-    _, files = map(json.loads, capsys.readouterr().out.splitlines())
-    assert files["library"] == str(folder / "out.so")
-    assert "model" not in files
-    assert not (folder / "out.onnx").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("-o", "out.onnx", "--runtime", "tflite"), "no export for the runtime 'tflite'"),
         (("-o", "out.so"), "is exported to .onnx"),
-        (("-o", "out.onnx", "--runtime", "onnxruntime-ep"), "is exported to .so"),
+        (("-o", "out.so", "--runtime", "onnxruntime-ep"), "no export for the runtime 'onnxruntime-ep'"),
         (("-o", "missing/out.onnx"), "cannot write missing/out.onnx"),
         (("-o", "out.onnx", "--target", "cuda -arch=sm_90"), "is code for cuda"),
     ],
