@@ -15,14 +15,11 @@ from retune.compiler.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Measured programs of one task.
-
-    Raises: OptionError when the shapes do not fit or a time is not positive.
-    """
+    """Measured programs of one task. Raises: OptionError when the shapes do not fit or a time is not positive."""
 
     task_key: str
     features: NDArray[np.float32]
-    """(N, S, F), as `retune.compiler.features.extract` gives it; S may differ between batches."""
+    """(N, S, F), from `retune.compiler.features.extract`; S may differ between batches."""
     seconds: NDArray[np.float64]
     """(N,), inf for a program that failed."""
 
@@ -39,10 +36,9 @@ class TrainingBatch:
 class CostModel(Protocol):
     """Ranks programs.
 
-    `update` learns from a batch. `predict` takes features (B, S, F) and returns float64 scores (B,), higher is
-    better, -inf for a program whose features are all 0 (one that could not be lowered); it is a pure function of the
-    updates so far. `last_metrics` says how well the latest batch was predicted before it was learned, None if there
-    was nothing to judge.
+    `update` learns from a batch. `predict` takes features (B, S, F) and returns float64 scores (B,), higher is better,
+    -inf for a program whose features are all 0 (lowering failed); it is a pure function of the updates so far.
+    `last_metrics` compares the latest batch with its predictions before learning; None if there was nothing to compare.
     """
 
     @property

@@ -23,28 +23,28 @@ class TrainingRows:
     starts: Ints
     """(N,): the first row of each program."""
     labels: NDArray[np.float64]
-    """(N,): throughputs relative to the best known of the task, 0 for a failure."""
+    """(N,): throughputs relative to the best known program of the task, 0 for a failure."""
     weights: NDArray[np.float64]
-    """(N,): how much each counts."""
+    """(N,): the weight of each program."""
 
 
 @dataclass(slots=True)
 class History:
-    """Everything that was measured, in the order in which it came."""
+    """All measured batches, in the order of `append`."""
 
     batches: list[TrainingBatch] = field(default_factory=list)
     best: dict[str, float] = field(default_factory=dict)
     programs: int = 0
 
     def append(self, batch: TrainingBatch) -> None:
-        """Take one more batch; the best time of its task may fall, which changes the labels of all its programs."""
+        """Add a batch; the best time of its task may fall, which changes the labels of all its programs."""
         self.batches.append(batch)
         fastest = float(np.min(batch.seconds, initial=np.inf))
         self.best[batch.task_key] = min(fastest, self.best.get(batch.task_key, np.inf))
         self.programs += len(batch.seconds)
 
     def until(self, batches: int) -> "History":
-        """As it was when it had so many batches."""
+        """The history of the first `batches` batches."""
         earlier = History()
         for batch in self.batches[:batches]:
             earlier.append(batch)
@@ -57,36 +57,36 @@ class History:
         groups: dict[tuple[str, int], list[TrainingBatch]] = {}
         for batch in self.batches:
             groups.setdefault((batch.task_key, batch.features.shape[1]), []).append(batch)
-        found = []
-        left = most
-        # Smallest groups first: what a small task leaves of its share is divided among the larger ones.
+        condensed = []
+        budget = most
+        # Smallest groups first: the unused part of a small task's share is divided among the larger tasks.
         for done, ((key, _), batches) in enumerate(sorted(groups.items(), key=lambda item: _programs(item[1]))):
             features = np.concatenate([batch.features for batch in batches])
             seconds = np.concatenate([batch.seconds for batch in batches])
-            share = max(1, left // (len(groups) - done))
+            share = max(1, budget // (len(groups) - done))
             # The fastest program is always kept, because labels are relative to it.
             if len(seconds) > share:
                 order = rng.permutation(len(seconds))
                 chosen = np.sort([int(np.argmin(seconds)), *order[order != np.argmin(seconds)][: share - 1]])
                 features, seconds = features[chosen], seconds[chosen]
-            left -= len(seconds)
-            found.append(TrainingBatch(key, features, seconds))
-        return found
+            budget -= len(seconds)
+            condensed.append(TrainingBatch(key, features, seconds))
+        return condensed
 
     def rows(self, worst_weight: float, chosen: NDArray[np.bool_] | None = None) -> TrainingRows:
-        """Training rows of all programs, or of those that `chosen` (programs,) flags."""
+        """Training rows of all programs, or of the programs flagged in `chosen` (programs,)."""
         features: list[NDArray[np.float32]] = []
         lengths: list[Ints] = []
         labels: list[NDArray[np.float64]] = []
         first = 0
         for batch in self.batches:
             count = len(batch.seconds)
-            mine = slice(None) if chosen is None else np.flatnonzero(chosen[first : first + count])
+            selected = slice(None) if chosen is None else np.flatnonzero(chosen[first : first + count])
             first += count
-            block = batch.features[mine]
+            block = batch.features[selected]
             used = is_statement(block)
             length = used.sum(axis=1)
-            label = throughputs(batch.seconds[mine], self.best[batch.task_key])
+            label = throughputs(batch.seconds[selected], self.best[batch.task_key])
             features.append(block[used])
             lengths.append(length[length > 0])
             labels.append(label[length > 0])

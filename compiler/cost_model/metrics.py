@@ -1,7 +1,4 @@
-"""Metrics of a ranking: scores compared with measured throughputs.
-
-1 is perfect; a tie counts half.
-"""
+"""Metrics of a ranking: scores compared with measured throughputs. 1 is perfect; a tie counts half."""
 
 from dataclasses import dataclass
 
@@ -9,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST_PROGRAMS = 1024
-"""Pairs grow with the square, so a larger batch is judged by its first programs."""
+"""The number of pairs is quadratic, so only the first programs of a larger batch are judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +14,21 @@ class ModelMetrics:
     """Quality of a model on programs it had not seen."""
 
     programs: int
-    """How many were judged."""
+    """Programs of the batch."""
     trained_on: int
-    """How many the model knew."""
+    """Programs that the model was trained on."""
     pair_accuracy: float
-    """Share of the pairs of different throughput that are ranked rightly."""
+    """Share of the pairs of different throughput that are in the right order."""
     top: int
-    """How many of the highest scores the next two look at."""
+    """Number of highest scores for the next two metrics."""
     top_recall: float
-    """Share of the truly best `top` programs among these."""
+    """Share of the truly best `top` programs among the `top` highest scores."""
     peak: float
-    """The best throughput among these over the best of all: Ansor's a-peak."""
+    """The best throughput among the `top` highest scores over the best of all: Ansor's a-peak."""
 
 
 def pair_accuracy(scores: NDArray[np.float64], throughputs: NDArray[np.float64]) -> float:
-    """The share of pairs with different throughputs that the scores order rightly; 1.0 when there is no such pair."""
+    """The share of pairs with different throughputs that `scores` order rightly; 1.0 when there is no such pair."""
     scores, throughputs = scores[:_MOST_PROGRAMS], throughputs[:_MOST_PROGRAMS]
     truth = np.sign(throughputs[:, None] - throughputs[None, :])
     # The difference of two scores of -inf is NaN; it counts as a tie.
@@ -54,7 +51,6 @@ def top_recall(scores: NDArray[np.float64], throughputs: NDArray[np.float64], to
 def judge(
     scores: NDArray[np.float64], throughputs: NDArray[np.float64], *, trained_on: int, top: int = 8
 ) -> ModelMetrics:
-    """All figures of one batch; `throughputs` (N,) is 0 for failed programs."""
     top = max(1, min(top, len(scores) // 2))
     chosen = np.argsort(-scores, kind="stable")[:top]
     best = float(throughputs.max(initial=0.0))

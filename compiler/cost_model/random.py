@@ -1,7 +1,4 @@
-"""A cost model that scores at random.
-
-The same program and seed give the same score.
-"""
+"""A cost model that scores at random: the same program and seed give the same score."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +24,13 @@ def random_scores(features: NDArray[np.float32], seed: int) -> NDArray[np.float6
 
 
 class RandomModel:
-    """The cost model that knows nothing: the baseline of every search, and what a fresh model starts as."""
+    """A cost model without knowledge: the baseline of every search, and the start of every model."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
     @property
     def last_metrics(self) -> ModelMetrics | None:
-        """Nothing is learned, so nothing is judged."""
         return None
 
     def update(self, batch: TrainingBatch) -> None:

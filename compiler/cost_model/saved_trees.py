@@ -1,6 +1,6 @@
 """Verifies boosted trees that were read from JSON.
 
-What passes is safe to load. The library follows node and feature numbers unchecked, so every node must be reached
+Accepted trees are safe to load. The library follows node and feature numbers unchecked, so every node must be reached
 exactly once and no number may point outside.
 """
 
@@ -21,11 +21,11 @@ _TREE = {*_PER_NODE, *_EMPTY, "id", "tree_param"}
 _INT = 2**31
 """Node numbers are int32 in XGBoost, and the root's parent is the largest of them."""
 _LARGEST = 3.5e38
-"""Beyond it is no float32."""
+"""No float32 is larger."""
 
 
 def check_trees(text: bytes, features: int) -> None:
-    """Check that a string holds trees over so many features, each one output, and nothing else.
+    """Check that `text` holds trees over `features` features, with one output each, and nothing else.
 
     Raises: ValueError, KeyError, TypeError or RecursionError.
     """
@@ -47,13 +47,13 @@ def check_trees(text: bytes, features: int) -> None:
 
 
 def _settings(learner: Mapping[str, Any], features: int) -> None:
-    wanted = {"boost_from_average": "0", "num_class": "0", "num_feature": str(features), "num_target": "1"}
-    found = dict(learner["learner_model_param"])
-    base = found.pop("base_score")
+    expected = {"boost_from_average": "0", "num_class": "0", "num_feature": str(features), "num_target": "1"}
+    parameters = dict(learner["learner_model_param"])
+    base = parameters.pop("base_score")
     if not isinstance(base, str) or not math.isfinite(float(base.strip("[]"))) or len(base) > 40:
         raise ValueError(f"a base score of {base!r}")
-    if found != wanted:
-        raise ValueError(f"parameters {found}, not {wanted}")
+    if parameters != expected:
+        raise ValueError(f"parameters {parameters}, not {expected}")
     if learner["objective"] != {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}}:
         raise ValueError("another objective")
 
@@ -82,9 +82,9 @@ def _forest(model: Mapping[str, Any], features: int) -> None:
 def _tree(tree: Mapping[str, Any], features: int) -> None:
     lefts = tree["left_children"]
     nodes = len(lefts)
-    wanted = {"num_feature": str(features), "num_nodes": str(nodes), "size_leaf_vector": "1"}
-    found = dict(tree["tree_param"])
-    if found.pop("num_deleted") != "0" or found != wanted or not nodes:
+    expected = {"num_feature": str(features), "num_nodes": str(nodes), "size_leaf_vector": "1"}
+    parameters = dict(tree["tree_param"])
+    if parameters.pop("num_deleted") != "0" or parameters != expected or not nodes:
         raise ValueError(f"a tree of {nodes} nodes with parameters {tree['tree_param']}")
     for name in _PER_NODE:
         values = tree[name]
@@ -92,23 +92,23 @@ def _tree(tree: Mapping[str, Any], features: int) -> None:
             raise ValueError(f"{name} is not of {nodes} nodes")
         if name in _WHOLE:
             _whole(values, -1, _INT)
-        elif not all(isinstance(each, int | float) and abs(each) < _LARGEST for each in values):
+        elif not all(isinstance(value, int | float) and abs(value) < _LARGEST for value in values):
             raise ValueError(f"{name} has what is no number")
     if any(tree["split_type"]) or not set(tree["default_left"]) <= {0, 1}:
         raise ValueError("splits of another type")
-    if not all(0 <= place < features for place in tree["split_indices"]):
+    if not all(0 <= feature < features for feature in tree["split_indices"]):
         raise ValueError("a split by a feature that there is not")
     _reach(lefts, tree["right_children"], tree["parents"])
 
 
 def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) -> None:
-    """Check that every node is reached from the first in one way, and knows from where."""
+    """Check that every node is reached from the first in one way, and has the right parent."""
     seen = [False] * len(lefts)
     # Depth-first search with an explicit stack, because a malicious file may nest deeper than Python's recursion limit.
     # Reaching each node exactly once excludes cycles, on which the library's traversal would not end.
-    waiting = [0]
-    while waiting:
-        node = waiting.pop()
+    stack = [0]
+    while stack:
+        node = stack.pop()
         if seen[node]:
             raise ValueError(f"node {node} of a tree is reached twice")
         seen[node] = True
@@ -117,14 +117,14 @@ def _reach(lefts: Sequence[int], rights: Sequence[int], parents: Sequence[int]) 
             continue
         if not all(0 < child < len(lefts) and parents[child] == node for child in children):
             raise ValueError(f"node {node} of a tree has the children {children}")
-        waiting += children
+        stack += children
     if not all(seen) or parents[0] != _INT - 1:
         raise ValueError("a tree with nodes that are not reached")
 
 
-def _keys(found: Any, wanted: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
-    if not isinstance(found, dict) or not wanted - may_lack <= set(found) <= wanted:
-        raise ValueError(f"other fields than {', '.join(sorted(wanted))}")
+def _keys(data: Any, allowed: set[str], may_lack: frozenset[str] | set[str] = frozenset()) -> None:
+    if not isinstance(data, dict) or not allowed - may_lack <= set(data) <= allowed:
+        raise ValueError(f"other fields than {', '.join(sorted(allowed))}")
 
 
 def _none(holder: Mapping[str, Any], *names: str) -> None:
@@ -134,5 +134,5 @@ def _none(holder: Mapping[str, Any], *names: str) -> None:
 
 
 def _whole(values: Any, least: int, end: int) -> None:
-    if not isinstance(values, list) or not all(type(each) is int and least <= each < end for each in values):
+    if not isinstance(values, list) or not all(type(value) is int and least <= value < end for value in values):
         raise ValueError(f"not all are integers from {least} to {end - 1}")

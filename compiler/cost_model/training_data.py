@@ -1,4 +1,4 @@
-"""Training data of cost models as bytes: an archive (`retune.compiler.runtime.archive`), compressed.
+"""Training data of cost models as bytes: a compressed archive (`retune.compiler.runtime.archive`).
 
 header.json                        the version of the features, the task of every batch, facts of a whole model
 features0.npy, seconds0.npy, ...   the batches
@@ -25,10 +25,10 @@ def batches_to_bytes(batches: Sequence[TrainingBatch]) -> bytes:
 
 
 def batches_from_bytes(data: bytes) -> list[TrainingBatch]:
-    """What `batches_to_bytes` wrote.
+    """The batches that `batches_to_bytes` wrote.
 
-    Raises: StoreError when the features are of another version or do not fit into the memory,
-    CorruptRecordError when it is something else.
+    Raises: StoreError when the features are of another version or do not fit into the memory, CorruptRecordError for
+    other data.
     """
     with refusing_wrong_data("training data"):
         archive = open_archive(data)
@@ -36,7 +36,7 @@ def batches_from_bytes(data: bytes) -> list[TrainingBatch]:
 
 
 def refusing_wrong_data(what: str) -> AbstractContextManager[None]:
-    """Reading an archive of `what`: raise StoreError or CorruptRecordError for whatever is wrong with it."""
+    """Turn any error of reading an archive of `what` into StoreError or CorruptRecordError."""
     return refusing_damage(what, "the data", StoreError, CorruptRecordError)
 
 
@@ -50,12 +50,12 @@ def archive_of(batches: Sequence[TrainingBatch], facts: Mapping[str, object], mo
 
 
 def open_archive(data: bytes) -> Archive:
-    """What `archive_of` wrote. Raises: as `Archive`."""
+    """The archive that `archive_of` wrote. Raises: as `Archive`."""
     return Archive(data, _KIND, _VERSION)
 
 
 def header_of(archive: Archive, what: str) -> Mapping[str, Any]:
-    """The header of an archive, for errors `what` it is.
+    """The header of an archive; `what` names the archive in errors.
 
     Raises: StoreError when the features are of another version; an error of `DAMAGE` when there is none.
     """
@@ -67,7 +67,7 @@ def header_of(archive: Archive, what: str) -> Mapping[str, Any]:
 
 
 def batches_in(archive: Archive, header: Mapping[str, Any]) -> Iterator[TrainingBatch]:
-    """The batches of an archive. Raises: an error of `DAMAGE` when one is missing or of other types."""
+    """The batches of an archive. Raises: an error of `DAMAGE` when a batch is missing or of other types."""
     for index, task_key in enumerate(header["tasks"]):
         features, seconds = archive.array(f"features{index}.npy"), archive.array(f"seconds{index}.npy")
         if not isinstance(task_key, str) or features.dtype != np.float32 or seconds.dtype != np.float64:

@@ -1,8 +1,8 @@
 """Boosted trees, summed over a program's statements. Equal updates give equal trees.
 
-Work stays proportional to the number of programs measured. An update adds a few trees that are trained on the new
-batch and a bounded sample of what came before (everything, while that is little). The trees are trained again, on a
-larger but still bounded sample, when the data have doubled or the trees have become many.
+Work stays proportional to the number of programs measured. An update adds a few trees, trained on the new batch and a
+bounded sample of older programs (all while they are few). The trees are trained again, on a larger but still bounded
+sample, when the data have doubled or the trees have become many.
 """
 
 import logging
@@ -33,7 +33,7 @@ from retune.compiler.errors import ArtifactError, OptionError, StoreError
 from retune.compiler.features import FEATURE_NAMES
 from retune.compiler.runtime.atomic_write import atomic_write
 
-if TYPE_CHECKING:  # it loads scipy too, half a second that a command should not pay before its first output
+if TYPE_CHECKING:  # it loads scipy too, half a second before the first output of a command
     import xgboost
 
 _log = logging.getLogger(__name__)
@@ -47,20 +47,20 @@ class XGBOptions:
     """How the trees are grown."""
 
     warmup: int = 32
-    """Programs that must be known before trees are grown."""
+    """Programs before the first trees are grown."""
     scratch_rounds: int = 100
     """Trees of a training from scratch."""
     update_rounds: int = 10
     """Trees that an update adds."""
     most_trees: int = 300
-    """When an update would make more, training starts from scratch."""
+    """More trees cause a training from scratch."""
     # Both bounds keep the cost of a training independent of the length of a run.
     scratch_programs: int = 16384
-    """Most older programs that a training from scratch sees beside the batch."""
+    """Most older programs of a training from scratch, in addition to the batch."""
     replay_programs: int = 2048
-    """Most older programs that an update sees beside the batch."""
+    """Most older programs of an update, in addition to the batch."""
     worst_weight: float = 0.5
-    """Weight of a failed program, where the best one has 1."""
+    """Weight of a failed program; the best program has 1."""
     max_depth: int = 4
     # As in Ansor.
     eta: float = 0.2
@@ -68,31 +68,28 @@ class XGBOptions:
     max_bin: int = 128
     """Bins of a feature's histogram."""
     column_share: float = 0.4
-    """Share of the features that a tree may look at."""
+    """Share of the features that a tree may use."""
     adaptive: bool = False
-    """Whether the model trains only when what is new has come to a fifth of what it was trained on, as TVM's does."""
+    """Whether the model trains only when new programs reach a fifth of those it was trained on, as TVM's does."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """One training."""
-
     batches: int
     """Batches after which it is due."""
     update: int
-    """Updates that were made by then."""
+    """Updates so far."""
     fresh: int
     """Programs that are new to the trees."""
     scratch: bool
-    """Whether it is one from scratch."""
+    """Whether the training starts from scratch."""
 
 
 class XGBModel:
-    """Boosted trees on all tasks at once.
+    """Boosted trees on all tasks together.
 
-    `threads` is how many threads training and predicting use. One is enough for the data of a tuning run, and safe:
-    OpenMP threads wait for each other by spinning, so on a machine that builds and measures meanwhile, two take ten
-    times as long.
+    `threads` train and predict. One is enough for the data of a tuning run, and safe: OpenMP threads wait for each
+    other by spinning, so on a machine that builds and measures meanwhile, two take ten times as long.
     """
 
     def __init__(self, seed: int = 0, threads: int = 1, options: XGBOptions | None = None) -> None:
@@ -110,7 +107,7 @@ class XGBModel:
         self._waiting: list[_Training] | None = None
         self._last_metrics: ModelMetrics | None = None
         self.log_period = 0
-        """Every how many trees a training logs its error, at the level DEBUG; 0 for never."""
+        """A training logs its error every `log_period` trees, at the level DEBUG; 0: never."""
 
     @property
     def last_metrics(self) -> ModelMetrics | None:
@@ -119,14 +116,10 @@ class XGBModel:
 
     @property
     def programs(self) -> int:
-        """How many programs the model has learned from."""
         return self._history.programs
 
     def update(self, batch: TrainingBatch) -> None:
-        """Judge the trees on the batch, then learn from it.
-
-        Raises: OptionError when the batch has other features than the present ones.
-        """
+        """Judge the trees on the batch, then learn from it. Raises: OptionError for a batch with other features."""
         self._check(batch)
         if not len(batch.seconds):
             return
@@ -136,10 +129,7 @@ class XGBModel:
         self._plan()
 
     def learn(self, batches: Sequence[TrainingBatch]) -> None:
-        """Take in what is known beforehand, with a single training and without judging.
-
-        Raises: OptionError as `update`.
-        """
+        """Learn from earlier batches in a single training, without judging. Raises: OptionError as `update`."""
         for batch in batches:
             self._check(batch)
         for batch in batches:
@@ -148,8 +138,8 @@ class XGBModel:
 
     @contextmanager
     def retracing(self) -> Iterator[None]:
-        """Inside, updates are taken in as ever but cost next to nothing: trees that a later update would drop are never
-        grown, and none of the batches is judged. On leaving, the model is the one that it would have become.
+        """Replay updates at low cost: trees that a later update would drop are never grown, and no batch is judged. On
+        leaving, the model equals that of ordinary updates.
         """
         if self._waiting is not None:
             yield
@@ -163,18 +153,18 @@ class XGBModel:
                 self._train(training)
 
     def training_data(self, most: int = 8192) -> list[TrainingBatch]:
-        """What another model should know beforehand of what this one knows: `most` programs at most, a batch a task."""
+        """A sample of the history for another model: at most `most` programs, a batch a task."""
         return self._history.condensed(most, np.random.default_rng([self._seed, self._updates]))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Scores (B,) of programs (B, S, F), about throughput over the task's best; before any training a hash."""
+        """Scores (B,) of programs (B, S, F), about throughput over the task's best; hashes before any training."""
         scores = self.predict_statements(features)
         if scores is None:
             return random_scores(features, self._seed)
         return np.where(is_statement(features).any(axis=1), scores.sum(axis=1), -np.inf)
 
     def predict_statements(self, features: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """What each statement adds to the score of its program, (B, S); None before any training."""
+        """The contribution of each statement to the score of its program, (B, S); None before any training."""
         if self._booster is None:
             return None
         count, statements, width = features.shape
@@ -189,7 +179,7 @@ class XGBModel:
         if self._booster is None:
             return None
         best = float(np.min(batch.seconds))
-        # Judged on a batch before it is learned, so the metrics are those of unseen programs.
+        # Judged before learning, so the metrics are those of unseen programs.
         truth = throughputs(batch.seconds, best)
         return judge(self.predict(batch.features), truth, trained_on=self._history.programs)
 
@@ -203,8 +193,8 @@ class XGBModel:
         self._updates += 1
 
     def _plan(self) -> None:
-        """Where a training is due, decide whether it is one from scratch or adds a few trees, and do it unless updates
-        are being retraced.
+        """If a training is due, decide whether it starts from scratch or adds a few trees, and do it unless updates are
+        being replayed.
         """
         options, programs = self._options, self._history.programs
         fresh = programs - self._trained_on
@@ -239,7 +229,7 @@ class XGBModel:
             self._boost(data, options.update_rounds, self._booster, training.update)
 
     def _sample(self, history: History, older: int, training: "_Training") -> TrainingRows:
-        """The latest programs and at most `older` of those before, drawn with a seed."""
+        """The latest programs and at most `older` earlier ones, drawn with a seed."""
         before = history.programs - training.fresh
         if before <= older:
             return history.rows(self._options.worst_weight)
@@ -278,7 +268,7 @@ class XGBModel:
         self._booster = xgboost.train(parameters, matrix, num_boost_round=rounds, obj=objective, xgb_model=start)
 
     def to_bytes(self) -> bytes:
-        """The whole model, trees and data; what `from_bytes` makes of it goes on exactly as this one would."""
+        """The whole model, trees and data; `from_bytes` restores a model that goes on exactly as this would."""
         facts = {
             "seed": self._seed,
             "options": asdict(self._options),
@@ -294,7 +284,7 @@ class XGBModel:
     def from_bytes(cls, data: bytes, threads: int = 1) -> Self:
         """Read what `to_bytes` wrote.
 
-        Raises: StoreError when it was made for another version of the features, CorruptRecordError when it is no model.
+        Raises: StoreError for another version of the features, CorruptRecordError for other data.
         """
         import xgboost
 
@@ -317,9 +307,8 @@ class XGBModel:
         return model
 
     def save(self, path: Path) -> None:
-        """Write `to_bytes` to a file, which is replaced whole or not at all; missing folders are made.
-
-        Raises: StoreError when it cannot be written.
+        """Write `to_bytes` to a file atomically; missing folders are made. Raises: StoreError when it cannot be
+        written.
         """
         try:
             with atomic_write(path) as temporary:
@@ -329,9 +318,8 @@ class XGBModel:
 
     @classmethod
     def load(cls, path: Path, threads: int = 1) -> Self:
-        """Read a file that `save` wrote.
-
-        Raises: StoreError when the file cannot be read or does not fit; see `from_bytes`.
+        """Read a file that `save` wrote. Raises: StoreError when it cannot be read or does not fit; see
+        `from_bytes`.
         """
         try:
             data = path.read_bytes()
@@ -343,18 +331,17 @@ class XGBModel:
 def pack_sum_objective(
     data: TrainingRows, log_period: int = 0
 ) -> Callable[[NDArray[np.float32], "xgboost.DMatrix"], _Gradients]:
-    """Squared error of the sum over a program's rows; every `log_period` calls it is logged, at the level DEBUG.
+    """Squared error of the sum over a program's rows; logged every `log_period` calls, at the level DEBUG.
 
-    All rows of a program move at once, so the curvature of a row is the number of rows: with 1, as is common, a program
-    of many statements would overshoot and boosting diverge.
+    All rows of a program move together, so the curvature of a row is the number of rows: with 1, as is common, a
+    program of many statements would overshoot and boosting diverge.
     """
     lengths = np.diff(np.append(data.starts, len(data.rows)))
     hessian = np.repeat(data.weights * lengths, lengths).astype(np.float32)
     iterations = count()
 
     def objective(predictions: NDArray[np.float32], _: "xgboost.DMatrix") -> _Gradients:
-        # A segmented sum: one prediction per program from those of its statements, as only programs have measured
-        # times.
+        # A segmented sum: a prediction per program from those of its statements, as only programs have measured times.
         error = np.add.reduceat(predictions.astype(np.float64), data.starts) - data.labels
         iteration = next(iterations)
         if log_period > 0 and iteration % log_period == 0:
@@ -365,7 +352,7 @@ def pack_sum_objective(
 
 
 def _count(header: Mapping[str, Any], name: str) -> int:
-    """A number in the header of a saved model. Raises: ValueError for what is none from 0 on."""
+    """A number in the header of a saved model. Raises: ValueError unless it is an integer from 0 on."""
     value = header[name]
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{name} is {value!r}")
@@ -373,7 +360,7 @@ def _count(header: Mapping[str, Any], name: str) -> int:
 
 
 def _options_of(row: Mapping[str, Any]) -> XGBOptions:
-    """The options in the header of a saved model. Raises: TypeError for unknown ones, or of another type."""
+    """The options in the header of a saved model. Raises: TypeError for unknown options or other types."""
     options = XGBOptions(**row)
     for name, default in asdict(XGBOptions()).items():
         value = getattr(options, name)

@@ -1,7 +1,4 @@
-"""Features: columns of numbers that describe loop nests for a cost model.
-
-Each column has one meaning.
-"""
+"""Features: columns of numbers that describe loop nests for a cost model."""
 
 from retune.compiler.features.extract import extract
 from retune.compiler.features.table import FEATURE_NAMES, FEATURE_VERSION

@@ -1,7 +1,4 @@
-"""The feature columns of a statement's first five buffers.
-
-Each buffer has one slot.
-"""
+"""The feature columns of a statement's first five buffers, one slot each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +14,10 @@ Columns = Iterator[tuple[str, Floats | float]]
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A buffer that is read here and written by a statement inside loops that both share."""
+    """The statement that writes a buffer inside loops that it shares with the reader."""
 
     shared: int
-    """How many loops they share."""
+    """The number of shared loops."""
     written: Floats
     """Elements that it writes in one iteration of them, (B,)."""
     footprints: Floats
@@ -29,18 +26,18 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How a buffer's elements come to be touched again; arrays are (B,)."""
+    """How a buffer's elements are touched again; arrays are (B,)."""
 
     by_loop: Flags
     """Whether a loop of the statement comes back to them."""
     serial: Flags
-    """Whether the statement that produced them is what touched them last."""
+    """Whether the statement that produced them touched them last."""
     iterations: Floats
     """Distance in iterations."""
     bytes: Floats
     """Distance in bytes of all buffers touched between."""
     count: Floats
-    """How many times."""
+    """Number of reuses."""
 
 
 def footprint_bytes(nest: Nest, footprints: Sequence[Footprint]) -> Floats:
@@ -64,7 +61,7 @@ def buffer_columns(
     all_bytes: Floats,
     line_bytes: int,
 ) -> Columns:
-    """Columns `B0.*` ... of one statement; buffers that it does not have stay 0."""
+    """Columns `B0.*` ... of one statement; slots without a buffer stay 0."""
     for slot, (footprint, producer) in enumerate(zip(footprints[:BUFFERS], producers, strict=False)):
         reuse = _reuse(nest, footprint, producer, all_bytes)
         for name, value in _columns(nest, footprint, reuse, line_bytes):
@@ -90,31 +87,33 @@ def _columns(nest: Nest, footprint: Footprint, reuse: Reuse, line_bytes: int) ->
     yield "reuse_dis_bytes", reuse.bytes
     yield "reuse_ct", reuse.count
     # As in Ansor, a volume without reuse counts twice.
-    again = np.where(reuse.count > 0, reuse.count, 0.5)
+    volumes = np.where(reuse.count > 0, reuse.count, 0.5)
     for name, value in volume.items():
-        yield f"{name}_d_reuse_ct", value / again
+        yield f"{name}_d_reuse_ct", value / volumes
     yield "stride", stride
     yield "packed", float(footprint.packed)
     yield "local", float(footprint.local)
 
 
 def _line_transfers(nest: Nest, footprint: Footprint, line_bytes: int) -> tuple[Floats, Floats]:
-    """Cache lines that the accesses ask for one after the other, and the stride of the innermost loop, 0 if none."""
-    # Row 0 says "no loop moves the address": all iterations then ask for the same line.
+    """Cache lines that consecutive accesses touch, and the stride of the innermost loop, 0 if it does not move the
+    address.
+    """
+    # Row 0 says "no loop moves the address": all iterations then use the same line.
     moving = np.vstack([np.ones((1, nest.count), dtype=bool), footprint.moving])
     # The innermost loop that moves the address: argmax finds the first in the reversed order.
     loop = nest.depth - np.argmax(moving[::-1], axis=0)
     repeats = pick(nest.inner, loop)
     strides = np.vstack([np.zeros((1, nest.count)), footprint.strides])
-    found = pick(strides, loop)
+    stride = pick(strides, loop)
     # Iterations less than a line apart share lines.
-    share = np.minimum(1.0, found * footprint.element_bytes / line_bytes)
+    share = np.minimum(1.0, stride * footprint.element_bytes / line_bytes)
     lines = np.maximum(1.0, nest.inner[0] / repeats * share)
-    return lines, np.where(repeats == 1, found, 0.0)
+    return lines, np.where(repeats == 1, stride, 0.0)
 
 
 def _reuse(nest: Nest, footprint: Footprint, producer: Producer | None, all_bytes: Floats) -> Reuse:
-    """The innermost loop that leaves the address alone, unless a producer's loop lies further in."""
+    """The innermost loop that does not move the address, unless a producer's loop is further in."""
     # Row 0 says "nowhere".
     still = np.vstack([np.ones((1, nest.count), dtype=bool), nest.real & ~footprint.moving])
     loop = nest.depth - np.argmax(still[::-1], axis=0)

@@ -34,7 +34,7 @@ _WEIGHTS = {
     kind: {name: 2 if name == f"{kind}_mad" else 1 for name in OPERATION_NAMES if name.startswith(f"{kind}_")}
     for kind in ("float", "int")
 }
-"""How much an operation is, of those on results that are floats, or integers."""
+"""The weight of each operation on float and on integer results."""
 
 
 def extract(
@@ -45,12 +45,11 @@ def extract(
     count: int | None = None,
     dots: Collection[Pair] = (),
 ) -> NDArray[np.float32]:
-    """Features of all programs of a family at once.
+    """Features of all programs of a family.
 
-    Extents, coefficients and choices are integers or int64 arrays (B,). Returns (B, S, F) with a row per
-    statement, in the order of `nests`, and a column per entry of `FEATURE_NAMES`. B is 1 when nothing is an array,
-    unless `count` says how many equal programs there are. `dots` are the types of factors that the target has
-    instructions for dot products of.
+    Extents, coefficients and choices are integers or int64 arrays (B,). Returns (B, S, F) with a row per statement, in
+    the order of `nests`, and a column per entry of `FEATURE_NAMES`. B is 1 when nothing is an array, unless `count`
+    sets the number of equal programs. `dots` are the factor types of the target's dot-product instructions.
     """
     programs = count or _program_count(nests, choices)
     local = frozenset(write.tensor for nest in nests if nest.attached for write in nest.writes)
@@ -89,12 +88,12 @@ def extract(
 
 
 def _scaled(values: Mapping[str, Floats | float], programs: int) -> NDArray[np.float32]:
-    """(F, B): the columns in order, those that are missing 0."""
-    # One where a column is missing, whose logarithm is then 0.
+    """(F, B): the columns in order, 0 where missing."""
+    # 1 where a column is missing, whose logarithm is 0.
     table = np.ones((len(FEATURE_NAMES), programs), dtype=np.float32)
     for name, value in values.items():
         np.add(value, 1.0, out=table[INDEX[name]], casting="unsafe")
-    # A flag of 0 or 1 stays what it is.
+    # Flags of 0 or 1 are unchanged.
     return np.log2(table, out=table)
 
 
@@ -131,16 +130,18 @@ def _producer(
     footprints: Sequence[Sequence[Footprint]],
     volumes: Sequence[Floats],
 ) -> Producer | None:
-    """The statement that writes a buffer inside loops of this statement, if there is one."""
+    """The statement that writes a buffer inside loops of this statement, if any."""
     loops = nests[row].source.loops
     for other, nest in enumerate(nests):
-        found = [one for one in footprints[other] if one.is_write and one.tensor == footprint.tensor]
-        if other == row or not found or not nest.source.attached:
+        writes = [access for access in footprints[other] if access.is_write and access.tensor == footprint.tensor]
+        if other == row or not writes or not nest.source.attached:
             continue
-        written = found[0]
+        written = writes[0]
         # Two statements share the loops of the common prefix of their nests.
         pairs = zip(loops, nest.source.loops, strict=False)
-        shared = next((at for at, (mine, its) in enumerate(pairs) if mine.key != its.key), min(len(loops), nest.depth))
+        shared = next(
+            (depth for depth, (own, its) in enumerate(pairs) if own.key != its.key), min(len(loops), nest.depth)
+        )
         if shared:
             return Producer(shared, written.elements[shared], volumes[other][shared])
     return None

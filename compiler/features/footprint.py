@@ -1,6 +1,5 @@
-"""The footprint of each buffer access: elements and cache lines per loop level, and strides.
-
-All results are arrays over levels and programs.
+"""The footprint of each buffer access: elements and cache lines per loop level, and strides, as arrays over levels and
+programs.
 """
 
 from collections.abc import Sequence
@@ -33,9 +32,9 @@ class Footprint:
     packed: bool
     """Whether it is stored in the order of the loops."""
     local: bool
-    """Whether it lives inside the loops of another statement."""
+    """Whether it is allocated inside the loops of another statement."""
     exact: bool
-    """Whether the address is affine; any other is taken to walk through memory."""
+    """Whether the address is affine; otherwise it is assumed to walk through memory."""
 
 
 def footprints_of(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tuple[Footprint, ...]:
@@ -51,12 +50,12 @@ def footprints_of(nest: Nest, local: frozenset[Tensor], line_bytes: int) -> tupl
         _footprint(nest, [write], (updated or write.tensor in reads, True), False, write.tensor in local, line_bytes)
         for write in source.writes
     ]
-    others = [
+    read_only = [
         _footprint(nest, group, (True, False), tensor in free, tensor in local, line_bytes)
         for tensor, group in reads.items()
         if tensor not in written
     ]
-    return (*writes, *others)
+    return (*writes, *read_only)
 
 
 def _footprint(
@@ -70,7 +69,7 @@ def _footprint(
     element_bytes = size_of(first.tensor.dtype)
     weights = _weights(nest, first, shape)
     elements, run = _elements_and_runs(nest, regions, shape, weights)
-    # Packed in the order of the loops, all that a level touches is one run.
+    # Packed in the order of the loops, all elements of a level are one run.
     if packed:
         run = elements
     strides = _packed_strides(nest, first) if packed else _strides(nest, first, weights)
@@ -80,7 +79,7 @@ def _footprint(
         is_read=use[0],
         is_write=use[1],
         elements=elements,
-        # Every run of contiguous elements touches at least one line; an unaligned second one is neglected.
+        # Every run of contiguous elements touches at least one line; a second, unaligned line is neglected.
         lines=elements / run * np.maximum(1.0, run * (element_bytes / line_bytes)),
         strides=strides,
         moving=(strides > 0) & nest.real,
@@ -91,17 +90,19 @@ def _footprint(
 
 
 def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> Floats:
-    """(L + 1, B): how many positions of one dimension are touched; `indices` are those of all reads of the buffer."""
+    """(L + 1, B): number of positions of one dimension that are touched; `indices` are those of all reads of the
+    buffer.
+    """
     region = np.empty((nest.depth + 1, nest.count))
     reads, indices = len(indices), list({id(linear): linear for linear in indices}.values())  # reads share forms
     exact = all(linear.exact for linear in indices)
-    used = sorted({nest.place[key] for linear in indices for key in linear.terms if key in nest.place})
+    used = sorted({nest.numbers[key] for linear in indices for key in linear.terms if key in nest.numbers})
     # An index that is read from data may move with any loop.
     starts = used if exact else list(range(nest.depth))
-    # What lies between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
-    apart = _distance(indices, nest.count)
+    # The distance between the reads of one buffer stays the same as the loops run, if the reads differ by a constant.
+    distance = _distance(indices, nest.count)
     points = column(reads, nest.count)
-    reach = apart
+    reach = distance
     end = nest.depth + 1
     for index in reversed(starts):
         # Distinct positions are bounded by the span, by the number of accesses and by the dimension itself.
@@ -118,7 +119,7 @@ def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> 
 
 
 def _distance(indices: Sequence[Linear], count: int) -> Floats:
-    """(B,): from the lowest to the highest position that the reads touch when all loops stand still."""
+    """(B,): from the lowest to the highest position that the reads touch while all loops stand still."""
     low: Floats = column(indices[0].const, count)
     high = low + indices[0].spread
     for linear in indices[1:]:
@@ -128,7 +129,7 @@ def _distance(indices: Sequence[Linear], count: int) -> Floats:
 
 
 def _weights(nest: Nest, access: Access, shape: Sequence[Floats]) -> list[Floats]:
-    """How many elements one step along each dimension moves, padding included."""
+    """Elements per step along each dimension, padding included."""
     if access.strides is not None:
         return [column(stride, nest.count) for stride in access.strides]
     weights: list[Floats] = []
@@ -142,21 +143,21 @@ def _weights(nest: Nest, access: Access, shape: Sequence[Floats]) -> list[Floats
 def _elements_and_runs(
     nest: Nest, regions: Sequence[Floats], shape: Sequence[Floats], weights: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """(L + 1, B) each: elements, and how many of them lie in a row: a run goes on while inner dimensions are whole and
-    no padding follows them.
+    """(L + 1, B) each: elements, and the length of contiguous runs: a run goes on while inner dimensions are full and
+    without padding.
     """
     total = np.ones((nest.depth + 1, nest.count))
     run = total
-    whole: Flags | None = None
-    inner: Floats | None = None
+    is_full: Flags | None = None
+    inner_weight: Floats | None = None
     for size, extent, weight in zip(reversed(regions), reversed(shape), reversed(weights), strict=True):
-        if whole is not None and inner is not None:
-            whole = whole & (weight == inner)
-        inner = weight * extent
+        if is_full is not None and inner_weight is not None:
+            is_full = is_full & (weight == inner_weight)
+        inner_weight = weight * extent
         total = total * size
-        run = run * size if whole is None else np.where(whole, run * size, run)
+        run = run * size if is_full is None else np.where(is_full, run * size, run)
         filled = size == extent
-        whole = filled if whole is None else whole & filled
+        is_full = filled if is_full is None else is_full & filled
     return total, run
 
 
@@ -165,18 +166,18 @@ def _strides(nest: Nest, access: Access, weights: Sequence[Floats]) -> Floats:
     strides = np.zeros((nest.depth, nest.count))
     for linear, weight in zip(access.index, weights, strict=True):
         for key, coefficient in linear.terms.items():
-            if key in nest.place:
-                strides[nest.place[key]] += coefficient * weight
+            if key in nest.numbers:
+                strides[nest.numbers[key]] += coefficient * weight
     strides = np.abs(strides)
-    # An index that is read from data has no stride: anything but 0 says that it moves.
+    # An index that is read from data has no stride: anything but 0 means that it moves.
     return strides if exact else np.maximum(strides, 1.0)
 
 
 def _packed_strides(nest: Nest, access: Access) -> Floats:
-    """A packed buffer is stored in the order of the loops that its address depends on."""
+    """Strides of a packed buffer, stored in the order of the loops that its address depends on."""
     strides = np.zeros((nest.depth, nest.count))
     weight = np.ones(nest.count)
-    used = {nest.place[key] for linear in access.index for key in linear.terms if key in nest.place}
+    used = {nest.numbers[key] for linear in access.index for key in linear.terms if key in nest.numbers}
     for index in sorted(used, reverse=True):
         strides[index] = weight
         weight = weight * nest.extents[index]

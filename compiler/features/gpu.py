@@ -1,7 +1,4 @@
-"""The feature columns of the group "gpu", for statements whose loops are bound to GPU threads.
-
-They are 0 for a statement that is not bound.
-"""
+"""The feature columns of the group "gpu", for statements whose loops are bound to GPU threads; 0 for others."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,10 +17,10 @@ from retune.compiler.te.tensor import Tensor
 
 _OTHERS = 32.0
 _PER_WORD = 1.25
-"""Registers for indices and operands, and for each word that a thread holds in buffers."""
+"""Registers for indices and operands, and per word of a thread's buffers."""
 
 _AROUND_PRODUCT = 44.0
-"""Registers for indices beside the sums and fragments of a product on tensor cores, which are all there is."""
+"""Registers in addition to the sums and fragments of a product on tensor cores."""
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
@@ -45,20 +42,20 @@ def is_bound(nest: Nest) -> bool:
 
 
 def is_shared(nest: Nest) -> bool:
-    """Whether the threads of a block share what a statement inside another's loops computes."""
+    """Whether the threads of a block share the results of a statement inside another's loops."""
     outer = nest.source.loops[: nest.depth - nest.source.own]
     return nest.source.op.name.endswith(SHARED) or not any(loop.annotation in _THREADS for loop in outer)
 
 
 def shared_tensors(nests: Sequence[Nest]) -> frozenset[Tensor]:
-    """The results that lie in the shared memory of a block."""
+    """The results in the shared memory of a block."""
     inside = (nest for nest in nests if nest.source.attached and is_bound(nest) and is_shared(nest))
     return frozenset(write.tensor for nest in inside for write in nest.source.writes)
 
 
 def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
-    """Columns of statement `row` of a program: how its kernel, a root stage and what is computed inside its loops, is
-    launched, and what the buffers inside take of shared memory and of each thread's registers.
+    """Columns of statement `row` of a program: the launch of its kernel, a root stage with the stages inside its loops,
+    and the shared memory and registers of the buffers inside.
     """
     nest = nests[row]
     if not is_bound(nest):
@@ -69,7 +66,7 @@ def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
     sources = [other.source for other in kernel]
     product = product_of(sources)
     for name, annotation in _EXTENTS.items():
-        # The lanes of a product on tensor cores are no loop of it: a warp does each instruction together.
+        # The lanes of a product on tensor cores are no loop: a warp executes each instruction together.
         lanes = nest.source is product and annotation is Annotation.THREAD_X
         yield name, np.full(nest.count, float(WARP)) if lanes else _extent(nest, annotation)
     yield "gpu_tensor", float(nest.source is product)
@@ -85,13 +82,13 @@ def gpu_columns(row: int, nests: Sequence[Nest], facts: GpuFacts) -> Columns:
             local = local + _buffer_bytes(other) * _extent(other, Annotation.VTHREAD)
     yield "gpu_shared_bytes", shared
     yield "gpu_local_bytes", local
-    each, others = (_PER_WORD, _OTHERS) if product is None else (1.0, _AROUND_PRODUCT)
-    yield "gpu_registers", others + each * local / WORD
+    per_word, other_registers = (_PER_WORD, _OTHERS) if product is None else (1.0, _AROUND_PRODUCT)
+    yield "gpu_registers", other_registers + per_word * local / WORD
 
 
 def _extent(nest: Nest, annotation: Annotation) -> Floats:
-    """(B,): how many blocks or threads loops with this annotation make: 1 without, those of the innermost stage that
-    has them. Virtual threads of several stages multiply.
+    """(B,): blocks or threads of the loops with this annotation: 1 without, those of the innermost stage that has them.
+    Virtual threads of several stages multiply.
     """
     bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is annotation]
     if bound and annotation is not Annotation.VTHREAD:

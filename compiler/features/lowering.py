@@ -1,4 +1,4 @@
-"""Predicts what lowering makes of the innermost loops of a statement, for B programs.
+"""Predicts how lowering transforms the innermost loops of a statement, for B programs.
 
 These are the rules of the passes dot-products, vector-reductions and register-tiles on arrays.
 """
@@ -18,10 +18,10 @@ from retune.compiler.te.tensor import Reduce
 
 # Both constants are those of the pass vector-reductions.
 CHAINS = 4
-"""Vectors of partial results of a reduction that runs in lanes."""
+"""Vectors of partial results of a reduction in lanes."""
 
 _LEAST_IN_LANES = 8
-"""A shorter reduction does not run in lanes."""
+"""The shortest reduction that runs in lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +29,37 @@ class Innermost:
     """How the innermost loops of B programs run; arrays are (B,)."""
 
     lanes: int
-    """Accumulators that a register holds."""
+    """Accumulators in a register."""
     vectorized: Flags
     """Whether lanes are iterations of a spatial loop."""
     in_lanes: Flags
-    """Whether they are those of the innermost reduction, whose partial results are joined in the end."""
+    """Whether lanes are iterations of the innermost reduction, whose partial results are joined at the end."""
     length: Floats
-    """Partial results of such a reduction, else the extent of the vector loop, 1 without one."""
+    """Partial results of such a reduction, else the extent of the vector loop, 1 without a vector loop."""
     vectors: Floats
     """Registers that hold a row of `length`."""
     rows: Floats
-    """Such rows for each of the results."""
+    """Such rows per result."""
     results: int
     dot: Floats
     """Products of an element that one step sums."""
     iterations: Floats
     """Steps of the reduction between loading and storing accumulators."""
     steps: Floats
-    """Steps in all."""
+    """All steps."""
 
     @property
     def accumulators(self) -> Floats:
-        """Vectors that hold what is being computed."""
+        """Vectors that hold the results in progress."""
         return self.rows * self.vectors * self.results
 
 
 def innermost(
     nest: Nest, footprints: Sequence[Footprint], hardware: HardwareParams, dots: Collection[Pair]
 ) -> Innermost:
-    """What lowering makes of a statement; `dots` are the factor types that there are dot products of."""
-    held = max(item_bytes(accumulated(write.tensor.dtype)) for write in nest.source.writes)
-    lanes = max(1, hardware.vector_unit_bytes // held)
+    """How lowering transforms a statement; `dots` are the factor types with dot products."""
+    element_bytes = max(item_bytes(accumulated(write.tensor.dtype)) for write in nest.source.writes)
+    lanes = max(1, hardware.vector_unit_bytes // element_bytes)
     vectorized: Flags = np.any(nest.vector, axis=0)
     reduction, window, extent = _reduction(nest)
     in_lanes = ~vectorized & (extent >= _LEAST_IN_LANES) & _neighbors(nest, footprints, window)
@@ -78,35 +78,37 @@ def innermost(
 
 
 def vector_count(length: Floats, lanes: int, hardware: HardwareParams) -> Floats:
-    """Vector operations for `length` elements: the last is masked, or without masks a few of shorter vectors."""
-    whole, rest = np.divmod(length, lanes)
+    """Vector operations for `length` elements: the last vector is masked, or split into shorter vectors without
+    masks.
+    """
+    vectors, remainder = np.divmod(length, lanes)
     if hardware.lane_masks:
-        return np.asarray(whole + (rest > 0))
-    # Without masks the rest takes a shorter vector for each power of two in it.
-    return np.asarray(whole + np.bitwise_count(rest.astype(np.int64)))
+        return np.asarray(vectors + (remainder > 0))
+    # Without masks the remainder takes a shorter vector for each power of two in it.
+    return np.asarray(vectors + np.bitwise_count(remainder.astype(np.int64)))
 
 
 def _reduction(nest: Nest) -> tuple[Flags, Flags, Floats]:
     """The reduction loops between the tile and the next spatial loop outside it (L, B), the innermost loop of more than
-    one iteration where that is a reduction (L, B), and its extent (B,), 1 where it is none.
+    one iteration where that is a reduction (L, B), and its extent (B,), else 1.
     """
     flags, window = np.zeros_like(nest.real), np.zeros_like(nest.real)
-    seen = np.zeros(nest.count, dtype=bool)
+    is_reduced = np.zeros(nest.count, dtype=bool)
     closed = np.zeros(nest.count, dtype=bool)
     first = np.ones(nest.count, dtype=bool)
     for index in reversed(range(nest.depth)):
         if nest.reduce[index]:
             flags[index] = ~closed
             window[index] = first & nest.real[index]
-            seen = seen | nest.real[index]
+            is_reduced = is_reduced | nest.real[index]
         else:
-            closed = closed | (seen & nest.real[index] & ~nest.tile[index])
+            closed = closed | (is_reduced & nest.real[index] & ~nest.tile[index])
         first = first & ~nest.real[index]
     return flags, window, product_where(window, nest.extents)
 
 
 def _neighbors(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Flags:
-    """(B,): whether every read moves to the next element, or not at all, as the loop of `window` runs."""
+    """(B,): whether every read moves to the next element, or not at all, along the loop of `window`."""
     body = nest.source.op.body
     one_value = isinstance(body, Reduce) and isinstance(body.combiner, str)
     if not nest.depth or not one_value or nest.source.ops.select_op:
@@ -124,7 +126,7 @@ def _neighbors(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Fl
 
 
 def _dot_width(nest: Nest, dots: Collection[Pair], vectorized: Flags, reduction: Flags) -> Floats:
-    """(B,): how many products one instruction sums, 1 where there is none for them."""
+    """(B,): products that one instruction sums, 1 where there is no instruction for them."""
     width = np.ones(nest.count)
     factors, result = nest.source.ops.factors, nest.source.write.tensor.dtype
     if factors is None or not is_possible(dots, *factors):

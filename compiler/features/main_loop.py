@@ -22,25 +22,25 @@ from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.tensor_nests import pipeline_depth
 
 PARTS = 4
-"""Schedulers of a multiprocessor, each with lanes and tensor cores of its own, for every fourth warp."""
+"""Schedulers of a multiprocessor, each with its own lanes and tensor cores, for every fourth warp."""
 MEETING_CYCLES = 40.0
-"""Of a barrier, and of what each iteration does around it."""
+"""Cycles of a barrier, and of each iteration's work around it."""
 _COPY = 2.0
-"""Instructions for the addresses of a copy, which change from iteration to iteration; quotients in them come on top."""
+"""Instructions for the addresses of a copy, which change each iteration; quotients in them are extra."""
 _PLAIN_COPY = 6.0
-"""Instructions for an element that is loaded and stored on its own."""
+"""Instructions for an element that is loaded and stored by itself."""
 _OVERLAP = 0.1
 """The share of the other times that the longest does not hide."""
 
 _CHANGES = tuple(field.name for field in fields(OpCounts) if field.name.startswith("float_"))
-"""Operations that make more of a factor than a copy."""
+"""Operations that make a factor more than a copy."""
 
 _BLOCKS = (Annotation.BLOCK_X, Annotation.BLOCK_Y, Annotation.BLOCK_Z)
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement of a kernel: its place among those of the program, its loops and buffers, and what it moves."""
+    """A statement of a kernel: its row in the program, its loops and buffers, and its traffic."""
 
     row: int
     nest: Nest
@@ -49,10 +49,10 @@ class Statement:
 
 
 class MainLoop(ABC):
-    """The main loop of a product; numbers of one block and one iteration, arrays (B,). `iterations` is how many there
-    are, `starts` how often they begin again, with nothing under way yet, `ahead` how many iterations before it
-    the copies of one begin, `meeting` the cycles around a barrier in which nothing is multiplied, `loading` those after
-    it, and `early` the share of an iteration that needs none of its copies.
+    """The main loop of a product; numbers of one block and one iteration, arrays (B,). `iterations` is their number,
+    `starts` how often they begin again with an empty pipeline, `ahead` how many iterations before its use a copy
+    begins, `meeting` the cycles around a barrier without multiplication, `loading` those after it, and `early` the
+    share of an iteration that needs none of its copies.
     """
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
@@ -68,7 +68,7 @@ class MainLoop(ABC):
 
     @abstractmethod
     def multiplying(self, blocks: Floats) -> Floats:
-        """Cycles of arithmetic of the scheduler with most warps in an iteration of so many blocks."""
+        """Cycles of arithmetic of the scheduler with most warps in an iteration of `blocks` blocks."""
 
     @abstractmethod
     def chain(self) -> Floats:
@@ -83,45 +83,45 @@ class MainLoop(ABC):
         """Cycles of shared memory."""
 
     def columns(self) -> Iterator[tuple[int, Columns]]:
-        """The columns of the group "estimate" of the product and of its factors, with their rows. The cycles of the
-        loop are those of the product where arithmetic is busy; the factors share the rest.
+        """The columns of the group "estimate" of the product and of its factors, with their rows. The product gets the
+        cycles of the loop in which arithmetic is busy; the factors share the others.
         """
-        multiplying, whole = self.cycles()
+        multiplying, total = self.cycles()
         yield (
             self.product.row,
             _columns(multiplying, multiplying, self.shared() * self.iterations * self.launched.rounds),
         )
-        for each in self.factors:
-            outside = each.moved.cache_bytes / (CACHE_RATIO * self.facts.bandwidth / self.facts.clock)
-            yield each.row, _columns((whole - multiplying) / len(self.factors), np.zeros_like(whole), outside)
+        for factor in self.factors:
+            outside = factor.moved.cache_bytes / (CACHE_RATIO * self.facts.bandwidth / self.facts.clock)
+            yield factor.row, _columns((total - multiplying) / len(self.factors), np.zeros_like(total), outside)
 
     def cycles(self) -> tuple[Floats, Floats]:
         """Cycles in which arithmetic is busy, and of the whole loop, of the multiprocessor with most blocks."""
         launched = self.launched
-        together = np.minimum(np.maximum(launched.resident, 1.0), launched.rounds)
+        resident = np.minimum(np.maximum(launched.resident, 1.0), launched.rounds)
         # Waves of resident blocks; the last one may be smaller and hides less latency.
-        full, rest = np.floor(launched.rounds / together), np.mod(launched.rounds, together)
-        some = np.maximum(rest, 1.0)
-        multiplying = full * self.multiplying(together) + (rest > 0) * self.multiplying(some)
-        iterations = full * self.iteration(together) + (rest > 0) * self.iteration(some)
-        started = (full + (rest > 0)) * MEMORY_CYCLES * self.starts
+        full_waves, last_blocks = np.floor(launched.rounds / resident), np.mod(launched.rounds, resident)
+        last_wave = np.maximum(last_blocks, 1.0)
+        multiplying = full_waves * self.multiplying(resident) + (last_blocks > 0) * self.multiplying(last_wave)
+        iterations = full_waves * self.iteration(resident) + (last_blocks > 0) * self.iteration(last_wave)
+        started = (full_waves + (last_blocks > 0)) * MEMORY_CYCLES * self.starts
         read = self.read() / (self.facts.bandwidth / self.facts.clock)
         spilling = launched.spilling
         multiplying = multiplying * self.iterations * spilling
-        whole = _overlapping(iterations * self.iterations + started, read) * spilling
-        return multiplying, np.maximum(whole, multiplying)
+        total = _overlapping(iterations * self.iterations + started, read) * spilling
+        return multiplying, np.maximum(total, multiplying)
 
     def iteration(self, blocks: Floats) -> Floats:
-        """Cycles of one iteration of so many blocks at a time on one multiprocessor."""
-        alone = np.maximum(self.busy(np.ones_like(blocks)), self.chain()) + self.meeting + self.loading
-        # An iteration waits for its copies as long as those before it have not hidden it.
-        early = np.maximum(alone, (MEMORY_CYCLES + alone * self.early) / self.ahead)
-        ahead = (self.tiles > 1) & self.asynchronous()
-        waiting = np.where(ahead, early, alone + MEMORY_CYCLES)
-        return np.asarray(np.maximum(self.busy(blocks), waiting))
+        """Cycles of one iteration of `blocks` resident blocks on one multiprocessor."""
+        one_block = np.maximum(self.busy(np.ones_like(blocks)), self.chain()) + self.meeting + self.loading
+        # An iteration waits for its copies as long as earlier iterations have not hidden them.
+        pipelined = np.maximum(one_block, (MEMORY_CYCLES + one_block * self.early) / self.ahead)
+        is_pipelined = (self.tiles > 1) & self.asynchronous()
+        latency = np.where(is_pipelined, pipelined, one_block + MEMORY_CYCLES)
+        return np.asarray(np.maximum(self.busy(blocks), latency))
 
     def busy(self, blocks: Floats) -> Floats:
-        """Cycles of an iteration in which something is busy."""
+        """Cycles of an iteration in which the busiest unit is busy."""
         warps = np.ceil(blocks * self.launched.warps / PARTS)
         cache = CACHE_RATIO * self.facts.bandwidth / self.facts.clock / self.facts.multiprocessors
         moved = sum(each.moved.cache_bytes for each in (self.product, *self.factors))
@@ -137,57 +137,57 @@ class MainLoop(ABC):
     def copies(self, factor: Statement) -> Floats:
         """Instructions of a warp for the copies of a factor's tile."""
         nest = factor.nest
-        own = range(nest.depth - nest.source.own, nest.depth)
-        serial = [at for at in own if nest.source.loops[at].annotation is Annotation.NONE]
+        own_loops = range(nest.depth - nest.source.own, nest.depth)
+        serial = [index for index in own_loops if nest.source.loops[index].annotation is Annotation.NONE]
         iterations = nest.extents[serial].prod(axis=0)
         lanes, piece = _lanes(factor)
         indices = _COPY + float(nest.source.ops.int_divmod)
-        each = np.where(_is_asynchronous(factor), lanes / piece, _PLAIN_COPY * lanes)
-        return np.asarray(iterations * (indices + each))
+        per_iteration = np.where(_is_asynchronous(factor), lanes / piece, _PLAIN_COPY * lanes)
+        return np.asarray(iterations * (indices + per_iteration))
 
     def written(self) -> Floats:
         """Cycles of shared memory for the tiles that are copied."""
         cycles = np.zeros(self.product.nest.count)
-        for each in self.factors:
+        for factor in self.factors:
             # A copy of 8 bytes takes as long as one of 16: on an H200 the same products took 1.33 times as long.
-            copied = np.maximum(_copied_bytes(each), 1.0)
-            cycles += each.moved.shared_cycles * np.where(_is_asynchronous(each), COPY_BYTES[-1] / copied, 1.0)
+            copied_bytes = np.maximum(_copied_bytes(factor), 1.0)
+            cycles += factor.moved.shared_cycles * np.where(
+                _is_asynchronous(factor), COPY_BYTES[-1] / copied_bytes, 1.0
+            )
         return np.asarray(cycles / self.launched.blocks / self.iterations)
 
     def asynchronous(self) -> Flags:
-        """Whether the copies of all factors are."""
+        """Whether the copies of all factors are asynchronous."""
         return np.asarray(np.all([_is_asynchronous(each) for each in self.factors], axis=0))
 
     def read(self) -> Floats:
-        """Bytes from memory: of factors that the cache does not hold, for the blocks that run at a time, each of their
-        tiles once.
-        """
-        together = np.maximum(self.launched.resident, 1.0) * self.facts.multiprocessors
-        waves = np.maximum(1.0, self.launched.blocks / together)
+        """Bytes from memory: of factors larger than the cache, each tile once for the blocks that run at a time."""
+        resident = np.maximum(self.launched.resident, 1.0) * self.facts.multiprocessors
+        waves = np.maximum(1.0, self.launched.blocks / resident)
         total = np.zeros_like(waves)
-        for each in self.factors:
-            tile = each.moved.cache_bytes / self.launched.blocks
-            held = each.moved.read_bytes < each.moved.cache_bytes
-            total += np.where(held, each.moved.read_bytes, _tiles_of(each.nest, together) * tile * waves)
-        # Never more than the cache is asked for.
-        return np.asarray(np.minimum(total, sum(each.moved.cache_bytes for each in self.factors)))
+        for factor in self.factors:
+            tile = factor.moved.cache_bytes / self.launched.blocks
+            is_cached = factor.moved.read_bytes < factor.moved.cache_bytes
+            total += np.where(is_cached, factor.moved.read_bytes, _tiles_of(factor.nest, resident) * tile * waves)
+        # Never more than the traffic of the cache.
+        return np.asarray(np.minimum(total, sum(factor.moved.cache_bytes for factor in self.factors)))
 
 
-def _tiles_of(nest: Nest, together: Floats) -> Floats:
-    """How many different tiles of a factor so many blocks have that follow each other."""
+def _tiles_of(nest: Nest, blocks: Floats) -> Floats:
+    """The number of different tiles of a factor in `together` consecutive blocks."""
     moving = {key for read in nest.source.reads for linear in read.index for key in linear.terms}
-    # Blocks run in the order of their numbers: those that run together differ in the fastest dimension first.
-    tiles, rest = np.ones_like(together), together
-    for at, loop in reversed(list(enumerate(nest.source.loops))):
+    # Blocks run in the order of their numbers: concurrent blocks differ in the fastest dimension first.
+    tiles, remaining = np.ones_like(blocks), blocks
+    for index, loop in reversed(list(enumerate(nest.source.loops))):
         if loop.annotation in _BLOCKS:
             if loop.key in moving:
-                tiles = tiles * np.minimum(nest.extents[at], rest)
-            rest = np.ceil(rest / nest.extents[at])
+                tiles = tiles * np.minimum(nest.extents[index], remaining)
+            remaining = np.ceil(remaining / nest.extents[index])
     return tiles
 
 
 def _overlapping(*times: Floats) -> Floats:
-    """The longest of some times, and a share of the others."""
+    """The longest of `times`, and a share of the others."""
     stacked = np.stack(np.broadcast_arrays(*times))
     return np.asarray(stacked.max(axis=0) * (1.0 - _OVERLAP) + _OVERLAP * stacked.sum(axis=0))
 
@@ -199,7 +199,9 @@ def _columns(cycles: Floats, arithmetic: Floats, memory: Floats) -> Columns:
 
 
 def _lanes(factor: Statement) -> tuple[Floats, Floats]:
-    """How many neighbors each thread copies of a factor, and how many of them at once: what divides its rows."""
+    """Neighbors of a factor that each thread copies, and how many of them in one access: a divisor of the factor's
+    rows.
+    """
     nest = factor.nest
     lanes = np.ones(nest.count, dtype=np.int64)
     for at, loop in enumerate(nest.source.loops):
@@ -212,7 +214,7 @@ def _lanes(factor: Statement) -> tuple[Floats, Floats]:
 
 
 def _copied_bytes(factor: Statement) -> Floats:
-    """Bytes that are copied at once, as they are; 0 where something else is made of them."""
+    """Bytes of one plain copy; 0 where the factor is converted."""
     read, ops = _read(factor), factor.nest.source.ops
     changed = any(getattr(ops, name) for name in _CHANGES)
     item = 0 if read is None or changed else read.element_bytes
@@ -220,11 +222,11 @@ def _copied_bytes(factor: Statement) -> Floats:
 
 
 def _is_asynchronous(factor: Statement) -> Flags:
-    """Whether whole words are copied at once, as they are."""
+    """Whether plain copies of whole words are made."""
     return np.asarray(np.isin(_copied_bytes(factor), COPY_BYTES))
 
 
 def _read(factor: Statement) -> Footprint | None:
-    """The one tensor that a factor is copied from."""
+    """The tensor that a factor is copied from, if there is just one."""
     reads = [footprint for footprint in factor.footprints if footprint.is_read]
     return reads[0] if len(reads) == 1 else None

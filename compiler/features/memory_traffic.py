@@ -1,7 +1,4 @@
-"""The feature columns of memory traffic, arithmetic intensity and allocation.
-
-All results are arrays (B,).
-"""
+"""The feature columns of memory traffic, arithmetic intensity and allocation, as arrays (B,)."""
 
 from collections.abc import Sequence
 
@@ -14,7 +11,7 @@ from retune.compiler.features.table import CACHES, GROUPS, INTENSITY_POINTS
 
 
 def memory_columns(nest: Nest, footprints: Sequence[Footprint], operations: Floats, line_bytes: int) -> Columns:
-    """Columns of the group "memory"; `operations` (B,) is what one iteration computes."""
+    """Columns of the group "memory"; `operations` (B,) are those of one iteration."""
     lines = np.zeros((nest.depth + 1, nest.count))
     for footprint in footprints:
         lines += footprint.lines
@@ -25,9 +22,8 @@ def memory_columns(nest: Nest, footprints: Sequence[Footprint], operations: Floa
     traffic = nest.outer * region
     total = nest.inner[0] * operations
     for name, capacity in CACHES.items():
-        # Regions shrink inwards: the first level that fits is kept, and the loop around it renews what it needs.
         # Working-set model: a level whose region fits the cache loads it once for each iteration of the loops around
-        # it.
+        # it. Regions shrink inwards: the first level that fits is kept.
         overflowing = (region > capacity).sum(axis=0)
         moved = pick(traffic, np.clip(overflowing - 1, 0, nest.depth))
         yield f"traffic_{name}", moved
@@ -35,7 +31,7 @@ def memory_columns(nest: Nest, footprints: Sequence[Footprint], operations: Floa
 
 
 def intensity_columns(nest: Nest, all_bytes: Floats, operations: Floats) -> Columns:
-    """Operations per touched byte, sampled where 10 %, 20 % ... of the statement's operations lie inside."""
+    """Operations per touched byte, sampled where 10 %, 20 % ... of the statement's operations are inside."""
     if nest.depth == 0:
         return
     done = (nest.inner * operations)[:-1][::-1]
@@ -56,8 +52,8 @@ def intensity_columns(nest: Nest, all_bytes: Floats, operations: Floats) -> Colu
 
 
 def allocation_columns(nest: Nest, footprints: Sequence[Footprint]) -> Columns:
-    """Columns of the group "allocation", 0 for a statement that is not attached to another one's loops. A statement of
-    several results has a buffer for each, all of one shape; `footprints` begins with them.
+    """Columns of the group "allocation", 0 for a statement outside another's loops. A statement of several results has
+    a buffer for each, all of one shape; `footprints` begins with them.
     """
     if not nest.source.attached:
         return
@@ -66,12 +62,12 @@ def allocation_columns(nest: Nest, footprints: Sequence[Footprint]) -> Columns:
     for extent in write.shape if write.strides is None else (write.shape[0], write.strides[0]):
         elements = elements * column(extent, nest.count)
     times = nest.outer[nest.depth - nest.source.own]
-    whole = np.ones(nest.count)
+    total = np.ones(nest.count)
     for extent in nest.source.op.shape if nest.source.whole is None else nest.source.whole:
-        whole = whole * column(extent, nest.count)
+        total = total * column(extent, nest.count)
     results = footprints[: len(nest.source.writes)]
     yield "alloc_size", elements * sum(written.element_bytes for written in results)
     yield "alloc_prod", elements * times
     yield "alloc_outer_prod", times
     yield "alloc_inner_prod", nest.inner[0] / times
-    yield "alloc_recompute", results[0].elements[nest.depth - nest.source.own] * times / whole
+    yield "alloc_recompute", results[0].elements[nest.depth - nest.source.own] * times / total

@@ -1,4 +1,4 @@
-"""The loop nest of a statement in float64 arrays over B programs, without a loop over programs.
+"""The loop nest of a statement in float64 arrays over B programs.
 
 A *level* i of a nest of L loops means "loops i .. L-1 run, those outside are fixed": level 0 is the whole statement,
 level L one iteration. Arrays over loops have the shape (L, B), arrays over levels (L + 1, B). All values are integers.
@@ -19,7 +19,7 @@ from retune.compiler.schedule.state import Annotation, IterKind, Number
 from retune.compiler.schedule.statements import StageNest
 
 _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
-# Not int64: products of many extents lose digits here, where integers would wrap around.
+# Not int64: products of many extents would wrap around; here they lose digits.
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -30,7 +30,7 @@ def column(number: Number, count: int) -> Floats:
 
 
 def inner_products(extents: Floats) -> Floats:
-    """(L, B) → (L + 1, B): how many iterations lie at each level."""
+    """(L, B) → (L + 1, B): iterations at each level."""
     products = np.ones((len(extents) + 1, extents.shape[1]))
     for loop in reversed(range(len(extents))):
         np.multiply(products[loop + 1], extents[loop], out=products[loop])
@@ -38,7 +38,7 @@ def inner_products(extents: Floats) -> Floats:
 
 
 def product_where(flags: Flags, extents: Floats) -> Floats:
-    """(B,): product of the extents that are flagged, 1 where none is."""
+    """(B,): product of the flagged extents, 1 without any."""
     result: Floats = np.where(flags, extents, 1.0).prod(axis=0)
     return result
 
@@ -55,27 +55,27 @@ class Nest:
     inner: Floats
     """Iterations at each level, (L + 1, B)."""
     outer: Floats
-    """How often each level runs, (L + 1, B)."""
+    """Number of runs of each level, (L + 1, B)."""
     last: Floats
     """The last value of each loop's variable, (L, B)."""
     real: Flags
     """Loops of more than one iteration, (L, B)."""
-    place: Mapping[LoopKey, int]
-    """The number of each loop."""
+    numbers: Mapping[LoopKey, int]
+    """The index of each loop."""
     reduce: tuple[bool, ...]
-    """Which loops are reductions of the statement's own."""
+    """Which loops are the statement's own reductions."""
     groups: tuple[int, ...]
-    """Numbers, from the innermost outwards, of the runs of loops of one kind."""
+    """Numbers, from the innermost outwards, of the runs of loops of the same kind."""
     positions: Mapping[str, list[int]]
-    """Loops by their place among those of their kind, such as `inner_spatial`."""
+    """Loops by their position among those of their kind, such as `inner_spatial`."""
     vector: Flags
     """The vector loop, (L, B)."""
     parallel: Flags
     """Loops that run in parallel, (L, B)."""
     tile: Flags
-    """Loops whose iterations are registers: spatial ones inside every reduction, and the vector loop, (L, B)."""
+    """Loops whose iterations are registers: spatial loops inside every reduction, and the vector loop, (L, B)."""
     vector_loop: int
-    """The loop that is or could be the vector loop, -1 where there is none."""
+    """The actual or possible vector loop, -1 without any."""
     unroll_limit: Floats
     """In vector operations, (B,)."""
 
@@ -94,7 +94,7 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
         extents[index] = loop.extent
     inner = inner_products(extents)
     kinds = [loop.kind is IterKind.REDUCTION for loop in loops]
-    # A reduction of a stage around this one only repeats it.
+    # A reduction of an outer stage only repeats this stage.
     reduce = [kind and index >= depth - nest.own for index, kind in enumerate(kinds)]
     real = extents > 1
     vector, vector_loop = _vector_flags(nest, choices, real)
@@ -108,7 +108,7 @@ def nest_arrays(nest: StageNest, choices: LoopChoices, count: int) -> Nest:
         outer=inner[0] / inner,
         last=extents - 1,
         real=real,
-        place={loop.key: index for index, loop in enumerate(loops)},
+        numbers={loop.key: index for index, loop in enumerate(loops)},
         reduce=tuple(reduce),
         groups=groups,
         positions=_positions(kinds, groups),
@@ -126,29 +126,29 @@ def _groups(reduce: Sequence[bool]) -> tuple[int, ...]:
 
 
 def _positions(kinds: Sequence[bool], groups: Sequence[int]) -> dict[str, list[int]]:
-    """Loops by place among those of their kind: outer for the first group, inner for the last."""
+    """Loops by position among those of their kind: outer for the first group, inner for the last."""
     result: dict[str, list[int]] = {}
     for name, reduce in (("spatial", False), ("reduce", True)):
         members = [index for index, kind in enumerate(kinds) if kind == reduce]
         ranks = [groups[index] for index in members]
-        # All loops of the kind in one run: then each loop is a group of its own.
+        # All loops of the kind in one run: then each loop is its own group.
         if len(set(ranks)) == 1:
             ranks = members[::-1]
         for index, rank in zip(members, ranks, strict=True):
-            place = "inner" if rank == min(ranks) else "outer" if rank == max(ranks) else "middle"
-            result.setdefault(f"{place}_{name}", []).append(index)
+            position = "inner" if rank == min(ranks) else "outer" if rank == max(ranks) else "middle"
+            result.setdefault(f"{position}_{name}", []).append(index)
     return result
 
 
 def _vector_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> tuple[Flags, int]:
-    """Vector flags (L, B), and the loop that is or could be the vector loop, -1 if there is none."""
+    """Vector flags (L, B), and the actual or possible vector loop, -1 if there is none."""
     flags = np.zeros_like(real)
     depth = len(nest.loops)
-    own = [index for index in range(depth - nest.own, depth) if _may_be_vector(nest.loops[index])]
+    candidates = [index for index in range(depth - nest.own, depth) if _may_be_vector(nest.loops[index])]
     marked = [index for index, loop in enumerate(nest.loops) if loop.annotation is Annotation.VECTORIZE]
     for index in marked:
         flags[index] = real[index]
-    last = marked[-1] if marked else own[-1] if own else -1
+    last = marked[-1] if marked else candidates[-1] if candidates else -1
     if last >= 0:
         flags[last] |= real[last] & (np.asarray(choices.vector.get(nest.stage, 0)) > 0)
     return flags, last
@@ -171,8 +171,8 @@ def _parallel_flags(nest: StageNest, choices: LoopChoices, real: Flags) -> Flags
 
 
 def _tile_flags(nest: StageNest, real: Flags, reduce: Sequence[bool]) -> Flags:
-    """Spatial loops that have a reduction outside and none inside; all own ones of the sums of a GPU's thread, whose
-    steps are written outside of them. (L, B).
+    """Spatial loops with a reduction outside and none inside; all own loops of the sums of a GPU's thread, whose steps
+    are written outside of them. (L, B).
     """
     flags = np.zeros_like(real)
     outer = nest.loops[: len(nest.loops) - nest.own]
@@ -191,10 +191,10 @@ def _tile_flags(nest: StageNest, real: Flags, reduce: Sequence[bool]) -> Flags:
 
 
 def unrolled_flags(nest: Nest, tile_operations: Floats) -> tuple[Flags, Floats]:
-    """Which reduction loops are unrolled (L, B), and how many straight-line vector operations that makes (B,).
+    """Which reduction loops are unrolled (L, B), and the resulting number of straight-line vector operations (B,).
 
-    Reductions are unrolled from the innermost outwards, as long as the operations stay within the limit and no loop
-    but those of the tile lies in between.
+    Reductions are unrolled from the innermost outwards, as long as the operations stay within the limit and only loops
+    of the tile are in between.
     """
     flags = np.zeros_like(nest.real)
     operations = tile_operations
@@ -213,5 +213,4 @@ def unrolled_flags(nest: Nest, tile_operations: Floats) -> tuple[Flags, Floats]:
 
 
 def size_of(dtype: str) -> int:
-    """Bytes of an element."""
     return item_bytes(dtype)

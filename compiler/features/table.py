@@ -43,17 +43,17 @@ from collections.abc import Iterator
 from retune.compiler.schedule.counts import COUNTED
 
 FEATURE_VERSION = 6
-"""Version of the table; a cost model that was trained on another one cannot be used."""
+"""Version of the table; a cost model that was trained on another version cannot be used."""
 
 # Five buffers, and ten points of the curve below, as in Ansor.
 BUFFERS = 5
-"""How many buffers of a statement have columns."""
+"""Buffers of a statement with columns."""
 
 INTENSITY_POINTS = 10
-"""How many samples of the arithmetic intensity curve are taken."""
+"""Samples of the arithmetic intensity curve."""
 
 GROUPS = 5
-"""How many groups of loops of one kind, counted from the innermost, have a working set column."""
+"""Groups of loops of one kind, from the innermost, with a working set column."""
 
 CACHES = {"16k": 2**14, "64k": 2**16, "256k": 2**18, "1m": 2**20, "8m": 2**23}
 """Capacities in bytes at which memory traffic is estimated: sample points of a curve, not the machine's caches."""
@@ -156,7 +156,7 @@ FEATURE_NAMES = (
 )
 """Names of the columns, in order."""
 
-# The flags among the fields above: kind of access, kind of reuse, and where the buffer lies.
+# The flags among the fields above: kind of access, kind of reuse, and where the buffer is stored.
 _FLAG_ENDINGS = (*BUFFER_FIELDS[:3], *BUFFER_FIELDS[7:10], *BUFFER_FIELDS[18:])
 
 
@@ -170,7 +170,7 @@ def _flags() -> Iterator[str]:
 
 
 FLAG_NAMES = frozenset(_flags())
-"""Columns that hold 0 or 1, which scaling leaves as they are."""
+"""Columns of 0 or 1, which are not scaled."""
 
 INDEX = {name: column for column, name in enumerate(FEATURE_NAMES)}
 """Column of each name."""

@@ -1,7 +1,4 @@
-"""Analytical cost model of tensor-core products: estimated cycles of their main loops.
-
-See `retune.compiler.features.main_loop`. Nothing is measured.
-"""
+"""Analytical cost model of tensor-core products: estimated cycles of their main loops, see `main_loop`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -27,15 +24,15 @@ from retune.compiler.schedule.tensor_nests import (
 from retune.compiler.te.tensor import ComputeOp
 
 _SHARED_BYTES = 128.0
-"""What shared memory moves in a cycle: 32 banks of 4 bytes."""
+"""Bytes that shared memory moves in a cycle: 32 banks of 4 bytes."""
 _FRAGMENT_CYCLES = 40.0
-"""From the first load of a step's fragments to its first multiplication, where nothing else is multiplied meanwhile."""
+"""From the first load of a step's fragments to its first multiplication, if nothing else is multiplied meanwhile."""
 _MULTIPLY_CYCLES = 34.0
 """From one addition to a sum to the next."""
 _GROUP_CYCLES = 60.0
-"""From the first instruction of a warpgroup to its first multiplication, where none was under way."""
+"""From the first instruction of a warpgroup to its first multiplication, with an empty pipeline."""
 _ROUNDING = 1.5
-"""Instructions that round an element of a factor to tf32: an addition, and for two of them a comparison."""
+"""Instructions that round an element of a factor to tf32: an addition, and a comparison for every two."""
 _ITERATION = 24.0
 """Other instructions of an iteration."""
 
@@ -54,9 +51,9 @@ def tensor_estimates(
 
 
 class _TensorLoop(MainLoop):
-    """The main loop of a product on tensor cores. Behind a barrier nothing is loaded yet, unless it was a
-    step ahead; the last step does without what is copied then. Groups of warps load no fragments, and with enough tiles
-    they multiply without a break.
+    """The main loop of a product on tensor cores. After a barrier nothing is loaded yet, unless fragments are a step
+    ahead; the last step does without the next copies. Groups of warps load no fragments, and with enough tiles they
+    multiply without a break.
     """
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
@@ -73,10 +70,10 @@ class _TensorLoop(MainLoop):
         self.loading = np.where(self.sets > 1, 0.0, _FRAGMENT_CYCLES)
         self.loading = np.where(self.groups, np.where(unbroken, 0.0, _GROUP_CYCLES), self.loading)
         self.early = np.where(self.sets > 1, 1.0 / self.steps, 0.0)
-        own = [place >= product.nest.depth - source.own for place in range(product.nest.depth)]
-        sums = np.array([reduces and mine for reduces, mine in zip(product.nest.reduce, own, strict=True)])
-        whole = product_where(sums[:, None] & product.nest.real, product.nest.extents)
-        self.iterations = whole / (self.steps * self.kind.depth)
+        is_own = [index >= product.nest.depth - source.own for index in range(product.nest.depth)]
+        sums = np.array([reduces and own for reduces, own in zip(product.nest.reduce, is_own, strict=True)])
+        total = product_where(sums[:, None] & product.nest.real, product.nest.extents)
+        self.iterations = total / (self.steps * self.kind.depth)
 
     def multiplying(self, blocks: Floats) -> Floats:
         """Cycles in which the tensor cores of the scheduler with most warps multiply in an iteration."""
@@ -86,21 +83,21 @@ class _TensorLoop(MainLoop):
     def each(self) -> Floats:
         """Cycles of one multiplication."""
         # Products of tf32 run at half the rate of those of halves.
-        alone = self.facts.tensor / (1 if self.kind.packed > 1 else 2)
-        rate = np.maximum(1, np.where(self.groups, self.facts.group_tensor, alone)) / PARTS
+        warp_rate = self.facts.tensor / (1 if self.kind.packed > 1 else 2)
+        rate = np.maximum(1, np.where(self.groups, self.facts.group_tensor, warp_rate)) / PARTS
         return np.asarray(ROWS * COLUMNS * self.kind.depth / rate)
 
     def chain(self) -> Floats:
         """Cycles of the steps of one warp that has its tensor cores to itself."""
         products = self.rows * self.columns_of_warp * self.each()
-        alone = self.steps * (np.maximum(products, _MULTIPLY_CYCLES) + self.loading)
-        return np.where(self.groups, self.steps * products, alone)
+        latency = self.steps * (np.maximum(products, _MULTIPLY_CYCLES) + self.loading)
+        return np.where(self.groups, self.steps * products, latency)
 
     def instructions(self) -> Floats:
         """Instructions of a warp."""
         columns = self.columns_of_warp
         left, right = self.rows * self.kind.left_elements, columns * self.kind.right_elements
-        # One ldmatrix loads a left fragment, or two right ones.
+        # One ldmatrix loads a left fragment, or two right fragments.
         loads = np.where(self.has_matrices(LEFT), self.rows, left)
         loads = loads + np.where(self.has_matrices(RIGHT), np.where(columns % 2 == 0, columns / 2, columns), right)
         if self.kind.packed == 1:
@@ -110,7 +107,7 @@ class _TensorLoop(MainLoop):
         return np.asarray(self.steps * (products + loads) + self.all_copies() + _ITERATION)
 
     def has_matrices(self, side: str) -> bool:
-        """Whether ldmatrix loads a factor: of halves always, of float32 where its rows lie along the depth."""
+        """Whether ldmatrix loads a factor: of halves always, of float32 where its rows follow the depth."""
         gathered = (each.nest.source.op for each in self.factors)
         inner = [depth_is_inner(op) for op in gathered if isinstance(op, ComputeOp) and op.name.endswith(side)]
         return self.kind.packed > 1 or any(inner)

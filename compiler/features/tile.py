@@ -1,8 +1,8 @@
 """The feature columns of the register tile and of the parallel loop.
 
 They follow the code generator, which unrolls the tile, splits its vector loop into registers and keeps one accumulator
-per vector over the innermost reduction loops. Besides the accumulators, a step needs registers for a row of the factor
-that is the same in all rows, and one for the factor that is the same in all lanes.
+per vector over the innermost reduction loops. A step also needs registers for a row of the factor that all rows share,
+and one for the factor that all lanes share.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost,
     yield "tile_vectors", vectors
     yield "tile_accumulators", accumulators
     yield "tile_remainder_lanes", np.where(vectorized, inside.length % inside.lanes, 0.0)
-    whole = np.ceil(inside.length / inside.lanes) * inside.lanes
-    yield "tile_idle_lanes", np.where(vectorized, whole - inside.length, inside.lanes - 1.0) / inside.lanes
+    padded = np.ceil(inside.length / inside.lanes) * inside.lanes
+    yield "tile_idle_lanes", np.where(vectorized, padded - inside.length, inside.lanes - 1.0) / inside.lanes
     yield "tile_fits", (needed <= hardware.registers).astype(np.float64)
     yield "tile_spilled", np.maximum(0.0, needed - hardware.registers)
     yield "tile_reduction", inside.iterations
@@ -50,9 +50,9 @@ def tile_columns(nest: Nest, footprints: Sequence[Footprint], inside: Innermost,
 
 
 def parallel_columns(nest: Nest, operations: Floats, hardware: HardwareParams) -> Columns:
-    """Columns of the group "parallel" and its annotations; `operations` (B,) is what one iteration computes."""
+    """Columns of the group "parallel" and its annotations; `operations` (B,) are those of one iteration."""
     chunks = product_where(nest.parallel, nest.extents)
-    # Chunks are given out in equal shares: the thread with one more ends last.
+    # Chunks are divided equally: the thread with one more ends last.
     rounds = np.ceil(chunks / hardware.num_cores)
     grain = nest.inner[0] * operations / chunks
     yield "parallel_chunks", chunks
@@ -70,48 +70,52 @@ def _moves(inside: Innermost) -> Floats:
 
 
 def _loads(nest: Nest, footprints: Sequence[Footprint], inside: Innermost, line_bytes: int) -> dict[str, Floats]:
-    """What one step of the innermost reduction loads into registers, by kind, how many of these vectors have to be
-    converted or interleaved, and how many lines evict each other before the next step reads them again.
+    """Loads into registers in one step of the innermost reduction, by kind, the vectors that have to be converted or
+    interleaved, and the lines that evict each other before the next step reads them again.
     """
     names = ("tile_vector_loads", "tile_broadcasts", "tile_gathers", "tile_conversions", "tile_conflicts")
-    found = {name: np.zeros(nest.count) for name in names}
-    held = accumulated(nest.source.write.tensor.dtype)
+    totals = {name: np.zeros(nest.count) for name in names}
+    accumulator_type = accumulated(nest.source.write.tensor.dtype)
     lane_loop = _lane_loop(nest, inside)
     has_lanes = inside.vectorized | inside.in_lanes
     for footprint in footprints:
         if not footprint.is_read or footprint.is_write:
             continue
-        across = nest.tile & ~nest.vector & footprint.moving
-        rows = product_where(across, nest.extents)
+        row_loops = nest.tile & ~nest.vector & footprint.moving
+        rows = product_where(row_loops, nest.extents)
         stride = pick(np.vstack([np.zeros((1, nest.count)), footprint.strides]), lane_loop)
         straight = has_lanes & (stride == 1)
         scattered = has_lanes & (stride > 1)
-        # Factors of a dot product that do not lie side by side are read step by step.
-        apart = np.where((inside.dot > 1) & straight & (not footprint.packed), inside.dot, 1.0)
-        vectors = np.where(straight, rows * inside.vectors, 0.0) * apart
+        # Factors of a dot product that are not neighbors are read step by step.
+        separate_reads = np.where((inside.dot > 1) & straight & (not footprint.packed), inside.dot, 1.0)
+        vectors = np.where(straight, rows * inside.vectors, 0.0) * separate_reads
         gathers = np.where(scattered, rows * inside.length, 0.0)
         broadcasts = np.where(straight | scattered, 0.0, rows)
-        found["tile_vector_loads"] += vectors
-        found["tile_broadcasts"] += broadcasts
-        found["tile_gathers"] += gathers
-        found["tile_conflicts"] += _conflicts(across, nest.extents, footprint, line_bytes)
-        if footprint.tensor.dtype != held:
+        totals["tile_vector_loads"] += vectors
+        totals["tile_broadcasts"] += broadcasts
+        totals["tile_gathers"] += gathers
+        totals["tile_conflicts"] += _conflicts(row_loops, nest.extents, footprint, line_bytes)
+        if footprint.tensor.dtype != accumulator_type:
             plain = vectors + np.where(has_lanes, broadcasts, 0.0)
-            found["tile_conversions"] += np.where(inside.dot > 1, np.where(apart > 1, 2.0 * vectors, 0.0), plain)
-    return found
+            totals["tile_conversions"] += np.where(
+                inside.dot > 1, np.where(separate_reads > 1, 2.0 * vectors, 0.0), plain
+            )
+    return totals
 
 
-def _conflicts(across: Flags, extents: Floats, footprint: Footprint, line_bytes: int) -> Floats:
-    """(B,): how many lines, of those that the rows of a tile read at a time, are in the same sets of the first cache,
-    if these are more than a set holds; else 0. Rows at a distance of a multiple of 4 KiB are all in one set.
+def _conflicts(row_loops: Flags, extents: Floats, footprint: Footprint, line_bytes: int) -> Floats:
+    """(B,): lines that the rows of a tile read at a time in the same sets of the first cache, if they are more than a
+    set holds; else 0. Rows at a distance of a multiple of 4 KiB are all in one set.
     """
-    lines, sets = np.ones(across.shape[1]), np.ones(across.shape[1])
-    for flags, extent, stride in zip(across, extents, footprint.strides, strict=True):
+    lines, sets = np.ones(row_loops.shape[1]), np.ones(row_loops.shape[1])
+    for flags, extent, stride in zip(row_loops, extents, footprint.strides, strict=True):
         if not flags.any():
             continue
-        apart = np.maximum(stride * footprint.element_bytes / line_bytes, 1.0)
-        # Distances that are no whole lines reach all sets in time.
-        distinct = np.where(apart % 1.0 == 0.0, _SET_LINES / np.gcd(apart.astype(np.int64), _SET_LINES), _SET_LINES)
+        distance = np.maximum(stride * footprint.element_bytes / line_bytes, 1.0)
+        # Distances of a fraction of a line reach all sets in time.
+        distinct = np.where(
+            distance % 1.0 == 0.0, _SET_LINES / np.gcd(distance.astype(np.int64), _SET_LINES), _SET_LINES
+        )
         lines = np.where(flags, lines * extent, lines)
         sets = np.where(flags, np.minimum(_SET_LINES, sets * np.minimum(extent, distinct)), sets)
     return np.where(lines > _WAYS * sets, lines, 0.0)

@@ -1,7 +1,7 @@
-"""Analytical cost model of products on CUDA cores: estimated cycles of their main loops.
+"""Analytical cost model of products on CUDA cores: estimated cycles of their main loops, see `main_loop`.
 
-See `retune.compiler.features.main_loop`. Nothing is measured. Each step of the sum reads from shared memory what the
-accumulators of a thread need, several steps at once, and these loads compete with the arithmetic for issue slots.
+Each step of the sum reads from shared memory what the accumulators of a thread need, several steps together, and these
+loads compete with the arithmetic for issue slots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.tensor_nests import product_of
 
 _LOAD_CYCLES = 33.0
-"""From a load of shared memory to the arithmetic that wants it."""
+"""From a load of shared memory to the arithmetic that uses it."""
 _ADD_CYCLES = 4.0
 """From one addition to a sum to the next."""
 _INDEX_REGISTERS = 28.0
 _TOGETHER = 4.0
-"""Steps of a sum whose factor is read at once where its neighbors lie along the sum."""
+"""Steps of a sum whose factor is read in one access where its neighbors follow the sum."""
 _SPILLED = 3.0
-"""Instructions for a number that registers have no room for, each time that it is wanted."""
+"""Instructions for each use of a number that does not fit the registers."""
 _ITERATION = 28.0
-"""Other instructions of an iteration: the tile that it is at, addresses, a barrier, whether there is more to copy."""
+"""Other instructions of an iteration: the number of the tile, addresses, a barrier, whether there is more to copy."""
 
 
 def tiled_estimates(
@@ -56,30 +56,30 @@ def tiled_estimates(
 
 
 def _around(statement: Statement) -> list[LoopKey]:
-    """The loops of other stages that a statement stands in."""
+    """The loops of other stages around a statement."""
     source = statement.nest.source
     return [loop.key for loop in source.loops[: len(source.loops) - source.own]]
 
 
 class _TiledLoop(MainLoop):
-    """The main loop of a product on CUDA cores, in each of which tiles of its factors are fetched."""
+    """The main loop of a product on CUDA cores, each iteration of which fetches tiles of its factors."""
 
     def __init__(self, product: Statement, factors: Sequence[Statement], launched: Launched, facts: GpuFacts) -> None:
         super().__init__(product, factors, launched, facts)
         nest = product.nest
-        fetched = {key for each in factors for key in _around(each)}
+        fetched = {loop_key for factor in factors for loop_key in _around(factor)}
         outer, self.steps, self.sums = np.ones(nest.count), np.ones(nest.count), np.ones(nest.count)
-        for at, loop in enumerate(nest.source.loops):
-            mine = at >= nest.depth - nest.source.own
-            if nest.reduce[at] and loop.key in fetched:
-                outer = outer * nest.extents[at]
-            elif nest.reduce[at]:
-                self.steps = self.steps * nest.extents[at]
-            elif mine or loop.annotation is Annotation.VTHREAD:
-                self.sums = self.sums * nest.extents[at]
+        for index, loop in enumerate(nest.source.loops):
+            is_own = index >= nest.depth - nest.source.own
+            if nest.reduce[index] and loop.key in fetched:
+                outer = outer * nest.extents[index]
+            elif nest.reduce[index]:
+                self.steps = self.steps * nest.extents[index]
+            elif is_own or loop.annotation is Annotation.VTHREAD:
+                self.sums = self.sums * nest.extents[index]
         self.iterations = outer
         if nest.source.pipeline is not None:
-            self.starts = outer / nest.extents[nest.place[nest.source.stage, nest.source.pipeline[0]]]
+            self.starts = outer / nest.extents[nest.numbers[nest.source.stage, nest.source.pipeline[0]]]
         # A block's threads share the register file; what exceeds their part goes to local memory.
         self.spilled = np.maximum(0.0, self.registers() - facts.most_registers(launched.threads))
         self.loading = np.full(nest.count, _LOAD_CYCLES)
@@ -93,9 +93,9 @@ class _TiledLoop(MainLoop):
 
     def chain(self) -> Floats:
         """Cycles of the steps of one warp that has its scheduler to itself."""
-        each = self.operations / self.steps * WARP / (self.facts.lanes / PARTS)
-        # One warp alone waits for each addition before the next to the same sum.
-        return np.asarray(self.steps * np.maximum(each, _ADD_CYCLES))
+        step_cycles = self.operations / self.steps * WARP / (self.facts.lanes / PARTS)
+        # A single warp waits for each addition before the next to the same sum.
+        return np.asarray(self.steps * np.maximum(step_cycles, _ADD_CYCLES))
 
     def instructions(self) -> Floats:
         """Instructions of a warp."""
@@ -104,7 +104,7 @@ class _TiledLoop(MainLoop):
         return np.asarray(self.operations + loads + spilled + self.all_copies() + _ITERATION)
 
     def registers(self) -> Floats:
-        """Registers of a thread: its sums, what is loaded for some steps of them, and indices."""
+        """Registers of a thread: its sums, the factors of some steps of them, and indices."""
         nest = self.product.nest
         loaded = np.zeros(nest.count)
         virtual = np.array([loop.annotation is Annotation.VTHREAD for loop in nest.source.loops], dtype=np.bool_)

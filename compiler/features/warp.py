@@ -1,6 +1,6 @@
 """Cost of one warp's access to a buffer: memory sectors and bank conflicts.
 
-It evaluates the addresses of all threads of a warp, for B programs at once. Strides are never negative.
+It evaluates the addresses of all threads of a warp, for B programs together. Strides are never negative.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from retune.compiler.ir.kernel import WARP
 from retune.compiler.schedule.state import Annotation, Number
 
 SHARED = ".shared"
-"""How the name of a stage ends that the threads of a block fetch together."""
+"""The suffix of the names of stages that the threads of a block fetch together."""
 
 SECTOR = 32
-"""Bytes that come from memory together: a quarter of a 128-byte cache line (CUDA C++ Best Practices Guide)."""
+"""Bytes that memory moves together: a quarter of a 128-byte cache line (CUDA C++ Best Practices Guide)."""
 
 # Shared memory has 32 banks of 4 bytes (CUDA C++ Programming Guide).
 _BANKS = 32
@@ -32,67 +32,67 @@ class WarpAccess:
     """One access of a buffer by the threads of a warp; arrays are (B,)."""
 
     width: Floats
-    """Bytes that each thread moves at once."""
+    """Bytes that each thread moves in one access."""
     sectors: Floats
-    """Sectors of memory that hold what the warp accesses."""
+    """Sectors of memory that the warp accesses."""
     conflicts: Floats
-    """Words in the busiest bank of shared memory, which gives one a cycle."""
+    """Words in the busiest bank of shared memory, which serves one a cycle."""
 
 
 def thread_loops(nest: Nest) -> list[int]:
-    """The loops over threads of the innermost stage that has them along each dimension, the fastest one first."""
-    found: list[int] = []
+    """The loops over threads of the innermost stage that has them along each dimension, the fastest first."""
+    loops: list[int] = []
     for kind in _THREADS:
         bound = [index for index, loop in enumerate(nest.source.loops) if loop.annotation is kind]
         if bound:
             stage = nest.source.loops[bound[-1]].key[0]
-            found.extend(index for index in reversed(bound) if nest.source.loops[index].key[0] == stage)
-    return found
+            loops.extend(index for index in reversed(bound) if nest.source.loops[index].key[0] == stage)
+    return loops
 
 
 def warp_access(nest: Nest, footprint: Footprint) -> WarpAccess:
-    """What the first warp of a block asks for at once."""
+    """The access of the first warp of a block."""
     offsets, active = _offsets(nest, footprint)
-    # Threads that the block lacks ask for nothing.
-    places = np.where(active, offsets * footprint.element_bytes, _NOWHERE)
+    # Threads that the block lacks access nothing.
+    addresses = np.where(active, offsets * footprint.element_bytes, _NOWHERE)
     lanes = _vector_lanes(nest, footprint)
     width = lanes * footprint.element_bytes
-    sectors = np.where(places < 0, _NOWHERE, np.floor(places / SECTOR))
-    words = np.where(places < 0, _NOWHERE, np.floor(places / _BANK_BYTES))
+    sectors = np.where(addresses < 0, _NOWHERE, np.floor(addresses / SECTOR))
+    words = np.where(addresses < 0, _NOWHERE, np.floor(addresses / _BANK_BYTES))
     conflicts = np.ones(nest.count)
-    each = np.maximum(1.0, width / _BANK_BYTES)
-    most = int(each.max(initial=1.0))
+    words_each = np.maximum(1.0, width / _BANK_BYTES)
+    most = int(words_each.max(initial=1.0))
     # A wide access takes several consecutive words of each thread.
-    spread = [np.where((words < 0) | (step >= each), _NOWHERE, words + step) for step in range(most)]
+    spread = [np.where((words < 0) | (step >= words_each), _NOWHERE, words + step) for step in range(most)]
     conflicts = _busiest(np.concatenate(spread)) if spread else conflicts
     return WarpAccess(width, _distinct(sectors), conflicts)
 
 
 def _offsets(nest: Nest, footprint: Footprint) -> tuple[Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
-    """(32, B): where each thread's element lies relative to the first one's, and which threads there are."""
-    rest = np.repeat(np.arange(WARP, dtype=np.float64)[:, None], nest.count, axis=1)
-    offsets = np.zeros_like(rest)
+    """(32, B): the distance of each thread's element from the first thread's, and which threads exist."""
+    thread = np.repeat(np.arange(WARP, dtype=np.float64)[:, None], nest.count, axis=1)
+    offsets = np.zeros_like(thread)
     weights = _fetched_weights(nest, footprint)
-    place = rest * _width_of_fetch(nest)
+    element = thread * _width_of_fetch(nest)
     lanes = _vector_lanes(nest, footprint)
     for index in thread_loops(nest):
         extent = nest.extents[index]
         stride = footprint.strides[index]
-        # Neighbors that are moved at once lie between those of two threads, also where a fused loop hides it.
-        offsets += np.mod(rest, extent) * np.where(stride == 1, np.maximum(stride, lanes), stride)
-        rest = np.floor(rest / extent)
+        # Neighbors of one access are between those of two threads, also where a fused loop hides it.
+        offsets += np.mod(thread, extent) * np.where(stride == 1, np.maximum(stride, lanes), stride)
+        thread = np.floor(thread / extent)
     if weights is None:
-        return offsets, rest == 0
+        return offsets, thread == 0
     offsets = np.zeros_like(offsets)
     for extent, weight in zip(reversed(nest.source.write.shape), reversed(weights), strict=True):
-        offsets += np.mod(place, extent) * weight
-        place = np.floor(place / extent)
-    return offsets, rest == 0
+        offsets += np.mod(element, extent) * weight
+        element = np.floor(element / extent)
+    return offsets, thread == 0
 
 
 def _fetched_weights(nest: Nest, footprint: Footprint) -> list[Floats] | None:
-    """Of a tile that threads fetch together, element by element whatever its rows, how far apart its neighbors along
-    each dimension lie; None for all other statements.
+    """Elements between neighbors along each dimension of a tile that threads fetch together, element by element
+    whatever its rows; None for all other statements.
     """
     source = nest.source
     shape: Sequence[Number] = source.write.shape if footprint.is_write else footprint.tensor.shape
@@ -108,7 +108,7 @@ def _fetched_weights(nest: Nest, footprint: Footprint) -> list[Floats] | None:
 
 
 def _width_of_fetch(nest: Nest) -> Floats:
-    """How many elements each thread fetches at once."""
+    """Elements that each thread fetches in one access."""
     lanes = np.ones(nest.count)
     for index, loop in enumerate(nest.source.loops):
         if loop.annotation is Annotation.VECTORIZE:
@@ -117,7 +117,7 @@ def _width_of_fetch(nest: Nest) -> Floats:
 
 
 def _vector_lanes(nest: Nest, footprint: Footprint) -> Floats:
-    """How many neighbors each thread moves at once."""
+    """Neighbors that each thread moves in one access."""
     if _fetched_weights(nest, footprint) is not None:
         rows = nest.source.write.shape[-1] if footprint.tensor.shape else 1
         lanes = _width_of_fetch(nest)
@@ -130,8 +130,8 @@ def _vector_lanes(nest: Nest, footprint: Footprint) -> Floats:
 
 
 def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
-    """How many neighbors of a register tile, or along the steps of a thread's sums, code moves at once: as many as
-    these loops run over, if all else that moves the access moves it by a multiple of these.
+    """Neighbors of a register tile, or along the steps of a thread's sums, that code moves in one access: as many as
+    these loops run over, if everything else moves the access by a multiple of these.
     """
     most = max(1, VECTOR_BYTES // int(footprint.element_bytes))
     strides = [np.abs(stride) for stride in footprint.strides]
@@ -150,7 +150,7 @@ def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
 
 
 def _distinct(values: Floats) -> Floats:
-    """(N, B) → (B,): how many different ones there are, those below 0 left out."""
+    """(N, B) → (B,): number of different values that are not negative."""
     # Sorted, equal values are neighbors: one pass counts the distinct ones of all programs.
     ordered = np.sort(values, axis=0)
     fresh = np.ones(ordered.shape, dtype=np.bool_)
@@ -159,7 +159,7 @@ def _distinct(values: Floats) -> Floats:
 
 
 def _busiest(words: Floats) -> Floats:
-    """(N, B) → (B,): how many different words the bank has that has most of them."""
+    """(N, B) → (B,): number of different words in the busiest bank."""
     ordered = np.sort(words, axis=0)
     fresh = np.ones(ordered.shape, dtype=np.bool_)
     fresh[1:] = ordered[1:] != ordered[:-1]

@@ -1,7 +1,4 @@
-"""Facts about a compute graph or a state that sketch rules need.
-
-They are pure functions with the reference's definitions.
-"""
+"""Facts about a compute graph or a state that sketch rules need: pure functions with TVM's definitions."""
 
 from itertools import pairwise
 
@@ -27,11 +24,10 @@ from retune.compiler.te.tensor import (
 LEAST_PIECE = 16
 """Elements of each operand of a concatenation that its reader computes: less than a vector is slower than a copy."""
 _MOST_PIECES = 8
-"""Each operand of a concatenation that is summed over is a loop of its own, each whose rows are reduced a branch."""
+"""Each operand of a concatenation that is summed over is a loop, each operand whose rows are reduced a branch."""
 
 
 def is_shifted_axis(index: Expr, axis: Axis) -> bool:
-    """Whether `index` is the axis, or the axis plus or minus a literal."""
     # TVM's constant shift: v, v + c, v - c and c + v; neither 2 * v nor v + w.
     if index == axis:
         return True
@@ -48,16 +44,16 @@ def _matched_axes(op: ComputeOp, indices: tuple[Expr, ...]) -> list[int] | None:
     for index in indices:
         if isinstance(index, Const):
             continue
-        found = next((number for number, axis in enumerate(op.axes) if is_shifted_axis(index, axis)), None)
-        if found is None:
+        match = next((number for number, axis in enumerate(op.axes) if is_shifted_axis(index, axis)), None)
+        if match is None:
             return None
-        matched.append(found)
+        matched.append(match)
     return matched
 
 
 @cached_on_dag
 def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
-    """How many outer loops an operation and one that reads it, directly or through others, can share.
+    """The number of outer loops that an operation and a direct or indirect reader can share.
 
     Between an operation and its reader: the leading dimensions of equal extent in which every read is at the reader's
     own point, shifted at most. Along a chain the least of these, over all chains; 0 when `target` is not reached.
@@ -74,11 +70,11 @@ def num_common_outer_iterators(dag: ComputeDAG, op_id: int, target: int) -> int:
 
 @cached_on_dag
 def _behind(dag: ComputeDAG, op_id: int) -> frozenset[int]:
-    """All operations that read this one, directly or through others."""
-    found: set[int] = set()
+    """All operations that read `op_id`, directly or through others."""
+    behind: set[int] = set()
     for reader in dag.readers[op_id]:
-        found |= {reader} | _behind(dag, reader)
-    return frozenset(found)
+        behind |= {reader} | _behind(dag, reader)
+    return frozenset(behind)
 
 
 def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
@@ -96,19 +92,19 @@ def _shared_dimensions(dag: ComputeDAG, producer: int, reader: int) -> int:
 
 @cached_on_dag
 def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether every read is a plain one in axis order, and the body is cheap and without a branch; or the operation
-    looks up tables, whose reads in loop order stay few, or only says where what its readers read lies.
+    """Whether every read is a plain read in axis order, and the body is cheap and without a branch; or the operation
+    looks up tables, whose reads in loop order stay few, or only moves elements.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp):
         return False
-    # As in TVM, what reads nothing is a constant and always inlined.
+    # As in TVM, a stage that reads nothing is a constant and always inlined.
     if not dag.reads[op_id] or LOOKS_UP_TABLES in op.attrs:
         return True
     if _is_summed_piece_by_piece(dag, op_id) or _moves_rows(dag, op_id):
         return True
     for node in walk(op.body):
-        # As in TVM, of all calls exp alone is too dear to be repeated by every reader.
+        # As in TVM, exp is the only call that is too expensive to be repeated by every reader.
         if isinstance(node, Select) or (isinstance(node, Call) and node.name == "exp"):
             return False
     for _, indices in dag.reads[op_id]:
@@ -120,8 +116,8 @@ def is_strictly_inlineable(dag: ComputeDAG, op_id: int) -> bool:
 
 
 def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether an operation is a few long tensors end to end along an axis that all readers sum over: lowering splits
-    the sum at the seams, so that each of its loops reads one tensor, without a branch.
+    """Whether an operation concatenates a few long tensors along an axis that all readers sum over: lowering splits the
+    sum at the seams, so that each of its loops reads one tensor, without a branch.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or CONCATENATED not in op.attrs:
@@ -138,7 +134,7 @@ def _is_summed_piece_by_piece(dag: ComputeDAG, op_id: int) -> bool:
 
 def _moves_rows(dag: ComputeDAG, op_id: int) -> bool:
     """Whether each row of an operation that moves elements, along its last axis, is a row of an operand, and only
-    reductions of whole rows read it: any other would find the place of a row again and again. Where nothing reduces
+    reductions of whole rows read it: other readers would compute the index of a row again and again. If nothing reduces
     them, some rows may be constant, as those around an image.
     """
     op = dag.ops[op_id]
@@ -146,8 +142,8 @@ def _moves_rows(dag: ComputeDAG, op_id: int) -> bool:
         return False
     if not op.axes or op.axes[-1].extent < LEAST_PIECE or len(dag.reads[op_id]) > _MOST_PIECES:
         return False
-    reductions = [place for place in dag.readers[op_id] if _reduces(dag.ops[place])]
-    if not all(reduces_rows(dag, place) and not needs_multi_level_tiling(dag, place) for place in reductions):
+    reductions = [reader for reader in dag.readers[op_id] if _reduces(dag.ops[reader])]
+    if not all(reduces_rows(dag, reader) and not needs_multi_level_tiling(dag, reader) for reader in reductions):
         return False
     return _is_row(op.body, op.axes[-1], may_be_constant=not reductions)
 
@@ -157,7 +153,7 @@ def _reduces(op: Operation) -> bool:
 
 
 def _is_row(value: Expr, last: Axis, *, may_be_constant: bool) -> bool:
-    """Whether a value is an element of a row that is chosen without a look at the axis along it."""
+    """Whether `value` is an element of a row whose choice does not depend on the axis along it."""
     match value:
         case Select(condition, then, otherwise):
             sides = (_is_row(side, last, may_be_constant=may_be_constant) for side in (then, otherwise))
@@ -168,16 +164,16 @@ def _is_row(value: Expr, last: Axis, *, may_be_constant: bool) -> bool:
 
 
 def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
-    """How many elements of an axis come from each operand of a concatenation, all of them where nothing is chosen along
-    that axis; None where a choice is not by one index.
+    """The number of elements of an axis from each operand of a concatenation, all of them where nothing is chosen along
+    that axis; None if a choice depends on more than one index.
     """
     chosen = op.axes[axis]
     seams = {0, chosen.extent}
     for node in walk(op.body):
         if isinstance(node, Select):
             match node.condition:
-                case Binary(op=BinaryOp.LT, lhs=Axis() as index, rhs=Const(value=place)):
-                    seams |= {int(place)} if index == chosen else set()
+                case Binary(op=BinaryOp.LT, lhs=Axis() as index, rhs=Const(value=seam)):
+                    seams |= {int(seam)} if index == chosen else set()
                 case _:
                     return None
     return [after - before for before, after in pairwise(sorted(seams))]
@@ -193,22 +189,22 @@ def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
         return False
     used: dict[int, set[Expr]] = {}
     for producer, indices in dag.reads[op_id]:
-        found = used.setdefault(producer, set())
+        axes_used = used.setdefault(producer, set())
         for index in indices:
-            found.update(node for node in walk(index) if isinstance(node, Axis))
+            axes_used.update(node for node in walk(index) if isinstance(node, Axis))
     # TVM's rule: two producers that each miss an axis, as in an outer product, or one of a reduction.
     missing = sum(any(axis.extent > 1 and axis not in axes for axis in op.axes) for axes in used.values())
     return missing >= 2 or (missing >= 1 and bool(op.reduce_axes))
 
 
 def reduces_rows(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether a stage joins what lies side by side in memory: lowering brings these sums into vectors, and the lanes of
-    several rows would each read a line of their own.
+    """Whether a stage reduces neighbors in memory: lowering brings these sums into vectors, and the lanes of several
+    rows would each read their own line.
     """
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or not op.reduce_axes or not op.axes:
         return False
-    # What does not move with the sum is read once for all of it.
+    # Reads that do not move with the sum happen once for all of it.
     moving = [indices for _, indices in dag.reads[op_id] if any(uses(index, *op.reduce_axes) for index in indices)]
     fastest = [indices[-1] for indices in moving]
     return op.reduce_axes[-1] in fastest and op.axes[-1] not in fastest
@@ -216,7 +212,7 @@ def reduces_rows(dag: ComputeDAG, op_id: int) -> bool:
 
 @cached_on_dag
 def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
-    """Whether `target` is reached from `op_id` by a chain of single readers that read it element by element."""
+    """Whether `target` is reached from `op_id` by a chain of single elementwise readers."""
     current = op_id
     while current != target:
         if len(dag.readers[current]) != 1:
@@ -234,15 +230,15 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
 
 
 def held_types(op: Operation) -> tuple[str, ...]:
-    """The types of a stage's results until these are complete: of floats of two bytes that are joined, float32."""
+    """The types of a stage's results until they are complete: float32 for 16-bit floats that are joined."""
     # Extremes round nothing, so they stay in their own type.
     joins = isinstance(op, ComputeOp) and isinstance(op.body, Reduce) and op.body.combiner not in ("max", "min")
     return tuple(map(accumulated, op.dtypes)) if joins else stored_types(op)
 
 
 def stored_types(op: Operation) -> tuple[str, ...]:
-    """The types of a stage's results in memory; partial sums of floats of two bytes are float32, and so are sums that
-    are scattered, which have no other place.
+    """The types of a stage's results in memory: float32 for partial sums of 16-bit floats, and for scattered sums,
+    which have no other buffer.
     """
     wide = PARTIAL_SUMS in op.attrs
     match op:
@@ -252,36 +248,36 @@ def stored_types(op: Operation) -> tuple[str, ...]:
 
 
 def consumers(state: State, stage_id: int) -> tuple[int, ...]:
-    """Stages that read this one, looking through inlined ones, ascending."""
-    found: set[int] = set()
+    """Stages that read `stage_id`, looking through inlined stages, ascending."""
+    readers: set[int] = set()
     for reader in state.dag.readers[stage_id]:
         if isinstance(state.stages[reader].location, Inlined):
-            found.update(consumers(state, reader))
+            readers.update(consumers(state, reader))
         else:
-            found.add(reader)
-    return tuple(sorted(found))
+            readers.add(reader)
+    return tuple(sorted(readers))
 
 
 def producers(state: State, stage_id: int) -> tuple[int, ...]:
-    """Stages that this one reads, looking through inlined ones, ascending."""
-    found: set[int] = set()
+    """Stages that `stage_id` reads, looking through inlined stages, ascending."""
+    read: set[int] = set()
     for producer, _ in state.dag.reads[stage_id]:
         if isinstance(state.stages[producer].location, Inlined):
-            found.update(producers(state, producer))
+            read.update(producers(state, producer))
         else:
-            found.add(producer)
-    return tuple(sorted(found))
+            read.add(producer)
+    return tuple(sorted(read))
 
 
 def single_consumer(state: State, stage_id: int) -> int | None:
-    """The only consumer; of several, the stage that all of them stand in, when it is the same for all."""
+    """The only consumer; of several, the stage that all of them are computed in, if it is the same."""
     readers = consumers(state, stage_id)
     if len(readers) == 1:
         return readers[0]
     roots = set()
     for reader in readers:
-        place = state.stages[reader].location
-        roots.add(place.stage if isinstance(place, Attached) else reader)
+        location = state.stages[reader].location
+        roots.add(location.stage if isinstance(location, Attached) else reader)
     return roots.pop() if len(roots) == 1 else None
 
 
@@ -297,6 +293,6 @@ def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
     return None if both_reduce else readers[0]
 
 
-def is_given_to_function(state: State, stage_id: int) -> bool:
-    """Whether a stage that calls a function reads this one, which must then be whole in memory."""
+def is_read_by_function(state: State, stage_id: int) -> bool:
+    """Whether a stage that calls a function reads this stage, which must then be whole in memory."""
     return any(isinstance(state.stages[reader].op, ExternOp) for reader in state.dag.readers[stage_id])

@@ -2,9 +2,8 @@
 
 It takes a few hundred NumPy calls whatever the number of programs.
 
-A stage with its own loop nest covers its whole shape. A stage that is computed inside a loop of another covers the
-region that one iteration of this loop reads; its buffer has the shape of that region. Fused loops appear as the loops
-they were fused from.
+A stage with its own loop nest covers its whole shape. A stage inside a loop of another covers the region that one
+iteration of this loop reads; its buffer has the shape of that region. Fused loops are replaced by their parts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +49,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """What one evaluation of a stage covers: per axis the first point (over the loops around it) and the number of
+    """The region of one evaluation of a stage: per axis the first point (over the loops around it) and the number of
     points.
     """
 
@@ -63,11 +62,11 @@ class StageBounds:
     """A stage's region, own loops and axes."""
 
     region: Region
-    """What one evaluation of the stage covers."""
+    """The region of one evaluation of the stage."""
     outer: tuple[Loop, ...]
     """Loops of other stages around it, outermost first."""
     own: tuple[Loop, ...]
-    """Its own loops, outermost first; the components of a fused one stand for it."""
+    """Its own loops, outermost first; a fused loop is replaced by its parts."""
     local: Mapping[Expr, Linear]
     """The axis values relative to the region's first point."""
     iter_extents: tuple[Number, ...]
@@ -75,21 +74,21 @@ class StageBounds:
     sizes: Mapping[str, Number]
     """Extents of every axis and of everything it was split or fused into."""
     family: Family | None
-    """What differs between the programs of a family here; None when nothing does."""
+    """The differences between the programs of a family; None without any."""
     fused_parts: Mapping[LoopKey, FusedPart]
-    """Which loops each part of a fused loop comes from."""
+    """The loops that each part of a fused loop depends on."""
 
 
 def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
     """Bounds of every stage that has loops, by stage number.
 
-    Raises: ScheduleError when a tile size is unknown, or a stage is computed where not all its readers are.
+    Raises: ScheduleError when a tile size is unknown, or a stage is computed where some of its readers are not.
     """
     if not state.concrete:
         raise ScheduleError("bounds need every tile size; fill in the unknown lengths of the sketch first")
     bounds: dict[int, StageBounds] = {}
     extents: dict[LoopKey, Number] = {}
-    # Readers come after what they read, so a stage's region is known from all its readers when it is visited.
+    # Readers come later, so a stage's region is known from all its readers when it is visited.
     for stage_id in range(len(state.stages) - 1, -1, -1):
         stage = state.stages[stage_id]
         if not isinstance(stage.op, ComputeOp) or isinstance(stage.location, Inlined):
@@ -105,26 +104,23 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
     return bounds
 
 
-def extents_of(found: StageBounds) -> dict[LoopKey, Number]:
+def extents_of(bounds: StageBounds) -> dict[LoopKey, Number]:
     """The extents of a stage's own loops and parts of fused ones."""
-    extents = {loop.key: loop.extent for loop in found.own}
-    extents.update((key, part.extent) for key, part in found.fused_parts.items())
+    extents = {loop.key: loop.extent for loop in bounds.own}
+    extents.update((key, part.extent) for key, part in bounds.fused_parts.items())
     return extents
 
 
 def fused_parts_of(bounds: Mapping[int, StageBounds]) -> dict[LoopKey, FusedPart]:
     """The parts of fused loops of all stages."""
-    return {key: part for found in bounds.values() for key, part in found.fused_parts.items()}
+    return {key: part for stage_bounds in bounds.values() for key, part in stage_bounds.fused_parts.items()}
 
 
 def infer_bounds(state: State) -> State:
-    """The state with every loop extent known.
-
-    Raises: ScheduleError as `infer_stage_bounds`.
-    """
-    for stage_id, found in infer_stage_bounds(state).items():
+    """The state with every loop extent known. Raises: ScheduleError as `infer_stage_bounds`."""
+    for stage_id, stage_bounds in infer_stage_bounds(state).items():
         stage = state.stages[stage_id]
-        iters = tuple(replace(it, extent=ext) for it, ext in zip(stage.iters, found.iter_extents, strict=True))
+        iters = tuple(replace(it, extent=ext) for it, ext in zip(stage.iters, stage_bounds.iter_extents, strict=True))
         state = state.with_stage(stage_id, replace(stage, iters=iters))
     return state
 
@@ -142,24 +138,24 @@ def axis_values(op: ComputeOp, bounds: StageBounds) -> dict[Expr, Linear]:
             return between(0, sizes[name] - 1)
 
         relations = bounds.family.relations
-        # A part of a fused loop is taken as its whole interval: a hull.
+        # A part of a fused loop counts as its whole interval: a hull.
         forms = unsplit(relations, sizes, forms, lambda fused, _: map(hull, fused.parts), mul)
         values.update((axis, forms.get(axis.name) or hull(axis.name)) for axis in bounds.family.memoized)
     return values
 
 
-def _loops_around(state: State, bounds: Mapping[int, StageBounds], place: Attached) -> tuple[Loop, ...]:
-    """All loops around a stage computed inside loop `place`, outermost first."""
-    target = bounds.get(place.stage)
+def _loops_around(state: State, bounds: Mapping[int, StageBounds], location: Attached) -> tuple[Loop, ...]:
+    """All loops around a stage at `location`, outermost first."""
+    target = bounds.get(location.stage)
     if target is None:
-        raise ScheduleError(f"{state.stages[place.stage].op.name} has no loops to compute another stage in")
-    inside = _component_count(state.stages[place.stage], place.iter + 1)
+        raise ScheduleError(f"{state.stages[location.stage].op.name} has no loops to compute another stage in")
+    inside = _component_count(state.stages[location.stage], location.iter + 1)
     return (*target.outer, *target.own[:inside])
 
 
 def _fixed(stage: Stage, outer: Sequence[Loop]) -> set[LoopKey]:
-    """The loops around a stage that stand still while it is computed once: all of them, but what the threads of a GPU
-    block share is computed for all threads at once.
+    """The loops around a stage that are fixed while it is computed once: all, except that a stage shared by the threads
+    of a GPU block is computed for all threads together.
     """
     shared = stage.op.name.endswith(".shared")
     return {loop.key for loop in outer if not (shared and loop.annotation in _THREADS)}
@@ -183,13 +179,13 @@ def _region_read(
     stage_id: int,
     fixed: set[LoopKey],
 ) -> Region:
-    """The part of stage `stage_id` that is read, of any of its results, while the loops `fixed` stand still."""
+    """The part of stage `stage_id`, of any of its results, that is read while the loops `fixed` stand still."""
     tensors = state.dag.nodes[stage_id].tensors
     # All results of an operation have one shape, so one region serves them all.
     tensor = tensors[0]
     mins: list[Linear | None] = [None] * len(tensor.shape)
     highs: list[Number] = [0] * len(tensor.shape)
-    still = fixed_with_parts(fixed, fused_parts_of(bounds))
+    fixed_parts = fixed_with_parts(fixed, fused_parts_of(bounds))
     inlined = inlined_stages(state)
     for reader in sorted(bounds):
         op = state.stages[reader].op
@@ -204,7 +200,7 @@ def _region_read(
         for dim, indices in enumerate(zip(*reads, strict=True)):
             # A window reads each row for every column: an index that repeats adds nothing to the hull.
             for index in dict.fromkeys(indices):
-                low, reach = _split_form(linearize(index, leaves, extents), still, extents)
+                low, reach = _split_form(linearize(index, leaves, extents), fixed_parts, extents)
                 mins[dim], highs[dim] = _hull(mins[dim], highs[dim], low, reach, extents)
     if any(low is None for low in mins):
         raise ScheduleError(f"{tensor.name}: nothing inside the loop it is computed in reads it")
@@ -217,12 +213,12 @@ def _region_read(
 
 
 def _split_form(form: Linear, fixed: set[LoopKey], extents: Mapping[LoopKey, Number]) -> tuple[Linear, Number]:
-    """The smallest value over the free loops, as a form of the fixed ones, and how far above it the index reaches."""
+    """The smallest value over the free loops, as a form of the fixed loops, and how far above it the index reaches."""
     free: Linear = Affine(0, {key: value for key, value in form.terms.items() if key not in fixed}, form.spread)
     # Interval arithmetic over the free loops is exact: each occurs once in a linear form.
     low, high = free.limits(extents)
-    held = {key: value for key, value in form.terms.items() if key in fixed}
-    return Affine(form.const + low, held, 0, form.exact), high - low
+    fixed_terms = {key: value for key, value in form.terms.items() if key in fixed}
+    return Affine(form.const + low, fixed_terms, 0, form.exact), high - low
 
 
 def _hull(
@@ -231,10 +227,10 @@ def _hull(
     """The smallest region over both: exact when they differ only by a constant, else without the loops."""
     if low is None:
         return other, other_reach
-    same = low.terms.keys() == other.terms.keys() and all(
+    is_parallel = low.terms.keys() == other.terms.keys() and all(
         bool(np.all(low.terms[key] == other.terms[key])) for key in low.terms
     )
-    if not same:
+    if not is_parallel:
         first, second = low.hull(extents), other.hull(extents)
         # Forms that move differently have no common form: the interval of both, which does not depend on the loops.
         start = np.minimum(first.const, second.const)
@@ -250,15 +246,15 @@ def _number(value: np.ndarray | np.integer | int) -> Number:
 
 
 def _clipped(low: Linear, reach: Number, full: Number) -> tuple[Linear, Number]:
-    """The region within the tensor; one as large as the tensor starts at 0 whatever the loops."""
+    """The region within the tensor; a region as large as the tensor starts at 0 whatever the loops."""
     extent = reach + 1
     if isinstance(extent, int) and isinstance(full, int):
         return (Affine(), full) if extent >= full else (low, extent)
     # A family of programs: where the region is the whole tensor its loops drop out, by a factor of 0.
-    whole = extent >= full
-    kept = np.where(whole, 0, 1)
-    terms = {key: value * kept for key, value in low.terms.items()}
-    return Affine(low.const * kept, terms, 0, low.exact), np.minimum(extent, full)
+    is_whole = extent >= full
+    factor = np.where(is_whole, 0, 1)
+    terms = {key: value * factor for key, value in low.terms.items()}
+    return Affine(low.const * factor, terms, 0, low.exact), np.minimum(extent, full)
 
 
 def _stage_bounds(stage_id: int, stage: Stage, op: ComputeOp, region: Region, outer: tuple[Loop, ...]) -> StageBounds:
@@ -292,8 +288,8 @@ def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
 def _local_values(
     stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number], own: Sequence[Loop]
 ) -> tuple[dict[Expr, Linear], dict[LoopKey, FusedPart]]:
-    """Every axis relative to the region's start, from the loops upwards through the splits and fusions, and the parts
-    of fused loops in that.
+    """Every axis relative to the region's start, computed from the loops through the splits and fusions, with the parts
+    of fused loops in it.
     """
     fused_parts: dict[LoopKey, FusedPart] = {}
     extents = {loop.key: loop.extent for loop in own}
@@ -316,6 +312,6 @@ def _local_values(
 
     values = unsplit(stage.relations, sizes, {name: loop(name) for name in names}, parts_of, mul)
     local: dict[Expr, Linear] = {axis: values[axis.name] for axis in (*op.axes, *op.reduce_axes)}
-    if isinstance(stage.location, Root):  # where an axis is what its loops say, and no part of a region
+    if isinstance(stage.location, Root):  # where an axis has the value of its loops, and no part of a region
         local.update((joined, values[name]) for name, joined in rejoined(stage) if name in values)
     return local, fused_parts

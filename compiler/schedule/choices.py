@@ -1,6 +1,5 @@
-"""`LoopChoices`: how the loops of a program, or of a family of them, run.
-
-It has what a schedule decides besides structure and tile sizes, by stage number.
+"""`LoopChoices`: the choices of a schedule, for a program or a family, except structure and tile sizes; by stage
+number.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ class LoopChoices:
     """Choices by stage number; a missing stage means 0."""
 
     parallel: Mapping[int, Number] = field(default_factory=dict)
-    """How many outermost loops of a root stage are fused and run in parallel."""
+    """Number of outermost loops of a root stage that are fused and run in parallel."""
     vector: Mapping[int, Number] = field(default_factory=dict)
     """1 where the last spatial loop is a vector loop."""
     unroll: Mapping[int, Number] = field(default_factory=dict)

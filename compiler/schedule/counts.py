@@ -15,11 +15,11 @@ class OpCounts:
     """Operations per innermost iteration, by type class of their operands."""
 
     float_mad: int = 0
-    """Products that are summed, which count neither as a product nor as a sum."""
+    """Products that are summed; they count neither as products nor as sums."""
     float_addsub: int = 0
-    """Sums and differences that are left."""
+    """Other sums and differences."""
     float_mul: int = 0
-    """Products that are left."""
+    """Other products."""
     float_divmod: int = 0
     """Quotients and remainders."""
     float_cmp: int = 0
@@ -37,11 +37,11 @@ class OpCounts:
     bool_op: int = 0
     select_op: int = 0
     factors: tuple[str, str] | None = None
-    """The types of two numbers whose product is summed in a wider type, which a dot product may do."""
+    """The types of two numbers whose product is summed in a wider type, as in a dot product."""
 
 
 KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
-"""What is counted for floats and for integers."""
+"""Kinds of operations, of floats and of integers."""
 COUNTED = (*(f"{prefix}_{kind}" for prefix in ("float", "int") for kind in KINDS), "bool_op", "select_op")
 """The counts by name."""
 
@@ -66,7 +66,7 @@ _COMBINE = {"sum": "addsub", "prod": "mul", "max": "cmp", "min": "cmp", "fmax": 
 
 
 def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
-    """Counts of `source`, and of combining it into a result when a `combiner` is given."""
+    """Counts of `source`, and of combining it into a result if there is a `combiner`."""
     counts = dict.fromkeys(COUNTED, 0)
     if isinstance(combiner, Combiner):
         for result in combiner.results:
@@ -75,7 +75,7 @@ def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
         counts[f"{_prefix(source)}_{_COMBINE[combiner]}"] += 1
     _count(source, counts)
     for kind in ("float", "int"):
-        # A product and a sum count as one multiply-add even if they do not meet: an estimate.
+        # A product and a sum count as one multiply-add even if they are not adjacent: an estimate.
         fused = min(counts[f"{kind}_mul"], counts[f"{kind}_addsub"])
         counts[f"{kind}_mad"] = fused
         counts[f"{kind}_mul"] -= fused
@@ -84,7 +84,7 @@ def count_operations(source: Expr, combiner: str | Combiner | None) -> OpCounts:
 
 
 def _widened_factors(source: Expr) -> tuple[str, str] | None:
-    """The types that the factors of a product had before they were cast to its own."""
+    """The types of the factors of a product before they were cast."""
     match source:
         case Binary(op=BinaryOp.MUL, lhs=Cast(value=lhs), rhs=Cast(value=rhs)):
             return lhs.dtype, rhs.dtype

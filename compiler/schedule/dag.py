@@ -43,14 +43,13 @@ class Node:
 
 
 class ComputeDAG:
-    """The operations of a sub-graph, producers before consumers, and what an analysis needs to know about them.
+    """The operations of a sub-graph, producers before consumers, and their analyses.
 
-    Operations are numbered in stage order: depth first from the outputs, inputs in the order in which they are read
-    (one that is read inside an index before what it indexes); inputs that nothing reads come first. An operation with
+    Operations are numbered in stage order: depth first from the outputs, inputs in the order of their reads (an input
+    that is read inside an index before the indexed tensor); inputs that nothing reads come first. An operation with
     several results is one operation, whichever of them are listed. A computed tensor that is listed is an output, also
-    when another one reads it. Stages that call a registered function (`te.extern`) are taken as they are; TVM refuses
-    them.
-    Raises: DefinitionError when no output is given, or an output is a placeholder.
+    when another tensor reads it. Stages that call a registered function (`te.extern`) are accepted; TVM refuses them.
+    Raises: DefinitionError without an output, or if an output is a placeholder.
     """
 
     def __init__(self, io_tensors: Sequence[Tensor]) -> None:
@@ -63,9 +62,9 @@ class ComputeDAG:
         listed = [tensor for tensor in io_tensors if isinstance(tensor.op, PlaceholderOp)]
         unread = [tensor.op for tensor in listed if tensor.op not in order]
         ops = (*unread, *order)
-        # Equal tensors may be different objects: the caller's handles win, of these the first.
-        known = {tensor: tensor for tensor in (*reversed(reads), *reversed(io_tensors))}
-        nodes = tuple(Node(tuple(known.get(tensor, tensor) for tensor in results_of(op)), op) for op in ops)
+        # Equal tensors may be different objects: the caller's handles win, and of these the first.
+        handles = {tensor: tensor for tensor in (*reversed(reads), *reversed(io_tensors))}
+        nodes = tuple(Node(tuple(handles.get(tensor, tensor) for tensor in results_of(op)), op) for op in ops)
         inputs = {tensor.op for tensor in listed}
         unlisted = [node.tensor for node in nodes if isinstance(node.op, PlaceholderOp) and node.op not in inputs]
         self._setup(nodes, (*listed, *unlisted), tuple(computed))
@@ -86,9 +85,9 @@ class ComputeDAG:
         return dag
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A hash once made is kept: the function that made it may not be registered in the other process.
-        made = {"_hash": self._hash} if "_hash" in self.__dict__ else None
-        return type(self)._from_parts, (self.nodes, self.inputs, self.outputs), made
+        # A hash is kept: the function that made it may not be registered in the other process.
+        attributes = {"_hash": self._hash} if "_hash" in self.__dict__ else None
+        return type(self)._from_parts, (self.nodes, self.inputs, self.outputs), attributes
 
     @cached_property
     def ops(self) -> tuple[Operation, ...]:
@@ -129,21 +128,21 @@ class ComputeDAG:
 
     @cached_property
     def _hash(self) -> str | int:
-        # Graphs that differ in the order of inputs or outputs alone have kernels with other parameters.
-        order = ",".join(map(self._place, (*self.inputs, *self.outputs)))
+        # Graphs that differ only in the order of inputs or outputs have kernels with other parameters.
+        order = ",".join(map(self._result_number, (*self.inputs, *self.outputs)))
         text = f"{fingerprint(self.ops, self.id_of, self.layout_free)}\n{order}"
         function = find_function(HASH_FUNCTION)
         if function is None:
             # MD5 as in TVM's workload keys.
             return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-        made: str | int = function(text)
-        return made
+        key: str | int = function(text)
+        return key
 
     def hash_key(self) -> str:
-        """The hash of the computation: the MD5 sum of a string that says all about it, or what the function registered
-        as `HASH_FUNCTION` makes of that text.
+        """The hash of the computation: the MD5 sum of a string that describes it completely, or the result of the
+        function registered as `HASH_FUNCTION` for that text.
 
-        TVM hashes a shorter text, by which computations that differ in their element types alone have one key.
+        TVM hashes a shorter text: computations that differ only in their element types have the same key.
         """
         return str(self._hash)
 
@@ -152,8 +151,8 @@ class ComputeDAG:
         """JSON text `[hash, shape of each input and output …]`; equal computations have equal keys."""
         return json.dumps([self._hash, *(list(tensor.shape) for tensor in (*self.inputs, *self.outputs))])
 
-    def _place(self, tensor: Tensor) -> str:
-        """Number of the operation that makes the tensor, and which of several results it is."""
+    def _result_number(self, tensor: Tensor) -> str:
+        """Number of the operation that makes the tensor, and of the result."""
         op_id = self.id_of(tensor)
         return str(op_id) if len(self.nodes[op_id].tensors) == 1 else f"{op_id}.v{tensor.value_index}"
 
@@ -163,7 +162,7 @@ class ComputeDAG:
         inputs: tuple[Tensor, ...] | None = None,
         outputs: tuple[Tensor, ...] | None = None,
     ) -> "ComputeDAG":
-        """A graph of other operations, producers before consumers; inputs and outputs are the same unless given."""
+        """A graph of other operations, producers before consumers; inputs and outputs are the same by default."""
         ends = self.inputs if inputs is None else inputs, self.outputs if outputs is None else outputs
         return ComputeDAG._from_parts(tuple(nodes), *ends)
 
@@ -182,7 +181,7 @@ class ComputeDAG:
 
 
 def _checked_reads(op: Operation) -> Iterator[Tensor]:
-    """The tensors that an operation reads, each with as many indices as it has dimensions."""
+    """The tensors that an operation reads, each checked to have as many indices as dimensions."""
     for tensor, indices in reads_of(op):
         if isinstance(op, ComputeOp) and len(indices) != len(tensor.shape):
             raise DefinitionError(
@@ -201,7 +200,7 @@ def _check_tensors(tensors: Sequence[Tensor]) -> None:
 
 
 def cached_on_dag(analysis: _Analysis) -> _Analysis:
-    """Keep the results of `analysis(dag, *arguments)` on the graph: unlike those of a global cache they go with it."""
+    """Keep the results of `analysis(dag, *arguments)` on the graph, so that they are freed with it."""
 
     @wraps(analysis)
     def cached(dag: ComputeDAG, *arguments: Any) -> Any:

@@ -13,14 +13,14 @@ from retune.compiler.te.tensor import ComputeOp, ExternOp, Handle, Operation, Pl
 # As TVM shortens graphs.
 _MAX_LINE = 256
 _OMITTED = " ..(omitted).. "
-# fmax is a maximum whose reader keeps NaNs by itself, so the two need no schedules and no keys of their own.
+# fmax is a maximum whose reader keeps NaNs by itself, so the two share schedules and keys.
 _SIGNS = {"sum": "+=", "max": "max=", "min": "min=", "fmax": "max="}
 
 
 def dag_text(ops: Sequence[Operation], id_of: Callable[[Tensor], int], simple: bool = False) -> str:
     """One line a result: `A = PLACEHOLDER [8, 8]`, `C(i, j) += (A[i, k] * B[k, j])`, `R(i, j) = max(C[i, j], 0.0)`.
 
-    `simple` leaves out the shapes of the inputs, and of a body that is a call all but the name of the function.
+    `simple` leaves out the shapes of the inputs, and of a body that is a call everything but the function's name.
     """
     names = _Names(ops, id_of)
     lines: list[str] = []
@@ -46,10 +46,10 @@ def shortened(text: str) -> str:
 
 
 def fingerprint(ops: Sequence[Operation], id_of: Callable[[Tensor], int], layout_free: frozenset[int]) -> str:
-    """All that a schedule of the graph may depend on.
+    """Everything that a schedule of the graph may depend on.
 
-    More than the text for people: the extents of all axes, element types, combiners in full, and which inputs are free
-    in their layout.
+    More than the text for people: the extents of all axes, element types, combiners in full, and the inputs of free
+    layout.
     """
     names = _Names(ops, id_of)
     lines: list[str] = []
@@ -67,7 +67,7 @@ def fingerprint(ops: Sequence[Operation], id_of: Callable[[Tensor], int], layout
 
 
 def _assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
-    """How every result is assigned, and what: all results of a reduction are joined from all that it reduces."""
+    """The assignment of every result: all results of a reduction are joined from all of its sources."""
     if not isinstance(op.body, Reduce):
         yield from (("=", value) for value in op.values)
     elif isinstance(op.body.combiner, str):
@@ -90,7 +90,7 @@ def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
 
 @dataclass(frozen=True, slots=True, init=False)
 class _Names:
-    """How the operations and their results are called in a string."""
+    """The names of the operations and their results in a string."""
 
     ops: Sequence[Operation]
     id_of: Callable[[Tensor], int]
@@ -102,12 +102,11 @@ class _Names:
         object.__setattr__(self, "of_op", _unique_names(ops))
 
     def of_result(self, op_id: int, index: int) -> str:
-        """The name of a result; of several each has its number."""
+        """The name of a result; several results have numbers."""
         several = len(self.ops[op_id].dtypes) > 1
         return f"{self.of_op[op_id]}.v{index}" if several else self.of_op[op_id]
 
     def of_tensor(self, tensor: Tensor) -> str:
-        """The name of a tensor."""
         return self.of_result(self.id_of(tensor), tensor.value_index)
 
     def printable(self, body: Expr) -> Expr:

@@ -1,8 +1,8 @@
 """The default schedule of a compute graph on CPUs: fast to derive and correct, without search or measurement.
 
 Elementwise producers are inlined, outer loops run in parallel, and stages without data reuse (elementwise, pooling,
-softmax) get a vector loop over their last axis; one that transposes its input is blocked, so that all of a cache line
-that was read is used. Floating-point products and convolutions get a register tile that fits the machine's registers: a
+softmax) get a vector loop over their last axis; a stage that transposes its input is blocked, so that every cache line
+read is fully used. Floating-point products and convolutions get a register tile that fits the machine's registers: a
 few rows of a strip of the last axis, with the reduction around them. Other stages that would need tiling keep their
 naive loops, which tuning improves.
 """
@@ -17,7 +17,7 @@ from retune.compiler.schedule.access import (
     LEAST_PIECE,
     consumers,
     elementwise_match,
-    is_given_to_function,
+    is_read_by_function,
     is_strictly_inlineable,
     needs_multi_level_tiling,
     piece_widths,
@@ -40,30 +40,32 @@ from retune.compiler.schedule.steps import Annotate, CacheRead, ComputeAt, Compu
 from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import SCATTERS, Axis, ComputeOp
 
-# Shares of threads differ by one iteration at most, which is little of so many.
+# Threads' shares differ by one iteration at most, which is negligible among so many.
 _PARALLEL_ITERATIONS = 64
 _CACHE_BYTES = 1 << 22
-"""A matrix of so many bytes does not stay in the caches of a CPU's core."""
+"""A matrix of this size does not stay in the caches of a CPU's core."""
 _DEPTHS = (256, 128)
-"""How much of a long sum is done at once."""
+"""Terms of a long sum that are added in one block."""
 _MANY_ROWS = 256
-"""So many rows are worth the copying of what they meet."""
+"""Rows that amortize the copy of a strip of the other factor."""
 _BLOCK, _NARROW = (16, 8, 32, 24, 12), (8, 16, 4)
-"""How much a transposing copy takes at once of the axis along which its input lies and of that along which its result
-does: the first that divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses differ by a power of
-two still fit the ways of a first-level cache.
+"""Block sizes of a transposing copy, along the axis of neighbors in the input and that of the result: the first that
+divides the axis. A cache line has 16 float32; lines of 8 rows whose addresses differ by a power of two still fit the
+ways of a first-level cache.
 """
 _FEW_READS = 2.5
 """Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two."""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
-"""An axis of at most so many elements that none of these divides is taken whole, of a longer one a divisor."""
+"""An axis of at most this many elements without a listed divisor is not split; a longer axis gets its largest
+divisor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Large:
-    """A product whose factor `right`, read along the last axis, no cache holds: `rows` is the axis of which a few
-    places share it, `tile` how many of them and how many columns, `depth` how much of the sum is done at once.
+    """A product whose factor `right`, read along the last axis, fits no cache: a `tile` of (rows, columns) shares it
+    along the axis `rows`; `depth` terms of the sum are added in one block.
     """
 
     stage: int
@@ -83,12 +85,13 @@ def default_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[S
 
 
 def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple[Step, ...]:
-    """Steps of a program that computes the same numbers to the last bit, and large products several times as fast: a
-    strip of one factor is copied to where it stays in the cache while it meets all rows of the other. With several
-    large products it is the default schedule.
+    """Steps of a program with bit-identical results, several times as fast on large products: a strip of one factor is
+    copied into the cache and stays there while it meets all rows of the other. With several large products it is the
+    default schedule.
     """
     state = inlined_by_default(dag)
-    large = [found for number in range(len(state.stages)) if (found := _large(state, number, hardware))]
+    candidates = (_large(state, stage_id, hardware) for stage_id in range(len(state.stages)))
+    large = [candidate for candidate in candidates if candidate]
     if len(large) != 1:
         return _steps(state, hardware)
     (product,) = large
@@ -98,9 +101,9 @@ def reference_steps(dag: ComputeDAG, hardware: HardwareParams = _USUAL) -> tuple
 
 
 def inlined_by_default(dag: ComputeDAG, kept: Collection[int] = ()) -> State:
-    """Every stage inlined, but for those `kept`, that costs little to compute again where it is read."""
+    """`dag` with every stage inlined, except `kept`, that is cheap to recompute where it is read."""
     state = State.initial(dag)
-    # From readers to what they read: chains collapse into the last stage.
+    # From readers to producers: chains collapse into the last stage.
     for stage_id in range(len(state.stages) - 1, -1, -1):
         if stage_id not in kept and _always_inlined(state, stage_id):
             state = state.apply(ComputeInline(stage_id))
@@ -108,19 +111,19 @@ def inlined_by_default(dag: ComputeDAG, kept: Collection[int] = ()) -> State:
 
 
 def _steps(state: State, hardware: HardwareParams, done: Collection[int] = ()) -> tuple[Step, ...]:
-    """The steps so far, and those of all stages but some."""
-    given, finished = state.stages, set(done)
-    for number, stage in enumerate(given):
-        stands = not isinstance(stage.location, Inlined) and number not in finished
-        if isinstance(stage.op, ComputeOp) and stands and stage.op.axes:
-            # A copy of what a stage reads stands before it, so later stages have higher numbers by then.
-            place = number + (added := len(state.stages) - len(given))
-            row_axis, reader = row_axis_of(state, place, hardware), _reader_of(state, place)
+    """The steps so far, and those of all stages except `done`."""
+    original, finished = state.stages, set(done)
+    for number, stage in enumerate(original):
+        has_loops = not isinstance(stage.location, Inlined) and number not in finished
+        if isinstance(stage.op, ComputeOp) and has_loops and stage.op.axes:
+            # A copy of what a stage reads comes before it, so later stages have higher numbers by then.
+            stage_id = number + (added := len(state.stages) - len(original))
+            row_axis, reader = row_axis_of(state, stage_id, hardware), _reader_of(state, stage_id)
             # Of several products that one stage reads, the first is inside its loops.
             if row_axis is None or reader is None or reader - added in finished:
-                state = _annotated(state, place, hardware)
+                state = _annotated(state, stage_id, hardware)
             else:
-                state = _with_reader(state, place, reader, row_axis, hardware)
+                state = _with_reader(state, stage_id, reader, row_axis, hardware)
                 finished.add(reader - added)
     return _plain(state)
 
@@ -136,7 +139,7 @@ def _vectorized(state: State, stage_id: int) -> State:
 
 
 def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | None:
-    """What is known of a large product of matrices whose sizes are multiples of its tiles; None for anything else."""
+    """The tiles of a large product of matrices whose sizes they divide; None for other stages."""
     op, rows = state.stages[stage_id].op, row_axis_of(state, stage_id)
     if rows is None or rows < 0 or not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
         return None
@@ -146,14 +149,14 @@ def _large(state: State, stage_id: int, hardware: HardwareParams) -> _Large | No
     tile = register_tile(height, columns, hardware, op.dtype)
     if not depth or tile[0] == 1 or tile[1] == columns or height < _MANY_ROWS:
         return None
-    along = {place for place, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]}
-    right = min(along)
-    read = [place for place, _ in state.dag.reads[stage_id]]
-    # An input of free layout is packed beforehand, and an inlined stage lies nowhere that could be copied.
-    stands = right not in state.dag.layout_free and not isinstance(state.stages[right].location, Inlined)
-    if len(along) != 1 or read.count(right) != 1 or not stands:
+    sources = {source for source, indices in state.dag.reads[stage_id] if indices and indices[-1] == op.axes[-1]}
+    right = min(sources)
+    read = [source for source, _ in state.dag.reads[stage_id]]
+    # An input of free layout is packed beforehand, and an inlined stage has no buffer to copy.
+    is_copyable = right not in state.dag.layout_free and not isinstance(state.stages[right].location, Inlined)
+    if len(sources) != 1 or read.count(right) != 1 or not is_copyable:
         return None
-    # A factor that fits a cache is read from there again without a copy.
+    # A factor that fits a cache is read from there without a copy.
     return _Large(stage_id, right, rows, tile, depth) if bytes_of(state, right) >= _CACHE_BYTES else None
 
 
@@ -166,18 +169,18 @@ def _packed(state: State, product: _Large) -> State:
     assert isinstance(op, ComputeOp), "only what is computed has a reduction"
     last = len(op.axes) - 1
     height, strip = product.tile
-    # From the last loop on, so that the numbers of those before it stay right.
-    for place, size in ((last + 1, product.depth), (last, strip), (rows, height)):
-        extent = state.stages[stage].iters[place].extent
-        state = state.apply(Split(stage, place, extent if isinstance(extent, int) else 0, (size,)))
-    around = [place + (place > rows) for place in range(last) if place != rows]
-    order = (*around, last + 1, last + 3, rows, last + 4, rows + 1, last + 2)
+    # From the last loop on, so that the numbers of earlier loops stay right.
+    for loop, size in ((last + 1, product.depth), (last, strip), (rows, height)):
+        extent = state.stages[stage].iters[loop].extent
+        state = state.apply(Split(stage, loop, extent if isinstance(extent, int) else 0, (size,)))
+    outer = [loop + (loop > rows) for loop in range(last) if loop != rows]
+    order = (*outer, last + 1, last + 3, rows, last + 4, rows + 1, last + 2)
     state = state.apply(Reorder(stage, order))
-    if around:
-        state = state.apply(Fuse(stage, tuple(range(len(around) + 1))))
+    if outer:
+        state = state.apply(Fuse(stage, tuple(range(len(outer) + 1))))
     state = state.apply(ComputeAt(product.right, stage, 1))
-    for place, how in ((0, Annotation.PARALLEL), (4, Annotation.UNROLL), (5, Annotation.VECTORIZE)):
-        state = state.apply(Annotate(stage, place, how))
+    for loop, annotation in ((0, Annotation.PARALLEL), (4, Annotation.UNROLL), (5, Annotation.VECTORIZE)):
+        state = state.apply(Annotate(stage, loop, annotation))
     return state.apply(Annotate(product.right, len(state.stages[product.right].iters) - 1, Annotation.VECTORIZE))
 
 
@@ -185,7 +188,7 @@ def _always_inlined(state: State, stage_id: int) -> bool:
     stage = state.stages[stage_id]
     if not stage.is_compute or stage.has_reduce_iter or stage_id in state.dag.output_ids:
         return False
-    if is_given_to_function(state, stage_id):
+    if is_read_by_function(state, stage_id):
         return False
     if is_strictly_inlineable(state.dag, stage_id):
         return bool(consumers(state, stage_id))
@@ -193,23 +196,23 @@ def _always_inlined(state: State, stage_id: int) -> bool:
 
 
 def _is_read_once(dag: ComputeDAG, stage_id: int) -> bool:
-    """Whether one stage without reduction reads every element once: inlining repeats nothing, however dear it is."""
+    """Whether one stage without reduction reads every element once: inlining repeats nothing."""
     reader = next(iter(dag.readers[stage_id]), None)
     if reader is None or not elementwise_match(dag, stage_id, reader):
         return False
     op, reading = dag.ops[stage_id], dag.ops[reader]
     if not isinstance(op, ComputeOp) or not isinstance(reading, ComputeOp) or reading.reduce_axes:
         return False
-    once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
-    # Lowering splits vectors at the seams of a concatenation along the last axis; those along others stay outside of
-    # vectors. Any other branch would stand inside the reader's.
+    is_read_once = [source for source, _ in dag.reads[reader]].count(stage_id) == 1
+    # Lowering splits vectors at the seams of a concatenation along the last axis; seams along other axes stay outside
+    # of vectors. Any other branch would end up inside the reader's.
     widths = piece_widths(op, len(op.axes) - 1) if op.axes else [1]
-    return once and widths is not None and (len(widths) < 2 or min(widths) >= LEAST_PIECE)
+    return is_read_once and widths is not None and (len(widths) < 2 or min(widths) >= LEAST_PIECE)
 
 
 def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:
-    """Whether a stage pads what a product reads a few times, in vectors that lie inside or outside as a whole: a look
-    at each is less than to write it and to read it again.
+    """Whether a stage pads the input of a product that reads it a few times, in vectors entirely inside or outside: a
+    test for each vector costs less than writing and reading a copy.
     """
     op, reader = dag.ops[stage_id], next(iter(dag.readers[stage_id]), None)
     if (
@@ -222,42 +225,42 @@ def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:
     product, reads = dag.ops[reader], [indices for source, indices in dag.reads[reader] if source == stage_id]
     if not isinstance(product, ComputeOp) or not product.reduce_axes or len(reads) != 1 or not product.axes:
         return False
-    whole = reads[0][-1] == product.axes[-1] and op.axes[-1] not in walk(op.body.condition)
+    is_whole_vectors = reads[0][-1] == product.axes[-1] and op.axes[-1] not in walk(op.body.condition)
     times = prod(axis.extent for axis in (*product.axes, *product.reduce_axes)) / prod(op.shape)
-    return whole and times <= _FEW_READS
+    return is_whole_vectors and times <= _FEW_READS
 
 
 def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
     """Outer loops in parallel, the last axis in vectors; a rank-1 stage gets the one that suits its size."""
-    turned = _turned(state, stage_id)
-    if turned is not None:
-        state = _blocked(state, stage_id, turned)
+    transposed = _transposed(state, stage_id)
+    if transposed is not None:
+        state = _blocked(state, stage_id, transposed)
     row_axis = row_axis_of(state, stage_id, hardware)
     if row_axis is not None:
         state = _in_strips(state, stage_id, row_axis, hardware)
     stage = state.stages[stage_id]
     spatial = [index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.SPATIAL]
-    tiled = turned is None and needs_multi_level_tiling(state.dag, stage_id)
+    tiled = transposed is None and needs_multi_level_tiling(state.dag, stage_id)
     last = spatial[-1]
     if not tiled and stage.iters[last].extent != 1 and not reduces_rows(state.dag, stage_id):
         state = state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
         # The loops inside a block do not run in parallel.
-        spatial = spatial[:-1] if turned is None else spatial[:-2]
+        spatial = spatial[:-1] if transposed is None else spatial[:-2]
     elif row_axis is not None:
         first = next(index for index, iterator in enumerate(stage.iters) if iterator.kind is IterKind.REDUCTION)
         spatial = [index for index in spatial if index < first]
     state, fused = _in_parallel(state, stage_id, spatial)
-    return state if turned is None or not fused else _copied(state, stage_id, turned)
+    return state if transposed is None or not fused else _copied(state, stage_id, transposed)
 
 
-def _in_parallel(state: State, stage_id: int, places: Sequence[int]) -> tuple[State, int]:
-    """The outermost loops of a stage, of those at `places`, fused into one that runs in parallel; and how many these
-    are, 0 where they have a single iteration.
+def _in_parallel(state: State, stage_id: int, loops: Sequence[int]) -> tuple[State, int]:
+    """The outermost of the `loops` of a stage, fused into a parallel loop; and their number, 0 where they have a single
+    iteration.
     """
     stage = state.stages[stage_id]
     outer: list[int] = []
     total = 1
-    for index in places:
+    for index in loops:
         extent = stage.iters[index].extent
         if total >= _PARALLEL_ITERATIONS or not isinstance(extent, int):
             break
@@ -271,9 +274,9 @@ def _in_parallel(state: State, stage_id: int, places: Sequence[int]) -> tuple[St
 
 
 @dataclass(frozen=True, slots=True)
-class _Turned:
-    """A stage that reads `source` along another axis than its last: blocks of `block` places of `axis` and `narrow` of
-    the last one.
+class _Transposed:
+    """A stage that reads `source` along another axis than its last: blocks of `block` elements of `axis` and `narrow`
+    of the last axis.
     """
 
     source: int
@@ -282,8 +285,10 @@ class _Turned:
     narrow: int
 
 
-def _turned(state: State, stage_id: int) -> _Turned | None:
-    """What is known of a stage without reduction whose input lies in memory along a long axis that is not its last."""
+def _transposed(state: State, stage_id: int) -> _Transposed | None:
+    """The blocks of a stage without reduction whose input is contiguous along a long axis that is not its last; else
+    None.
+    """
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or op.reduce_axes:
         return None
@@ -295,14 +300,14 @@ def _turned(state: State, stage_id: int) -> _Turned | None:
         for number, axis in enumerate(op.axes[:-1]):
             block, narrow = _part(axis.extent, _BLOCK), _part(last, _NARROW)
             if fastest == axis and block > 1 and narrow > 1 and axis.extent * last > block * narrow:
-                return _Turned(source, number, block, narrow)
+                return _Transposed(source, number, block, narrow)
     return None
 
 
 def _part(extent: int, sizes: Collection[int]) -> int:
-    wanted = next((size for size in sizes if extent % size == 0), extent)
-    # Of a longer axis the largest divisor that is no larger than they are.
-    return wanted if wanted <= _WHOLE else max(size for size in range(1, max(sizes) + 1) if extent % size == 0)
+    divisor = next((size for size in sizes if extent % size == 0), extent)
+    # Of a longer axis the largest divisor that is no larger than the sizes.
+    return divisor if divisor <= _WHOLE else max(size for size in range(1, max(sizes) + 1) if extent % size == 0)
 
 
 def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwareParams) -> State:
@@ -312,7 +317,7 @@ def _in_strips(state: State, stage_id: int, row_axis: int, hardware: HardwarePar
     after:  for i.0: for j.0: for k: unroll i.1: vector j.1: c[i, j] += …
     """
     state, outer, inner = split_for_tile(state, stage_id, stage_id, row_axis, hardware)
-    reductions = [one.name for one in state.stages[stage_id].iters if one.kind is IterKind.REDUCTION]
+    reductions = [loop.name for loop in state.stages[stage_id].iters if loop.kind is IterKind.REDUCTION]
     return order_for_tile(state, stage_id, [*outer, *reductions], inner)
 
 
@@ -320,8 +325,8 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
     """As `_in_strips`, inside the loops of the only stage that reads the product, element by element: a tile is used
     while it is in the first-level cache.
 
-    before: for i: for j: for k: c[i, j] += …          for i: for j: d[i, j] = f(c[i, j])
-    after:  for i.0: for j.0: {for k: unroll i.1: vector j.1: c[i, j] += …; unroll i.1: vector j.1: d[i, j] = …}
+        before: for i: for j: for k: c[i, j] += …          for i: for j: d[i, j] = f(c[i, j])
+        after:  for i.0: for j.0: {for k: unroll i.1: vector j.1: c[i, j] += …; unroll i.1: vector j.1: d[i, j] = …}
     """
     state, outer, inner = split_for_tile(state, stage_id, reader, row_axis, hardware)
     state = order_for_tile(state, reader, outer, inner)
@@ -329,48 +334,51 @@ def _with_reader(state: State, stage_id: int, reader: int, row_axis: int, hardwa
         return _annotated(state, stage_id, hardware)
     state, fused = _in_parallel(state, reader, range(len(outer)))
     state = state.apply(ComputeAt(stage_id, reader, len(outer) - max(fused, 1)))
-    named = {axis.name: own.name for axis, own in zip(axes_of(state, reader), axes_of(state, stage_id), strict=True)}
+    named = {
+        axis.name: own_axis.name
+        for axis, own_axis in zip(axes_of(state, reader), axes_of(state, stage_id), strict=True)
+    }
     tile = [named[axis_name(loop)] for loop in inner]
     loops = state.stages[stage_id].iters
-    around = [one.name for one in loops if one.kind is IterKind.SPATIAL and one.name not in tile]
-    reductions = [one.name for one in loops if one.kind is IterKind.REDUCTION]
-    return order_for_tile(state, stage_id, [*around, *reductions], tile)
+    outer_loops = [loop.name for loop in loops if loop.kind is IterKind.SPATIAL and loop.name not in tile]
+    reductions = [loop.name for loop in loops if loop.kind is IterKind.REDUCTION]
+    return order_for_tile(state, stage_id, [*outer_loops, *reductions], tile)
 
 
 def _reader_of(state: State, stage_id: int) -> int | None:
-    if SCATTERS in state.stages[stage_id].op.attrs:  # whose loops are those over its terms
+    if SCATTERS in state.stages[stage_id].op.attrs:  # its loops are those over its terms
         return None
     reader = single_elementwise_consumer(state, stage_id)
-    # A copy of its input, for a transpose, or a tile of its own would stand in the way of the product's tile.
-    plain = reader is not None and row_axis_of(state, reader) is None and _turned(state, reader) is None
-    return reader if plain and not is_given_to_function(state, stage_id) else None
+    # A transposing copy of its input, or its own tile, would prevent the product's tile.
+    plain = reader is not None and row_axis_of(state, reader) is None and _transposed(state, reader) is None
+    return reader if plain and not is_read_by_function(state, stage_id) else None
 
 
-def _blocked(state: State, stage_id: int, turned: _Turned) -> State:
+def _blocked(state: State, stage_id: int, transposed: _Transposed) -> State:
     """before: for h: for w: for c: y[h, w, c] = x[c, h, w]
     after:  for h: for w.0: for c.0: for w.1: for c.1: …
     """
     last = len(state.stages[stage_id].iters) - 1
-    # From the last loop on, so that the number of the other one stays right.
-    for place, size in ((last, turned.narrow), (turned.axis, turned.block)):
-        extent = state.stages[stage_id].iters[place].extent
-        state = state.apply(Split(stage_id, place, extent if isinstance(extent, int) else 0, (size,)))
-    inside = (turned.axis + 1, last + 2)
-    around = [place for place in range(last + 3) if place not in inside]
-    return state.apply(Reorder(stage_id, (*around, *inside)))
+    # From the last loop on, so that the number of the other loop stays right.
+    for loop, size in ((last, transposed.narrow), (transposed.axis, transposed.block)):
+        extent = state.stages[stage_id].iters[loop].extent
+        state = state.apply(Split(stage_id, loop, extent if isinstance(extent, int) else 0, (size,)))
+    inside = (transposed.axis + 1, last + 2)
+    outer = [loop for loop in range(last + 3) if loop not in inside]
+    return state.apply(Reorder(stage_id, (*outer, *inside)))
 
 
-def _copied(state: State, stage_id: int, turned: _Turned) -> State:
-    """A block of the input is copied as it lies, and read in the other order from the copy: its rows lie side by side,
-    where those of the input may be so far apart that they push each other out of the cache.
+def _copied(state: State, stage_id: int, transposed: _Transposed) -> State:
+    """A block of the input is copied in its own order, and read in the other order from the copy: the copy's rows are
+    adjacent, while those of the input may be so far apart that they evict each other from the cache.
     """
-    reads = [indices for source, indices in state.dag.reads[stage_id] if source == turned.source]
-    # Of anything else, such as what is read inside an image alone, a block could reach outside.
+    reads = [indices for source, indices in state.dag.reads[stage_id] if source == transposed.source]
+    # Of other reads, such as inside an image, a block could reach outside.
     plain = all(isinstance(index, Axis | Const) for indices in reads for index in indices)
-    if len(reads) != 1 or not plain or isinstance(state.stages[turned.source].location, Inlined):
+    if len(reads) != 1 or not plain or isinstance(state.stages[transposed.source].location, Inlined):
         return state
     around = len(state.stages[stage_id].iters) - 3
-    state = state.apply(CacheRead(turned.source, "local", (stage_id,)))
-    state = state.apply(ComputeAt(turned.source + 1, stage_id + 1, around))
-    last = len(state.stages[turned.source + 1].iters) - 1
-    return state.apply(Annotate(turned.source + 1, last, Annotation.VECTORIZE))
+    state = state.apply(CacheRead(transposed.source, "local", (stage_id,)))
+    state = state.apply(ComputeAt(transposed.source + 1, stage_id + 1, around))
+    last = len(state.stages[transposed.source + 1].iters) - 1
+    return state.apply(Annotate(transposed.source + 1, last, Annotation.VECTORIZE))

@@ -47,22 +47,22 @@ _BUSY = 1 << 16
 """Threads that keep a large GPU busy."""
 # Half of that.
 _ENOUGH = 1 << 15
-"""Threads that do, if each has more work for that."""
+"""Threads that suffice if each has more work for it."""
 _ROWS = (4, 7, 6, 5, 3, 2)
-"""How many rows a thread computes, if one of these divides them."""
+"""Rows that a thread computes, if one of these divides them."""
 LEAST_ITERATIONS = 4
-"""Terms that a thread adds up by itself, so that joining what threads have costs little beside that."""
+"""Least terms that a thread adds itself, so that joining the partial sums costs little in comparison."""
 _MOST_JOINED = 512
 """Threads of a block that join columns, in shared memory."""
 _PIECE, _MOST_PIECES = 1 << 12, 128
-"""Terms that a piece of a long reduction has at the least, and how many pieces of all results there are at the most."""
+"""Least terms of a piece of a long reduction, and most pieces of all results."""
 _NEAR = 4
-"""Elements apart that neighboring threads may read at little more cost than neighbors."""
+"""Distance, in elements, up to which the reads of neighboring threads cost little more than neighbors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """How a reduction is done: `results` of them by a block, along `along`, each by `width` threads along `across`."""
+    """A spread reduction: `results` of them by a block, along `along`, each by `width` threads along `across`."""
 
     results: int
     along: Annotation
@@ -72,7 +72,7 @@ class _Spread:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Each thread computes `count` results along the axis of that number."""
+    """Each thread computes `count` results along axis number `axis`."""
 
     axis: int
     count: int
@@ -82,7 +82,7 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
     """Steps of the default schedule of `dag` on a GPU."""
     state = _inlined(State.initial(dag))
     number = len(state.stages)
-    # Backwards: where a reduction stands is decided by its reader, which comes later.
+    # Backwards: the reader, which comes later, decides where a reduction is computed.
     while number:
         number -= 1
         stage = state.stages[number]
@@ -106,20 +106,20 @@ def default_gpu_steps(dag: ComputeDAG) -> tuple[Step, ...]:
 
 
 def _inlined(state: State) -> State:
-    """What does not reduce, but for results, computed where it is read."""
+    """Stages without a reduction, except results, computed where they are read."""
     inlined: set[int] = set()
     for number, stage in enumerate(state.stages):
         read = bool(consumers(state, number)) and number not in state.dag.output_ids
         if stage.is_compute and read and not stage.has_reduce_iter and len(stage.op.shapes) == 1:
             inlined.add(number)
-    # From readers to what they read: chains collapse into the last stage.
+    # From readers to producers: chains collapse into the last stage.
     for number in sorted(inlined, reverse=True):
         state = state.apply(ComputeInline(number))
     return state
 
 
 def _cut(state: State, number: int) -> tuple[State, int]:
-    """A very long reduction of few results as pieces and their join, which has the number that is returned."""
+    """A very long reduction of few results as pieces and their join; returns the join's number."""
     results, terms = _sizes(state, number)
     # Pieces must be long, or the second kernel costs more than the blocks gain.
     most = min(_MOST_PIECES // results, terms // _PIECE)
@@ -135,7 +135,6 @@ def _cut(state: State, number: int) -> tuple[State, int]:
 
 
 def _bound_reduction(state: State, number: int) -> State:
-    """A reduction that is its own kernel."""
     spread = _spread_of(state, number)
     if spread is None:
         return _bound(state, number, _THREADS, Annotation.THREAD_X)
@@ -143,7 +142,7 @@ def _bound_reduction(state: State, number: int) -> State:
 
 
 def _joint(state: State, number: int, reader: int) -> State:
-    """A reduction in the kernel of what reads it, element by element."""
+    """A reduction in the kernel of its elementwise reader."""
     spread, rows = _spread_of(state, number), _rows_of(state, number)
     if rows is not None:
         return _in_rows(state, number, reader, rows)
@@ -151,31 +150,31 @@ def _joint(state: State, number: int, reader: int) -> State:
         state = _bound(state, reader, _THREADS, Annotation.THREAD_X)
     else:
         state = _spread_out(_bound(state, reader, spread.results, spread.along), number, spread)
-    return _placed(state, number, reader)
+    return _attached(state, number, reader)
 
 
-def _placed(state: State, number: int, reader: int) -> State:
-    """A stage inside the loops over blocks and threads of another."""
-    bound = [place for place, loop in enumerate(state.stages[reader].iters) if loop.annotation is not Annotation.NONE]
+def _attached(state: State, number: int, reader: int) -> State:
+    """A stage inside the loops over blocks and threads of `reader`."""
+    bound = [index for index, loop in enumerate(state.stages[reader].iters) if loop.annotation is not Annotation.NONE]
     return state.apply(ComputeAt(number, reader, bound[-1]))
 
 
 def _in_rows(state: State, number: int, reader: int, rows: _Rows) -> State:
-    """The same where each thread computes a few rows: the terms around these, which are held in registers."""
+    """The same where each thread computes a few rows: the terms around these, which are kept in registers."""
     count, extent = len(_spatial(state, reader)), state.stages[reader].iters[rows.axis].extent
     assert isinstance(extent, int), "nothing has been split yet"
     state = state.apply(Split(reader, rows.axis, extent, (rows.count,)))
     inner = rows.axis + 1
-    # The rows go innermost, inside the loops over threads: they are each thread's own.
-    state = state.apply(Reorder(reader, (*(place for place in range(count + 1) if place != inner), inner)))
+    # The rows go innermost, inside the loops over threads: each thread has its own.
+    state = state.apply(Reorder(reader, (*(loop for loop in range(count + 1) if loop != inner), inner)))
     state = _threads_along(state, reader, count, _THREADS, Annotation.THREAD_X)
     spatial = _spatial(state, number)
-    terms = tuple(place for place in range(len(state.stages[number].iters)) if place not in spatial)
-    return _placed(state.apply(Reorder(number, (*terms, *spatial))), number, reader)
+    terms = tuple(loop for loop in range(len(state.stages[number].iters)) if loop not in spatial)
+    return _attached(state.apply(Reorder(number, (*terms, *spatial))), number, reader)
 
 
 def _bound(state: State, number: int, threads: int, along: Annotation) -> State:
-    """A stage whose results are spread over blocks, so many of them along each one's `along`."""
+    """A stage whose results are spread over blocks, `threads` of them a block along `along`."""
     return _threads_along(state, number, len(_spatial(state, number)), threads, along)
 
 
@@ -204,13 +203,13 @@ def _spread_out(state: State, number: int, spread: _Spread) -> State:
 
 
 def _fused_terms(state: State, number: int) -> tuple[State, int]:
-    """All loops that reduce as one, and the number of that."""
-    loops = tuple(place for place, loop in enumerate(state.stages[number].iters) if loop.kind is IterKind.REDUCTION)
+    """All reduction loops fused, and the number of the fused loop."""
+    loops = tuple(index for index, loop in enumerate(state.stages[number].iters) if loop.kind is IterKind.REDUCTION)
     return (state.apply(Fuse(number, loops)) if len(loops) > 1 else state), loops[0]
 
 
 def _rows_of(state: State, number: int) -> _Rows | None:
-    """The rows that a thread computes of a product; None where each does one result, or several share one."""
+    """The rows of a product that a thread computes; None where each computes one result, or several share one."""
     op = state.stages[number].op
     if _spread_of(state, number) is not None or len(op.shapes) > 1:
         return None
@@ -222,56 +221,56 @@ def _rows_of(state: State, number: int) -> _Rows | None:
 
 
 def _spread_of(state: State, number: int) -> _Spread | None:
-    """How a reduction is spread over threads; None where each thread does one of its results alone."""
+    """How a reduction is spread over threads; None where a thread computes each result alone."""
     results, terms = _sizes(state, number)
-    wanted = _power(-(-_BUSY // results))
+    wanted_threads = _power(-(-_BUSY // results))
     most = max(1, _power(terms // LEAST_ITERATIONS + 1) // 2)  # no more than that
-    if terms >= _WARP and _lies_along_terms(state, number):
+    if terms >= _WARP and _reads_along_terms(state, number):
         # At least a warp along the terms: its loads of four bytes are a whole cache line.
-        width = max(_WARP, min(wanted, most, _MOST_THREADS))
+        width = max(_WARP, min(wanted_threads, most, _MOST_THREADS))
         # One warp a reduction leaves room for four of them in a block.
         return _Spread(_THREADS // _WARP if width == _WARP else 1, Annotation.THREAD_Y, Annotation.THREAD_X, width)
     along = min(results, _WARP)
-    width = min(wanted, most, _MOST_JOINED // _power(along))
+    width = min(wanted_threads, most, _MOST_JOINED // _power(along))
     return _Spread(along, Annotation.THREAD_X, Annotation.THREAD_Y, width) if width > 1 else None
 
 
-def _lies_along_terms(state: State, number: int) -> bool:
-    """Whether what a reduction reads with every term lies along the terms, and nothing along the results."""
+def _reads_along_terms(state: State, number: int) -> bool:
+    """Whether the reads that move with every term are contiguous along the terms, and no read along the results."""
     op = state.stages[number].op
     assert isinstance(op, ComputeOp), "inputs do not reduce"
-    found = False
+    is_contiguous = False
     for strides in _strides(state, number):
         terms = [abs(stride) for axis, stride in strides.items() if axis in op.reduce_axes]
         if any(terms):
             if any(0 < abs(stride) <= _NEAR for axis, stride in strides.items() if axis in op.axes):
                 return False
-            found = found or 1 in terms
-    return found
+            is_contiguous = is_contiguous or 1 in terms
+    return is_contiguous
 
 
 def _strides(state: State, number: int) -> Iterator[dict[Axis, int]]:
-    """How far from each other, in elements, each read's first and second place along every axis are."""
+    """The distance in elements between each read's first and second element along every axis."""
     op = state.stages[number].op
     assert isinstance(op, ComputeOp), "inputs read nothing"
     axes = [axis for axis in (*op.axes, *op.reduce_axes) if axis.extent > 1]
     for read in walk(inline_body(state, number)):
         if not isinstance(read, TensorRead):
             continue
-        found = {}
+        offsets = {}
         # By difference, from the origin one step along each axis: that needs no affine form of the indices.
-        for moved in (None, *axes):
-            point: dict[Expr, Expr] = {axis: const(int(axis is moved)) for axis in (*op.axes, *op.reduce_axes)}
-            place = flat_index(read.tensor.shape, [substitute(index, point) for index in read.indices])
-            if not place.terms:  # else another tensor says where
-                found[moved] = place.const
-        if None in found:
-            yield {axis: found[axis] - found[None] for axis in axes if axis in found}
+        for moved_axis in (None, *axes):
+            point: dict[Expr, Expr] = {axis: const(int(axis is moved_axis)) for axis in (*op.axes, *op.reduce_axes)}
+            form = flat_index(read.tensor.shape, [substitute(index, point) for index in read.indices])
+            if not form.terms:  # else another tensor says where
+                offsets[moved_axis] = form.const
+        if None in offsets:
+            yield {axis: offsets[axis] - offsets[None] for axis in axes if axis in offsets}
 
 
 def _read_by_element(state: State, reader: int) -> int | None:
-    """The only reduction that a stage reads element by element, as nothing else does."""
-    found = [
+    """The only reduction that `reader` reads element by element, if there is exactly one."""
+    reductions = [
         number
         for number, stage in enumerate(state.stages)
         if stage.has_reduce_iter
@@ -279,17 +278,16 @@ def _read_by_element(state: State, reader: int) -> int | None:
         and len(stage.op.shapes) == 1
         and single_elementwise_consumer(state, number) == reader
     ]
-    return found[0] if len(found) == 1 and _spatial(state, reader) else None
+    return reductions[0] if len(reductions) == 1 and _spatial(state, reader) else None
 
 
 def _spatial(state: State, number: int) -> list[int]:
-    """The loops of a stage over its results."""
     iters = state.stages[number].iters
-    return [place for place, loop in enumerate(iters) if loop.kind is IterKind.SPATIAL]
+    return [index for index, loop in enumerate(iters) if loop.kind is IterKind.SPATIAL]
 
 
 def _sizes(state: State, number: int) -> tuple[int, int]:
-    """How many results a stage has, and of how many terms each is made."""
+    """The number of results of a stage, and of the terms of each."""
     op = state.stages[number].op
     assert isinstance(op, ComputeOp), "an input is not computed"
     return prod(axis.extent for axis in op.axes), prod(axis.extent for axis in op.reduce_axes)

@@ -1,21 +1,21 @@
 """FLOP count of an operation, by fixed rules that do not depend on the machine.
 
-Every arithmetic operation, comparison, minimum, maximum and logical operation counts one, if an operand is of the same
+Every arithmetic operation, comparison, minimum, maximum and logical operation counts 1, if an operand is of the same
 class (float, signed, unsigned) as the result of the operation. Calls, casts, reads and index arithmetic are free. Of
-the two sides of a choice the costlier one counts.
+the two sides of a choice the costlier side counts.
 """
 
 from retune.compiler.ir.expr import BOOL, Binary, Call, Cast, Const, Expr, Not, Select, Var, is_float
 from retune.compiler.te.tensor import Axis, Combiner, ComputeOp, Operation, Reduce, TensorRead
 
 UNKNOWN = -1.0
-"""The count of what has an expression that no rule covers."""
+"""The count of an operation with an expression that no rule covers."""
 
 
 def flops_of(op: Operation) -> float:
     """Operations of one evaluation, over all results; UNKNOWN where no rule fits.
 
-    The attribute `FLOP` overrides the count. What a registered function does is not counted.
+    The attribute `FLOP` overrides the count. Registered functions count nothing.
     """
     if "FLOP" in op.attrs:
         return float(op.attrs["FLOP"])
@@ -45,7 +45,6 @@ def _cost_of_result(op: ComputeOp, index: int) -> float:
 
 
 def _kind(dtype: str) -> str:
-    """The class of a type, whatever its width."""
     return "float" if is_float(dtype) else "unsigned" if dtype == BOOL or dtype.startswith("uint") else "signed"
 
 
@@ -62,7 +61,7 @@ def _cost(expr: Expr, kind: str) -> float:
         case Not():
             return float(_kind(expr.value.dtype) == kind) + _cost(expr.value, kind)
         case Binary():
-            # As in TVM: what computes indices inside a float body is of another class, and free.
+            # As in TVM: index computations inside a float body are of another class, and free.
             counts = kind in (_kind(expr.lhs.dtype), _kind(expr.rhs.dtype))
             return float(counts) + _cost(expr.lhs, kind) + _cost(expr.rhs, kind)
     raise _UncountableError

@@ -1,7 +1,7 @@
-"""Parts of fused loops: what a loop that was fused stands for where the fused loop was split again.
+"""Parts of fused loops: the values of a loop that was fused, where the fused loop was split again.
 
-Such a part is no loop but a quotient or remainder of the loops that are left, so it is fixed where all of those are.
-Forms name it like a loop.
+Such a part is no loop but a quotient or remainder of the remaining loops, so it is fixed where all of those are. Forms
+name it like a loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ class FusedPart:
     extent: Number
 
 
-def final_loops(name: str, relations: Sequence[Relation], own: frozenset[str]) -> frozenset[str]:
-    """The loops that are left of `name`, which may have been split, or fused with others."""
-    if name in own:
+def final_loops(name: str, relations: Sequence[Relation], loops: frozenset[str]) -> frozenset[str]:
+    """The members of `loops` that `name`, which may have been split or fused, became."""
+    if name in loops:
         return frozenset((name,))
-    found: frozenset[str] = frozenset()
+    result: frozenset[str] = frozenset()
     for relation in relations:
         if isinstance(relation, SplitRelation) and relation.parent == name:
             for part in relation.parts:
-                found |= final_loops(part, relations, own)
+                result |= final_loops(part, relations, loops)
         elif isinstance(relation, FuseRelation) and name in relation.parts:
-            found |= final_loops(relation.fused, relations, own)
-    return found
+            result |= final_loops(relation.fused, relations, loops)
+    return result
 
 
 def fixed_with_parts(fixed: set[LoopKey], fused_parts: Mapping[LoopKey, FusedPart]) -> set[LoopKey]:
@@ -45,8 +45,8 @@ def cover_fused_parts(form: Linear, fused_parts: Mapping[LoopKey, FusedPart]) ->
     """A form over loops alone, which covers all values of the parts in it."""
     if not form.terms.keys() & fused_parts.keys():
         return form
-    kept = {key: value for key, value in form.terms.items() if key not in fused_parts}
-    total: Linear = Affine(form.const, kept, form.spread, False)
+    loop_terms = {key: value for key, value in form.terms.items() if key not in fused_parts}
+    total: Linear = Affine(form.const, loop_terms, form.spread, False)
     for key, value in form.terms.items():
         if key in fused_parts and np.any(np.asarray(value) != 0):
             # The part's interval, without its dependence on the loops.

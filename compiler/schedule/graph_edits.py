@@ -1,6 +1,6 @@
 """Inserts an operation into a compute graph without changing what it computes.
 
-Every tensor that others hold keeps its identity; the new operation comes right before or after the old one.
+Existing tensors keep their identity; the new operation comes right before or after the old one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     op = node.op
     if not isinstance(op, ComputeOp):
         raise DefinitionError(f"{op.name} is an input; only a computed tensor can have a write cache")
-    # TVM's names: `_c` for the loops of a write cache, but for those of a reduction.
+    # TVM's names: `_c` for the spatial loops of a write cache.
     renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in op.axes}
     body = substitute(op.body, {axis: renamed[axis] for axis in op.axes})
     cache = Node.of(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
@@ -33,10 +33,10 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
 
 
 def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) -> ComputeDAG:
-    """A graph in which the operations `readers` read a copy (number `op_id` + 1) of what `op_id` makes: of all of its
-    results that they read, which must be of one shape.
+    """A graph in which the operations `readers` read a copy (number `op_id` + 1) of the results of `op_id` that they
+    read.
 
-    Raises: DefinitionError when they are not.
+    Raises: DefinitionError when these results differ in shape.
     """
     read = {tensor for reader in readers for tensor, _ in reads_of(dag.ops[reader])}
     sources = [tensor for tensor in dag.nodes[op_id].tensors if tensor in read]
@@ -73,22 +73,22 @@ def cache_read(dag: ComputeDAG, op_id: int, scope: str, readers: Sequence[int]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factoring:
-    """How a reduction is factored."""
+    """The factoring of a reduction."""
 
     axis: Axis
     """The part that becomes an axis of the first result."""
     position: int
-    """Its number there."""
+    """The number of `axis` in the first result."""
     rest: tuple[Axis, ...]
     """The parts that the first result reduces over."""
     values: Mapping[Expr, Expr]
     """The old reduce axes over `axis` and `rest`."""
     inside: tuple[Expr, ...]
-    """Points where one of these conditions fails do not exist: splits that run past the end made them."""
+    """Conditions on points; where one fails the point does not exist, because a split runs past the end."""
 
 
-def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
-    """A graph in which reduction `op_id` is done over `how.rest` first (number `op_id`), then over `how.axis` (the next
+def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
+    """A graph in which reduction `op_id` runs over `how.rest` first (number `op_id`), then over `how.axis` (the next
     number).
 
     Raises: DefinitionError when the operation is no reduction.
@@ -97,24 +97,24 @@ def rfactor(dag: ComputeDAG, op_id: int, how: Factoring) -> ComputeDAG:
     op = node.op
     if not isinstance(op, ComputeOp) or not isinstance(op.body, Reduce):
         raise DefinitionError(f"{op.name} is no reduction")
-    sources = [substitute(value, how.values) for value in op.values]
-    if how.inside:
-        condition = how.inside[0]
-        for other in how.inside[1:]:
-            condition = binary(BinaryOp.AND, condition, other)
-        # Points that do not exist contribute the identity.
+    sources = [substitute(value, factoring.values) for value in op.values]
+    if factoring.inside:
+        condition = factoring.inside[0]
+        for next_condition in factoring.inside[1:]:
+            condition = binary(BinaryOp.AND, condition, next_condition)
+        # Missing points contribute the identity.
         starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.dtypes, strict=True)]
         sources = [select(condition, source, start) for source, start in zip(sources, starts, strict=True)]
     source = as_body(sources)
     # Where nothing is left to reduce, a term is its own partial result.
-    body = Reduce(op.body.combiner, source, how.rest) if how.rest else source
-    axes = (*op.axes[: how.position], how.axis, *op.axes[how.position :])
+    body = Reduce(op.body.combiner, source, factoring.rest) if factoring.rest else source
+    axes = (*op.axes[: factoring.position], factoring.axis, *op.axes[factoring.position :])
     # TVM's names: `.rf` holds partial results, `.repl` joins them along `_v`.
     attrs = op.attrs if op.body.combiner in ("max", "min") else {**op.attrs, PARTIAL_SUMS: True}
     partial = Node.of(ComputeOp(f"{op.name}.rf", axes, body, attrs))
     outer = tuple(Axis(f"ax{dim}", axis.extent, AxisKind.SPATIAL) for dim, axis in enumerate(op.axes))
-    last = Axis(f"{how.axis.name}_v", how.axis.extent, AxisKind.REDUCE)
-    point = (*outer[: how.position], last, *outer[how.position :])
+    last = Axis(f"{factoring.axis.name}_v", factoring.axis.extent, AxisKind.REDUCE)
+    point = (*outer[: factoring.position], last, *outer[factoring.position :])
     total = Reduce(op.body.combiner, _read_at(partial, point), (last,))
     final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(op))
     return _spliced(dag, op_id, 1, (partial, Node(node.tensors, final)))
@@ -127,7 +127,7 @@ def _read_at(node: Node, point: tuple[Expr, ...]) -> Expr:
 
 @cached_on_dag
 def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
-    """A graph in which every input has the layout that it comes with."""
+    """A graph in which every input keeps its own layout."""
     nodes = []
     for node in dag.nodes:
         op = node.op
@@ -138,7 +138,7 @@ def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
 
 
 def _attrs_of_result(op: ComputeOp) -> dict[str, Any]:
-    """The attributes that stay with the result when the work is done by another operation."""
+    """The attributes that stay with the result when another operation does the work."""
     return {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
 
 

@@ -51,12 +51,12 @@ def _inlined(dag: ComputeDAG, body: Expr, inlined: frozenset[int]) -> Expr:
 
 @cached_on_dag
 def reads_of(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> tuple[TensorRead, ...]:
-    """What the body of an operation reads, with the inlined stages written out."""
+    """The reads of an operation's body, with the inlined stages written out."""
     return tuple(node for node in walk(_written_out(dag, stage_id, inlined)) if isinstance(node, TensorRead))
 
 
 @cached_on_dag
 def counts_of(dag: ComputeDAG, stage_id: int, inlined: frozenset[int]) -> OpCounts:
-    """The operations of one evaluation of that body; of a reduction, those of one of its steps."""
+    """The operations of one evaluation of that body, or of one step of a reduction."""
     body = _written_out(dag, stage_id, inlined)
     return count_operations(*(body.source, body.combiner) if isinstance(body, Reduce) else (body, None))

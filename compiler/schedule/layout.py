@@ -1,4 +1,4 @@
-"""The layout in which a schedule reads a constant, and the options of what to do about it.
+"""The layout in which a schedule reads a constant, and the options for rewriting it.
 
 A layout is text such as `4j8j512k4j`: the digits of the indices, slowest first, each with its extent and its axis.
 """
@@ -15,11 +15,10 @@ from retune.compiler.target import Target
 
 
 class LayoutRewriteOption(IntEnum):
-    """What happens to the inputs whose layout is free (`layout_free_placeholders`). The numbers are those of logs.
+    """What happens to the inputs of free layout (`layout_free_placeholders`). The numbers are those of logs.
 
-    NO_REWRITE reads them as they are. INSERT_TRANSFORM_STAGE lays them out again in every call, which suits an operator
-    that stands alone. REWRITE_FOR_PRE_TRANSFORMED expects them laid out already, which suits the constants of a
-    network.
+    NO_REWRITE reads them in their own layout. INSERT_TRANSFORM_STAGE rewrites them in every call, which suits a single
+    operator. REWRITE_FOR_PRE_TRANSFORMED expects them rewritten beforehand, which suits the constants of a network.
     """
 
     NO_REWRITE = 0
@@ -28,7 +27,7 @@ class LayoutRewriteOption(IntEnum):
 
     @staticmethod
     def get_target_default(target: Target, in_relay_integration: bool = False) -> "LayoutRewriteOption":
-        """What is usual for a target: CPUs rewrite, and a network (`in_relay_integration`) does it beforehand."""
+        """The default of a target: CPUs rewrite, and networks (`in_relay_integration`) rewrite beforehand."""
         if not target.traits.rewrites_layouts:
             return LayoutRewriteOption.NO_REWRITE
         if in_relay_integration:
@@ -53,21 +52,18 @@ def layout_text(digits: Sequence[Digit]) -> str:
 
 
 def parse_layout(text: str, axes: Sequence[str]) -> Digits:
-    """The digits of a string, whose axes are among `axes`.
-
-    Raises: ScheduleError for anything else in the text.
-    """
-    # Longest first: the name of one axis may begin with that of another.
+    """The digits of a string, whose axes are among `axes`. Raises: ScheduleError for any other text."""
+    # Longest first: the name of an axis may begin with that of another.
     names = "|".join(re.escape(name) for name in sorted(axes, key=len, reverse=True))
-    one = re.compile(rf"(\d+)({names})(?=\d|$)")
+    pattern = re.compile(rf"(\d+)({names})(?=\d|$)")
     digits: list[Digit] = []
-    place = 0
-    while axes and (found := one.match(text, place)):
-        digits.append(Digit(int(found[1]), found[2]))
-        place = found.end()
-    if place != len(text) or not digits:
-        rest = repr(text[place:])
-        raise ScheduleError(f"the layout {text!r} cannot be read from {rest} on; its axes are {', '.join(axes)}")
+    position = 0
+    while axes and (match := pattern.match(text, position)):
+        digits.append(Digit(int(match[1]), match[2]))
+        position = match.end()
+    if position != len(text) or not digits:
+        remaining = repr(text[position:])
+        raise ScheduleError(f"the layout {text!r} cannot be read from {remaining} on; its axes are {', '.join(axes)}")
     return tuple(digits)
 
 
@@ -86,14 +82,14 @@ def get_shape_from_rewritten_layout(rewritten_layout: str, axis_names: Sequence[
 
 
 def digit_values(digits: Digits, indices: Mapping[str, Expr]) -> tuple[Expr, ...]:
-    """The digits of the indices given by axis: where an element lies in the new layout."""
+    """The digits of the `indices` of each axis: the index of an element in the new layout."""
     strides: dict[str, int] = {}
     values: list[Expr] = []
-    for place in range(len(digits) - 1, -1, -1):
-        digit = digits[place]
+    for index in range(len(digits) - 1, -1, -1):
+        digit = digits[index]
         value = indices[digit.axis] // strides.get(digit.axis, 1)
         # The outermost digit of an axis is a quotient alone.
-        if any(other.axis == digit.axis for other in digits[:place]):
+        if any(outer.axis == digit.axis for outer in digits[:index]):
             value = value % digit.extent
         values.append(value)
         strides[digit.axis] = strides.get(digit.axis, 1) * digit.extent
@@ -101,7 +97,9 @@ def digit_values(digits: Digits, indices: Mapping[str, Expr]) -> tuple[Expr, ...
 
 
 def index_values(digits: Digits, values: Sequence[Expr], axes: Sequence[str]) -> tuple[Expr, ...]:
-    """The indices along `axes` of the element at place `values` of the new layout, the inverse of `digit_values`."""
+    """The indices along `axes` of the element with the digits `values` in the new layout, the inverse of
+    `digit_values`.
+    """
     totals: dict[str, Expr] = {}
     for digit, value in zip(digits, values, strict=True):
         totals[digit.axis] = totals[digit.axis] * digit.extent + value if digit.axis in totals else value

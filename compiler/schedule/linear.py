@@ -18,7 +18,7 @@ Linear = Affine[LoopKey, Number]
 
 # Far from the limits of int64, in which forms are added and scaled.
 _UNKNOWN: Linear = Affine(0, {}, np.iinfo(np.int32).max, False)
-"""The form of an index that depends on data: it reaches further than any tensor does."""
+"""The form of an index that depends on data: it reaches further than any tensor."""
 
 
 def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopKey, Number]) -> Linear:
@@ -47,17 +47,17 @@ def linearize(index: Expr, leaves: Mapping[Expr, Linear], extents: Mapping[LoopK
 
 
 def _unwrapped(form: Linear, dtype: str, extents: Mapping[LoopKey, Number]) -> Linear:
-    """The form of a value of that type, which may wrap around."""
+    """The form of a value of type `dtype`, which may wrap around."""
     if dtype == INDEX:
         return form
-    (low, high), held = form.limits(extents), np.iinfo(dtype)
-    return form if np.all(low >= held.min) and np.all(high <= held.max) else _UNKNOWN
+    (low, high), bounds = form.limits(extents), np.iinfo(dtype)
+    return form if np.all(low >= bounds.min) and np.all(high <= bounds.max) else _UNKNOWN
 
 
 def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
-    found = lhs.combined(op, rhs)
-    if found is not None:
-        return found
+    form = lhs.combined(op, rhs)
+    if form is not None:
+        return form
     if op is BinaryOp.MUL:
         return _product_hull(lhs, rhs, extents)
     if rhs.terms or not isinstance(rhs.const, int) or rhs.const <= 0:
@@ -68,7 +68,7 @@ def _combine(op: BinaryOp, lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, N
 
 def _quotient_hull(form: Linear, divisor: int, extents: Mapping[LoopKey, Number]) -> Linear:
     low, high = form.limits(extents)
-    # A quotient of what may be anything may be anything.
+    # If the dividend is unbounded, so is the quotient.
     if np.any(high - low >= _UNKNOWN.spread):
         return _UNKNOWN
     return between(low // divisor, high // divisor)
@@ -80,20 +80,20 @@ def _remainder_hull(form: Linear, divisor: int, extents: Mapping[LoopKey, Number
 
 
 def _divide(op: BinaryOp, form: Linear, divisor: int, hull: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
-    """A quotient or remainder by the first two rules of `retune.compiler.ir.simplify`; `hull` for those programs of
-    which the rest may reach the divisor.
+    """A quotient or remainder by the first two rules of `retune.compiler.ir.simplify`; `hull` for the programs in which
+    the rest may reach the divisor.
     """
     multiple, rest = form.divided(divisor)
     low, high = rest.limits(extents)
     holds = (low >= 0) & (high < divisor) & (form.spread == 0)
     if not np.any(holds):
         return hull
-    found = multiple if op is BinaryOp.FLOORDIV else rest
+    exact = multiple if op is BinaryOp.FLOORDIV else rest
     if np.all(holds):
-        return found
-    keys = dict.fromkeys((*found.terms, *hull.terms))
-    terms = {key: np.where(holds, found.terms.get(key, 0), hull.terms.get(key, 0)) for key in keys}
-    return Affine(np.where(holds, found.const, hull.const), terms, np.where(holds, 0, hull.spread), False)
+        return exact
+    keys = dict.fromkeys((*exact.terms, *hull.terms))
+    terms = {key: np.where(holds, exact.terms.get(key, 0), hull.terms.get(key, 0)) for key in keys}
+    return Affine(np.where(holds, exact.const, hull.const), terms, np.where(holds, 0, hull.spread), False)
 
 
 def _product_hull(lhs: Linear, rhs: Linear, extents: Mapping[LoopKey, Number]) -> Linear:
@@ -108,7 +108,7 @@ def _union(forms: Iterable[Linear], extents: Mapping[LoopKey, Number]) -> Linear
 
 def _between_all(limits: Iterable[tuple[Number, Number]]) -> Linear:
     """A form that covers several intervals."""
-    (low, high), *others = limits
-    for other_low, other_high in others:
-        low, high = lesser(low, other_low), greater(high, other_high)
+    (low, high), *remaining = limits
+    for next_low, next_high in remaining:
+        low, high = lesser(low, next_low), greater(high, next_high)
     return between(low, high)

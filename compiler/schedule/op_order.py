@@ -1,7 +1,4 @@
-"""Orders the operations of a computation into stages.
-
-Every operation comes after all that it reads; the order depends only on the definition.
-"""
+"""Orders the operations of a computation into stages, producers first; the order depends only on the definition."""
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
@@ -12,7 +9,7 @@ from retune.compiler.te.tensor import ComputeOp, Operation, Tensor, TensorRead, 
 
 
 def post_order(tensors: Sequence[Tensor]) -> dict[Operation, None]:
-    """The operations that make the tensors, depth first, in a set that keeps its order."""
+    """The operations of the tensors, depth first, in a set that keeps its order."""
     order: dict[Operation, None] = {}
     seen: set[Operation] = set()
     # An explicit stack: a long chain of operations would exceed Python's recursion limit.
@@ -31,8 +28,8 @@ def post_order(tensors: Sequence[Tensor]) -> dict[Operation, None]:
 def outputs_in_order(tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """The outputs in the order in which a depth-first walk is to visit them.
 
-    A walk with a stack, from the last of `tensors`, numbers the operations that it finds. Of those whose sources are
-    all placed, the one with the greatest number comes next.
+    A walk with a stack, from the last of `tensors`, numbers the operations. Of those whose sources are all placed, the
+    operation with the greatest number comes next.
     """
     # TVM's order of outputs: discovery numbers of a walk with a stack, then Kahn's topological sort.
     number: dict[Operation, int] = {}
@@ -53,28 +50,28 @@ def outputs_in_order(tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> li
     # A min-heap of negated numbers: the operation found last comes first.
     ready = [-number[op] for op in number if not missing[op]]
     heapify(ready)
-    place: dict[Operation, int] = {}
+    position: dict[Operation, int] = {}
     while ready:
         op = by_number[-heappop(ready)]
-        place[op] = len(place)
+        position[op] = len(position)
         for reader in readers.get(op, ()):
             missing[reader] -= 1
             if not missing[reader]:
                 heappush(ready, -number[reader])
-    return sorted(outputs, key=lambda tensor: place[tensor.op])
+    return sorted(outputs, key=lambda tensor: position[tensor.op])
 
 
 def _sources(op: Operation) -> list[Tensor]:
-    """The tensors that an operation reads, each once; one that is read inside an index comes before what it indexes."""
+    """The tensors that an operation reads, each once; a tensor read inside an index comes before the indexed tensor."""
     if not isinstance(op, ComputeOp):
         return list(dict.fromkeys(tensor for tensor, _ in reads_of(op)))
-    found: dict[Tensor, None] = {}
+    read: dict[Tensor, None] = {}
 
     def visit(expr: Expr) -> None:
         for child in children(expr):
             visit(child)
         if isinstance(expr, TensorRead):
-            found[expr.tensor] = None
+            read[expr.tensor] = None
 
     visit(op.body)
-    return list(found)
+    return list(read)

@@ -19,7 +19,7 @@ from retune.compiler.te.tensor import Axis, ComputeOp, PlaceholderOp, Tensor, Te
 
 
 def remove_index_check(tensor: Tensor) -> None:
-    """Let an input be read with any number of indices from now on; `rewrite_compute_body` must put the reads right.
+    """Let an input be read with any number of indices; `rewrite_compute_body` must correct the reads.
 
     Raises: DefinitionError when the tensor is computed.
     """
@@ -27,7 +27,7 @@ def remove_index_check(tensor: Tensor) -> None:
 
 
 def rewrite_tensor_shape(tensor: Tensor, shape: Sequence[int]) -> None:
-    """Give an input another shape, in place: that before its layout was rewritten, or after.
+    """Set the shape of an input in place, to that before or after its layout was rewritten.
 
     Raises: DefinitionError when the tensor is computed, or the shape has another number of elements.
     """
@@ -40,10 +40,10 @@ def rewrite_tensor_shape(tensor: Tensor, shape: Sequence[int]) -> None:
 
 
 def rewrite_compute_body(compute_tensor: Tensor, new_layout: str) -> Tensor:
-    """The computation with its one input of free layout read in `new_layout`.
+    """The computation with its only input of free layout read in `new_layout`.
 
     Its indices must be axes, or the literal 0 where the extent is 1.
-    Raises: DefinitionError when there is not one such input, ScheduleError when the layout has other axes.
+    Raises: DefinitionError unless there is exactly one such input, ScheduleError when the layout has other axes.
     """
     op = compute_tensor.op
     free = tuple(op.attrs.get("layout_free_placeholders", ()))

@@ -57,46 +57,46 @@ def _listed(what: str, values: Iterable[_Item]) -> tuple[_Item, ...]:
 
 
 def _length(value: Number | None) -> Number | None:
-    """A tile size: a number, one a program, or none yet."""
+    """A tile size: a number, an array with one entry a program, or None if not chosen yet."""
     family = value is None or (isinstance(value, np.ndarray) and value.ndim > 0)
     return value if family else _whole("a length", value)
 
 
 def stage_number(state: State, stage: StageRef) -> int:
-    """The number of a stage. A name that several stages have is refused."""
+    """The number of a stage. Raises: ScheduleError for an unknown name, or one that several stages have."""
     if not isinstance(stage, (str, Tensor, Operation)):
         number = _whole("a stage that is no name, tensor or operation", stage)
         state.stage(number)
         return number
     nodes = state.dag.nodes
     if isinstance(stage, str):
-        found = [number for number, node in enumerate(nodes) if node.op.name == stage]
-        found = found or [number for number, node in enumerate(nodes) if any(t.name == stage for t in node.tensors)]
+        matches = [number for number, node in enumerate(nodes) if node.op.name == stage]
+        matches = matches or [number for number, node in enumerate(nodes) if any(t.name == stage for t in node.tensors)]
     else:
-        found = [
+        matches = [
             number
             for number, node in enumerate(nodes)
             if stage in node.tensors or node.op is stage or node.tensor.op is stage
         ]
-    if len(found) == 1:
-        return found[0]
+    if len(matches) == 1:
+        return matches[0]
     name = stage if isinstance(stage, str) else stage.name
-    if found:
-        raise ScheduleError(f"the stages {', '.join(map(str, found))} are all called {name}; say which by its number")
+    if matches:
+        raise ScheduleError(f"the stages {', '.join(map(str, matches))} are all called {name}; say which by its number")
     raise ScheduleError(f"there is no stage {name}; stages: {', '.join(node.op.name for node in nodes)}")
 
 
 def loop_number(state: State, stage: StageRef, loop: LoopRef) -> int:
     """The number of a loop within its stage."""
-    found = state.stage(stage_number(state, stage))
+    loops_stage = state.stage(stage_number(state, stage))
     if not isinstance(loop, (str, Iterator)):
         return _whole("a loop that is no name or iterator", loop)
     name = loop if isinstance(loop, str) else loop.name
-    for number, iterator in enumerate(found.iters):
+    for number, iterator in enumerate(loops_stage.iters):
         if iterator.name == name:
             return number
-    names = ", ".join(iterator.name for iterator in found.iters) or "none"
-    raise ScheduleError(f"{found.op.name}: there is no loop {name}; its loops: {names}")
+    names = ", ".join(iterator.name for iterator in loops_stage.iters) or "none"
+    raise ScheduleError(f"{loops_stage.op.name}: there is no loop {name}; its loops: {names}")
 
 
 def _loops(state: State, stage: int, first: int, count: int) -> tuple[Iterator, ...]:
@@ -114,27 +114,28 @@ def split(
     before: for i in 512: body(i)
     after (lengths 8, 2): for i.0 in 32: for i.1 in 8: for i.2 in 2: body((i.0 * 8 + i.1) * 2 + i.2)
     """
-    number, at = stage_number(state, stage), loop_number(state, stage, loop)
-    known = state.stages[number].iters[at : at + 1]
+    number, index = stage_number(state, stage), loop_number(state, stage, loop)
+    known = state.stages[number].iters[index : index + 1]
     extent = known[0].extent if known else None
     parts = tuple(map(_length, _listed("the lengths", lengths)))
     # Records hold the extent, with 0 for an unknown one, as TVM's do.
-    after = state.apply(Split(number, at, extent if isinstance(extent, int) else 0, parts, inner_to_outer))
-    return after, _loops(after, number, at, len(parts) + 1)
+    after = state.apply(Split(number, index, extent if isinstance(extent, int) else 0, parts, inner_to_outer))
+    return after, _loops(after, number, index, len(parts) + 1)
 
 
 def follow_split(
     state: State, stage: StageRef, loop: LoopRef, source_step: int, n_split: int
 ) -> tuple[State, tuple[Iterator, ...]]:
-    """Tile a loop as step number `source_step` did, into `n_split` + 1 parts; the innermost one holds the rest.
+    """Tile a loop as step number `source_step` did, into `n_split` + 1 parts; the innermost part gets the remaining
+    factors.
 
-    before: step 0 split j by (2, 4, 8);  for i in 512: body(i)
-    after (n_split 2): for i.0: for i.1 in 2: for i.2 in 32: body(i)
+        before: step 0 split j by (2, 4, 8);  for i in 512: body(i)
+        after (n_split 2): for i.0: for i.1 in 2: for i.2 in 32: body(i)
     """
-    number, at = stage_number(state, stage), loop_number(state, stage, loop)
+    number, index = stage_number(state, stage), loop_number(state, stage, loop)
     source, count = _whole("the number of a step", source_step), _whole("the number of parts", n_split)
-    after = state.apply(FollowSplit(number, at, source, count))
-    return after, _loops(after, number, at, n_split + 1)
+    after = state.apply(FollowSplit(number, index, source, count))
+    return after, _loops(after, number, index, n_split + 1)
 
 
 def follow_fused_split(
@@ -152,15 +153,15 @@ def follow_fused_split(
 
 
 def fuse(state: State, stage: StageRef, loops: Sequence[LoopRef]) -> tuple[State, Iterator]:
-    """Make one loop of neighboring ones. No loops at all: a loop of one iteration around a stage without spatial loops.
+    """Fuse neighboring loops. Without loops: add a loop of one iteration around a stage without spatial loops.
 
     before: for i in 8: for j in 16: body(i, j)
     after:  for i@j@ in 128: body(i@j@ // 16, i@j@ % 16)
     """
     number = stage_number(state, stage)
-    at = tuple(loop_number(state, number, loop) for loop in _listed("the loops", loops))
-    after = state.apply(Fuse(number, at))
-    return after, after.stages[number].iters[at[0] if at else 0]
+    indices = tuple(loop_number(state, number, loop) for loop in _listed("the loops", loops))
+    after = state.apply(Fuse(number, indices))
+    return after, after.stages[number].iters[indices[0] if indices else 0]
 
 
 def reorder(state: State, stage: StageRef, order: Sequence[LoopRef]) -> State:
@@ -174,9 +175,9 @@ def reorder(state: State, stage: StageRef, order: Sequence[LoopRef]) -> State:
 
 
 def _annotated(state: State, stage: StageRef, loop: LoopRef, annotation: Annotation) -> tuple[State, Iterator]:
-    number, at = stage_number(state, stage), loop_number(state, stage, loop)
-    after = state.apply(Annotate(number, at, int(annotation)))
-    return after, after.stages[number].iters[at]
+    number, index = stage_number(state, stage), loop_number(state, stage, loop)
+    after = state.apply(Annotate(number, index, int(annotation)))
+    return after, after.stages[number].iters[index]
 
 
 def parallel(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
@@ -220,16 +221,16 @@ def bind(state: State, stage: StageRef, loop: LoopRef, thread: str) -> tuple[Sta
 
 
 def tensorize(state: State, stage: StageRef, loop: LoopRef) -> tuple[State, Iterator]:
-    """Let an instruction of a tensor core do the iterations of a loop: the three innermost loops of a product that
+    """Let an instruction of a tensor core execute the iterations of a loop: the three innermost loops of a product that
     `as_matmul` made, over 16 rows, 8 columns and the depth of its kind.
 
-    before: for i in 16: for j in 8: for k in 16: c += a * b      after: tensorize i: tensorize j: tensorize k: …
+        before: for i in 16: for j in 8: for k in 16: c += a * b      after: tensorize i: tensorize j: tensorize k: …
     """
     return _annotated(state, stage, loop, Annotation.TENSORIZE)
 
 
 def pipeline(state: State, stage: StageRef, loop: LoopRef, depth: int) -> State:
-    """Have the copies into shared memory for `depth` iterations of a loop of a product under way or at hand at once.
+    """Keep the copies into shared memory of `depth` iterations of a loop of a product in flight or ready.
 
     before: for k: (copy a[k]; wait; c += a)
     after (depth 2): copy a[0]; for k: (wait; copy a[k + 1]; c += a)
@@ -276,8 +277,8 @@ def compute_at(state: State, stage: StageRef, target: StageRef, loop: LoopRef) -
             for i: for j: C[i, j] = B[i]                    b = f(i)
                                                             for j: C[i, j] = b
     """
-    inside = stage_number(state, target)
-    return state.apply(ComputeAt(stage_number(state, stage), inside, loop_number(state, inside, loop)))
+    target_id = stage_number(state, target)
+    return state.apply(ComputeAt(stage_number(state, stage), target_id, loop_number(state, target_id, loop)))
 
 
 def compute_inline(state: State, stage: StageRef) -> State:

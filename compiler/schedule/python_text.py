@@ -43,7 +43,7 @@ def print_python_code_from_state(dag: ComputeDAG, state: State) -> str:
     current = State.initial(dag)
     calls: list[str] = []
     used: set[str] = set()
-    # Stages and loops have the names of the moment: later steps add stages and split loops.
+    # Names are those before each step: later steps add stages and split loops.
     for step in state.steps:
         function, *arguments = _FORMS[type(step)](_Namer(current), step)
         used.add(function)
@@ -58,7 +58,7 @@ def print_python_code_from_state(dag: ComputeDAG, state: State) -> str:
 
 
 class _Namer:
-    """How stages and loops of a state are written."""
+    """Writes the stages and loops of a state."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -69,12 +69,11 @@ class _Namer:
         return repr(names[number]) if names.count(names[number]) == 1 else str(number)
 
     def loop(self, stage: int, number: int) -> str:
-        """The name in quotes; a pragma may name a loop that is not there."""
+        """The name in quotes; a pragma may name a loop that does not exist."""
         iters = self.state.stages[stage].iters
         return repr(iters[number].name) if 0 <= number < len(iters) else str(number)
 
     def loops(self, stage: int, numbers: tuple[int, ...]) -> str:
-        """A list of loops."""
         return f"[{', '.join(self.loop(stage, number) for number in numbers)}]"
 
 
@@ -99,7 +98,7 @@ def _follow_fused(names: _Namer, step: FollowFusedSplit) -> tuple[str, ...]:
 
 
 def _at(name: str, *fields: str) -> Callable[[_Namer, Any], tuple[str, ...]]:
-    """The form of a step of one loop: stage, loop, then these fields."""
+    """The form of a step of one loop: stage, loop, then `fields`."""
 
     def form(names: _Namer, step: Any) -> tuple[str, ...]:
         where = names.stage(step.stage), names.loop(step.stage, step.iter)

@@ -1,4 +1,4 @@
-"""Extents of the loops that axes were split and fused into, and the axes as values over the loops that are left.
+"""Extents of the loops that axes were split and fused into, and the axes as values over the remaining loops.
 
 Extents are polymorphic, as in `State`.
 """
@@ -25,22 +25,22 @@ def ceil_div(value: Number, divisor: Number) -> Number:
 
 
 def split_extents(extent: Number | None, relation: SplitRelation) -> list[Number | None]:
-    """Extents of the parts. No part runs further than the whole, so a length above what is left is cut."""
+    """Extents of the parts. No part runs further than the whole, so a length beyond the remaining extent is cut."""
     count = len(relation.parts)
     extents: list[Number | None] = [None] * count
     order = range(count - 1, 0, -1) if relation.inner_to_outer else range(count - 1)
-    rest = extent
+    remaining = extent
     for part in order:
         length = relation.lengths[part - 1 if relation.inner_to_outer else part]
-        if rest is None or length is None:
+        if remaining is None or length is None:
             if length is not None and extent is None:
                 extents[part] = length
-            rest = None
+            remaining = None
             continue
-        extents[part] = np.minimum(length, rest) if _is_array(length, rest) else min(length, rest)
-        # Rounded up: the last part may run over the end, which a guard then cuts off.
-        rest = ceil_div(rest, length)
-    extents[0 if relation.inner_to_outer else count - 1] = rest
+        extents[part] = np.minimum(length, remaining) if _is_array(length, remaining) else min(length, remaining)
+        # Rounded up: the last part may run past the end, where a guard stops it.
+        remaining = ceil_div(remaining, length)
+    extents[0 if relation.inner_to_outer else count - 1] = remaining
     return extents
 
 
@@ -49,7 +49,7 @@ def _is_array(*values: Number) -> bool:
 
 
 def part_stride(relation: SplitRelation, level: int, sizes: Mapping[str, Number]) -> Number:
-    """How many points one iteration of the next outer part skips, per iteration of part `level`: its uncut length."""
+    """Points of the next outer part per iteration of part `level`: its uncut length."""
     if relation.inner_to_outer:
         length = relation.lengths[level - 1]
         return 1 if length is None else length
@@ -79,11 +79,10 @@ def unsplit(
     parts_of: Callable[[FuseRelation, Value], Iterable[Value]],
     scale: Callable[[Value, Number], Value],
 ) -> dict[str, Value]:
-    """The values of `loops`, the loops that are left, and over them of everything that was split or fused.
+    """The values of everything that was split or fused, over those of the remaining `loops`.
 
-    `parts_of` gives the values of the parts of a fused loop that is one of `loops` or was split again, which are
-    quotients and remainders.
-    `scale` multiplies a value by a number.
+    `parts_of` gives the values of the parts of a fused loop that is in `loops` or was split again, as quotients and
+    remainders. `scale` multiplies a value by a number.
     """
     values = dict(loops)
     # Backwards in time: the last transformation is undone first.
@@ -98,7 +97,7 @@ def unsplit(
 
 
 def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: Mapping[str, Expr]) -> dict[str, Expr]:
-    """Every axis, and everything it was split or fused into, over `loops`, the expressions of the loops that are left.
+    """Every axis, and everything it was split or fused into, over `loops`, the expressions of the remaining loops.
 
     A part of a loop that was fused and split again is a quotient or remainder.
     """
@@ -118,7 +117,7 @@ def axis_exprs(relations: Sequence[Relation], sizes: Mapping[str, int], loops: M
 
 
 def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """What was split into parts that together run further than it does, with its extent."""
+    """Everything that was split into parts which together run past its end, with its extent."""
     for relation in relations:
         if isinstance(relation, SplitRelation):
             strides = map(_fixed, _strides(relation, sizes))
@@ -129,7 +128,7 @@ def overrunning(relations: Sequence[Relation], sizes: Mapping[str, int]) -> Iter
 
 
 def rejoined(stage: Stage) -> Iterator[tuple[str, Expr]]:
-    """What was fused from axes of the operation, by name, with the index over these axes that it is."""
+    """Loops fused from axes of the operation, by name, each with its index over these axes."""
     if not isinstance(stage.op, ComputeOp):
         return
     axes = {axis.name: axis for axis in stage.op.axes}
@@ -139,7 +138,7 @@ def rejoined(stage: Stage) -> Iterator[tuple[str, Expr]]:
 
 
 def joined_index(axes: Sequence[Axis]) -> Expr:
-    """The number of a point of several axes, the last one counting fastest."""
+    """The index of a point of several axes, the last axis fastest."""
     total: Expr = const(0)
     for axis in axes:
         total = total * axis.extent + axis
@@ -155,7 +154,9 @@ def buffer_strides(stage: Stage, shape: Sequence[Number]) -> tuple[Number, ...] 
 
 
 def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int) -> tuple[Number, ...]:
-    """Row-major strides of `shape`, that of dimension `axis` padded to `offset` more than a multiple of `factor`."""
+    """Row-major strides of `shape`, the stride of dimension `axis` padded to `offset` more than a multiple of
+    `factor`.
+    """
     strides: list[Number] = []
     stride: Number = 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -168,7 +169,7 @@ def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int)
 
 
 def _strides(relation: SplitRelation, sizes: Mapping[str, Number]) -> list[Number]:
-    """How many points one iteration of each part moves on, outermost first."""
+    """Points per iteration of each part, outermost first."""
     strides: list[Number] = [1]
     for level in range(len(relation.parts) - 1, 0, -1):
         strides.append(strides[-1] * part_stride(relation, level, sizes))
@@ -176,5 +177,4 @@ def _strides(relation: SplitRelation, sizes: Mapping[str, Number]) -> list[Numbe
 
 
 def _fixed(number: Number) -> int:
-    """The number of a family of one program."""
     return number if isinstance(number, int) else int(number.reshape(()))

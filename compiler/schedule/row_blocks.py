@@ -1,7 +1,7 @@
 """Default schedule of two products with a reduction of rows between them, as in attention: a block of rows at a time.
 
-The scores between the products are as many as rows times columns, often more than any near cache holds. A block of
-their rows stays there until the second product has used it, and is never written to memory.
+The scores between the products are rows times columns, often more than any near cache holds. A block of their rows
+stays there until the second product has used it, and is never written to memory.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,14 @@ from retune.compiler.target import HardwareParams
 from retune.compiler.te.tensor import Axis, ComputeOp
 
 _BLOCK = 3 << 16
-"""Most bytes of a block of rows, beside a strip of the other factors in a second-level cache of half a megabyte."""
+"""Most bytes of a block of rows, next to a strip of the other factors in a second-level cache of half a megabyte."""
 _LEAST_ROWS, _LEAST_BLOCKS = 4, 16
-"""A block has so many rows at least, since every block reads the other factors whole; but there are so many blocks for
-threads to share.
-"""
+"""Least rows of a block, since every block reads the other factors whole; and least blocks, for threads to share."""
 
 _HEIGHTS = range(3, 9)
 """Rows of register tiles."""
 _MANY_STRIPS = 16
-"""So many strips of two vectors are worth another kernel for what remains of a row."""
+"""Strips of two vectors that justify a separate kernel for the remainder of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,11 @@ class RowBlocks:
 
 
 def row_block(rows: int, copies: int, row_bytes: int) -> int:
-    """How many of the rows of scores, of which there are `copies` matrices, are a block; 0 where no block fits a cache
-    or threads would have too few of them.
+    """The number of rows of a block of scores, of which there are `copies` matrices; 0 where no block fits a cache or
+    threads would get too few blocks.
     """
     fitting = [size for size in range(_LEAST_ROWS, rows + 1) if rows % size == 0 and size * row_bytes <= _BLOCK]
-    # Some rows of a block share what a register tile reads along its strip.
+    # Rows of a block share what a register tile reads along its strip.
     tiled = [size for size in fitting if any(size % height == 0 for height in _HEIGHTS)]
     return max((size for size in tiled if copies * rows >= size * _LEAST_BLOCKS), default=0)
 
@@ -56,11 +54,13 @@ def row_block(rows: int, copies: int, row_bytes: int) -> int:
 def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
     """The two products of a graph and the rows between them.
 
-    None unless each row of the second product needs that row of the scores alone, and what lies between can be computed
+    None unless each row of the second product needs only that row of the scores, and everything between can be computed
     in one buffer: then a block fits the stack.
     """
     state = State.initial(dag)
-    row_axes = {place: axis for place in range(len(dag.ops)) if (axis := row_axis_of(state, place)) is not None}
+    row_axes = {
+        stage_id: axis for stage_id in range(len(dag.ops)) if (axis := row_axis_of(state, stage_id)) is not None
+    }
     if len(row_axes) != 2 or min(row_axes.values()) < 0 or dag.output_ids != {max(row_axes)}:
         return None
     first, second = row_axes
@@ -73,54 +73,54 @@ def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
     return RowBlocks(first, left, second, size) if size else None
 
 
-def _left_factor(dag: ComputeDAG, product: int, rows: int, wanted: int) -> int | None:
-    """The factor of a product that is read along its sum, with the product's axis `rows` at the place `wanted`; the
-    other one must lie in memory.
+def _left_factor(dag: ComputeDAG, product: int, rows: int, dim: int) -> int | None:
+    """The factor of a product that is read along its sum, with the product's axis `rows` as dimension `dim`; the other
+    factor must be in memory.
     """
     op = dag.ops[product]
     if not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
         return None
-    found = [(place, indices) for place, indices in dag.reads[product] if op.axes[-1] not in indices]
-    others = [place for place, indices in dag.reads[product] if op.axes[-1] in indices]
-    if len(found) != 1 or not all(_is_given(dag, place) for place in others):
+    summed = [(source, indices) for source, indices in dag.reads[product] if op.axes[-1] not in indices]
+    broadcast = [source for source, indices in dag.reads[product] if op.axes[-1] in indices]
+    if len(summed) != 1 or not all(_is_available(dag, source) for source in broadcast):
         return None
-    ((left, indices),) = found
+    ((left, indices),) = summed
     outer = [axis for axis in op.axes[:-1] if axis.extent > 1]
-    whole = all(isinstance(index, Axis | Const) for index in indices) and all(axis in indices for axis in outer)
-    fits = wanted < len(indices) - 1 and indices[wanted] == op.axes[rows] and indices[-1] == op.reduce_axes[0]
-    return left if whole and fits else None
+    is_plain = all(isinstance(index, Axis | Const) for index in indices) and all(axis in indices for axis in outer)
+    fits = dim < len(indices) - 1 and indices[dim] == op.axes[rows] and indices[-1] == op.reduce_axes[0]
+    return left if is_plain and fits else None
 
 
-def _is_given(dag: ComputeDAG, place: int) -> bool:
+def _is_available(dag: ComputeDAG, stage_id: int) -> bool:
     """Whether a stage is an input or will be inlined."""
-    return not isinstance(dag.ops[place], ComputeOp) or is_strictly_inlineable(dag, place)
+    return not isinstance(dag.ops[stage_id], ComputeOp) or is_strictly_inlineable(dag, stage_id)
 
 
 def _is_made_by_rows(dag: ComputeDAG, first: int, left: int, second: int) -> bool:
-    """Whether `left` comes of `first` by stages that each make a matrix of the same type from the one before, one
-    element from one, and by reductions of its rows; all else is inlined.
+    """Whether `left` is computed from `first` by stages that each map the previous matrix to a matrix of the same type,
+    element by element, and by reductions of its rows; everything else is inlined.
     """
     shape, dtypes = dag.ops[first].shape, dag.ops[first].dtypes
     latest, of_rows = first, set[int]()
-    for place in (one for one in range(second) if one != first):
-        op, reads = dag.ops[place], dag.reads[place]
+    for stage_id in (other_id for other_id in range(second) if other_id != first):
+        op, reads = dag.ops[stage_id], dag.reads[stage_id]
         if not {latest, *of_rows} & {source for source, _ in reads}:
-            if not _is_given(dag, place):
+            if not _is_available(dag, stage_id):
                 return False
             continue
         if not isinstance(op, ComputeOp) or op.shape not in (shape, shape[:-1]):
             return False
         point, row = (*op.axes, *op.reduce_axes), op.axes[: len(shape) - 1]
-        wanted = {latest: point, **dict.fromkeys(of_rows, row)}
-        if any(indices != wanted.get(source, indices) for source, indices in reads):
+        expected = {latest: point, **dict.fromkeys(of_rows, row)}
+        if any(indices != expected.get(source, indices) for source, indices in reads):
             return False
         if op.shape != shape:
-            of_rows.add(place)
-        # It takes the memory of the matrix before, which nothing may read later (`ReuseLocals`).
-        elif op.reduce_axes or op.dtypes != dtypes or max(dag.readers[latest]) != place:
+            of_rows.add(stage_id)
+        # It reuses the memory of the previous matrix, which nothing may read later (`ReuseLocals`).
+        elif op.reduce_axes or op.dtypes != dtypes or max(dag.readers[latest]) != stage_id:
             return False
         else:
-            latest = place
+            latest = stage_id
     return latest == left != first
 
 
@@ -136,7 +136,7 @@ def in_row_blocks(
     op = state.dag.ops[first]
     assert isinstance(op, ComputeOp), "a product is computed"
     columns, depth = op.axes[-1].extent, prod(axis.extent for axis in op.reduce_axes)
-    # What remains of many strips costs less than narrower strips that leave nothing.
+    # The remainder of many strips costs less than narrower strips without a remainder.
     pair = 2 * hardware.vector_unit_bytes // item_bytes(op.dtype)
     columns -= columns % pair if columns >= _MANY_STRIPS * pair else 0
     tiles = BlockTiles(
@@ -145,21 +145,21 @@ def in_row_blocks(
         register_tile(blocks.rows, axes_of(state, second)[-1].extent, hardware, state.dag.ops[second].dtypes[0]),
     )
     state = placed_in_blocks(state, blocks, tiles)
-    for place, stage in enumerate(state.stages):
-        if place in (first, second):
-            state = as_tile(state, place, 2)
+    for stage_id, stage in enumerate(state.stages):
+        if stage_id in (first, second):
+            state = as_tile(state, stage_id, 2)
         elif isinstance(stage.location, Attached):
-            state = schedule(state, place)
-    around = len(axes_of(state, second)) - 2
-    if around:
-        state = state.apply(Fuse(second, tuple(range(around + 1))))
+            state = schedule(state, stage_id)
+    outer_axes = len(axes_of(state, second)) - 2
+    if outer_axes:
+        state = state.apply(Fuse(second, tuple(range(outer_axes + 1))))
     return state.apply(Annotate(second, 0, Annotation.PARALLEL))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTiles:
-    """How many rows a block has, and the register tiles, (rows, columns), of the first and of the second product; None
-    leaves a size to the search.
+    """The rows of a block, and the register tiles, (rows, columns), of the first and of the second product; None leaves
+    a size to the search.
     """
 
     rows: int | None = None
@@ -168,21 +168,21 @@ class BlockTiles:
 
 
 def placed_in_blocks(state: State, blocks: RowBlocks, tiles: BlockTiles) -> State:
-    """The stages of a graph, with the loops of both products in tiles, inside a block of rows of the second one."""
+    """The stages of a graph, with the loops of both products in tiles, inside a block of rows of the second."""
     first, second = blocks.first, blocks.second
     height, strip = tiles.second
     inside = None if tiles.rows is None or height is None else tiles.rows // height
-    state, around, row, column, sums = _split(state, second, strip, (inside, height))
-    outer = [*around, f"{row}.0", f"{column}.0", f"{row}.1", *sums]
+    state, outer_axes, row, column, sums = _split(state, second, strip, (inside, height))
+    outer = [*outer_axes, f"{row}.0", f"{column}.0", f"{row}.1", *sums]
     state = reordered(state, second, [*outer, f"{row}.2", f"{column}.1"])
-    block = len(around)
+    block = len(outer_axes)
     # A strip of one factor of the first product stays in the first-level cache for all rows.
     height, strip = tiles.first
-    state, around, row, column, sums = _split(state, first, strip, (height,))
-    state = reordered(state, first, [*around, f"{column}.0", f"{row}.0", *sums, f"{row}.1", f"{column}.1"])
-    for place, stage in enumerate(state.stages):
-        if place != second and isinstance(stage.op, ComputeOp) and not isinstance(stage.location, Inlined):
-            state = state.apply(ComputeAt(place, second, block))
+    state, outer_axes, row, column, sums = _split(state, first, strip, (height,))
+    state = reordered(state, first, [*outer_axes, f"{column}.0", f"{row}.0", *sums, f"{row}.1", f"{column}.1"])
+    for stage_id, stage in enumerate(state.stages):
+        if stage_id != second and isinstance(stage.op, ComputeOp) and not isinstance(stage.location, Inlined):
+            state = state.apply(ComputeAt(stage_id, second, block))
     return state
 
 
@@ -190,13 +190,13 @@ def _split(
     state: State, stage: int, strip: int | None, heights: tuple[int | None, ...]
 ) -> tuple[State, list[str], str, str, list[str]]:
     """A product with its columns split into strips and its rows by `heights`; the names of its outer axes, of its rows
-    and its columns, and of the loops of its sum.
+    and columns, and of the loops of its sum.
     """
     rows, axes = row_axis_of(state, stage), axes_of(state, stage)
     assert rows is not None, "a product has rows"
-    # From the last loop on, so that the numbers of those before it stay right.
+    # From the last loop on, so that the numbers of earlier loops stay right.
     state = state.apply(Split(stage, len(axes) - 1, axes[-1].extent, (strip,)))
     state = state.apply(Split(stage, rows, axes[rows].extent, heights))
-    around = [axis.name for place, axis in enumerate(axes[:-1]) if place != rows]
-    sums = [one.name for one in state.stages[stage].iters if one.kind is IterKind.REDUCTION]
-    return state, around, axes[rows].name, axes[-1].name, sums
+    outer_axes = [axis.name for number, axis in enumerate(axes[:-1]) if number != rows]
+    sums = [loop.name for loop in state.stages[stage].iters if loop.kind is IterKind.REDUCTION]
+    return state, outer_axes, axes[rows].name, axes[-1].name, sums

@@ -59,18 +59,16 @@ ANNOTATION_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Iterator:
-    """One loop of a stage."""
-
     name: str
     extent: Number | None
-    """None while it is unknown: a sketch's tile size, or a loop of a stage that was just attached."""
+    """None while unknown: a sketch's tile size, or a loop of a stage that was just attached."""
     kind: IterKind
     annotation: Annotation = Annotation.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The stage has a loop nest of its own."""
+    """The stage has its own loop nest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ Location = Root | Inlined | Attached
 
 @dataclass(frozen=True, slots=True)
 class SplitRelation:
-    """`parent = parts`: an axis, and what a split made of it."""
+    """`parent = parts`: an axis and the parts of its split."""
 
     parent: str
     parts: tuple[str, ...]
@@ -103,7 +101,7 @@ class SplitRelation:
 
 @dataclass(frozen=True, slots=True)
 class FuseRelation:
-    """`fused` runs over all of `parts`, the last one fastest."""
+    """`fused` runs over all of `parts`, the last fastest."""
 
     parts: tuple[str, ...]
     fused: str
@@ -114,7 +112,7 @@ Relation = SplitRelation | FuseRelation
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """One step along `axis` moves `offset` elements more than a multiple of `factor` in the stage's buffer."""
+    """A step along `axis` moves `offset` elements more than a multiple of `factor` in the stage's buffer."""
 
     axis: str
     factor: int
@@ -123,7 +121,8 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """What differs between the programs of a family in one operation, after a reduction was factored by many lengths.
+    """The differences between the programs of a family in one operation, after a reduction was factored by many
+    lengths.
 
     The operation itself is that of the largest program.
     """
@@ -131,16 +130,16 @@ class Family:
     extents: Mapping[str, Number]
     """The true extents of its axes, by name."""
     memoized: tuple[Axis, ...] = ()
-    """Axes that its body reads but that it has not."""
+    """Axes that its body reads and that are not its own."""
     relations: tuple[Relation, ...] = ()
-    """What makes those of its own axes."""
+    """The relations that make those of its own axes."""
     sizes: Mapping[str, Number] = field(default_factory=dict)
     """Extents of everything in the relations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The loops of one operation, outermost first, how they came from its axes, and where they stand."""
+    """The loops of one operation, outermost first, their relations to its axes, and its location."""
 
     op: Operation
     iters: tuple[Iterator, ...]
@@ -150,7 +149,7 @@ class Stage:
     alignment: Alignment | None = None
     family: Family | None = None
     pipeline: tuple[str, Number] | None = None
-    """A loop, and of how many of its iterations the copies are under way or at hand at once."""
+    """A loop, and the number of its iterations whose copies are in flight or ready."""
 
     def extent_of(self, axis: Axis) -> Number:
         """The extent of an axis of the operation, one a program where they differ."""
@@ -158,7 +157,6 @@ class Stage:
 
     @property
     def shape(self) -> tuple[Number, ...]:
-        """The extents of the result."""
         return tuple(map(self.extent_of, self.op.axes)) if isinstance(self.op, ComputeOp) else self.op.shape
 
     @property
@@ -174,14 +172,13 @@ class Stage:
 
     @property
     def has_reduce_iter(self) -> bool:
-        """Whether any loop reduces."""
         return any(iterator.kind in (IterKind.REDUCTION, IterKind.MIXED) for iterator in self.iters)
 
 
 class Step(Protocol):
-    """What a state needs of a transform step; the classes are in `retune.compiler.schedule.steps`.
+    """The interface of transform steps for a state; the classes are in `retune.compiler.schedule.steps`.
 
-    `only_readers` says that the step changes how others read the stage, and leaves the stage itself as it is.
+    `only_readers`: the step changes how others read the stage, and leaves the stage itself unchanged.
     """
 
     only_readers: ClassVar[bool]
@@ -196,8 +193,8 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Stages in the order of the graph's operations, and the steps that led here. `dag` is the graph after stage-
-    adding steps.
+    """Stages in the order of the graph's operations, and the steps so far. `dag` is the graph after
+    stage-adding steps.
     """
 
     dag: ComputeDAG
@@ -206,7 +203,7 @@ class State:
 
     @classmethod
     def initial(cls, dag: ComputeDAG) -> "State":
-        """The naive program: every operation a loop nest of its own over its axes."""
+        """The naive program: every operation has its own loop nest over its axes."""
         return cls(dag, tuple(initial_stage(op) for op in dag.ops))
 
     def apply(self, step: Step) -> "State":
@@ -250,16 +247,16 @@ class State:
 
     def attached_at(self, stage_id: int, iter_id: int) -> tuple[int, ...]:
         """Numbers of the stages computed inside that loop, ascending."""
-        place = Attached(stage_id, iter_id)
-        return tuple(index for index, stage in enumerate(self.stages) if stage.location == place)
+        location = Attached(stage_id, iter_id)
+        return tuple(index for index, stage in enumerate(self.stages) if stage.location == location)
 
     def move_attachments(self, stage_id: int, moved: Callable[[int], int]) -> "State":
         """The state with every attachment to `stage_id` renumbered by `moved` (old loop number → new)."""
 
         def relocate(stage: Stage) -> Stage:
-            place = stage.location
-            if isinstance(place, Attached) and place.stage == stage_id:
-                return replace(stage, location=Attached(stage_id, moved(place.iter)))
+            location = stage.location
+            if isinstance(location, Attached) and location.stage == stage_id:
+                return replace(stage, location=Attached(stage_id, moved(location.iter)))
             return stage
 
         return State(self.dag, tuple(map(relocate, self.stages)), self.steps)
@@ -306,10 +303,7 @@ def initial_stage(op: Operation, family: Family | None = None) -> Stage:
 
 
 def replay(dag: ComputeDAG, steps: Iterable[Step]) -> State:
-    """The state that `steps` make of the naive program.
-
-    Raises: ScheduleError when a step does not fit.
-    """
+    """The naive program after `steps`. Raises: ScheduleError when a step does not fit."""
     state = State.initial(dag)
     for step in steps:
         state = state.apply(step)

@@ -31,7 +31,7 @@ class Access:
 
     tensor: Tensor
     shape: tuple[Number, ...]
-    """That of the buffer, which may hold a region of the tensor alone."""
+    """The shape of the buffer, which may hold only a region of the tensor."""
     index: tuple[Linear, ...]
     """One form a dimension."""
     is_write: bool
@@ -48,7 +48,7 @@ class StageNest:
     loops: tuple[Loop, ...]
     """All loops around it, outermost first."""
     own: int
-    """How many of these, the last ones, are the stage's; the others are those of the stages that it stands in."""
+    """How many of these, the last, are the stage's own; the others belong to the stages around it."""
     write: Access
     reads: tuple[Access, ...]
     ops: OpCounts
@@ -56,9 +56,7 @@ class StageNest:
     whole: tuple[Number, ...] | None = None
     """Shape of the stage's whole result; None: that of the operation."""
     more_writes: tuple[Access, ...] = ()
-    """Those of further results."""
     pipeline: tuple[str, Number] | None = None
-    """That of the stage, see `Stage`."""
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -72,18 +70,18 @@ def statement_nests(state: State) -> tuple[StageNest, ...]:
     Raises: ScheduleError as `infer_stage_bounds`.
     """
     bounds = infer_stage_bounds(state)
-    extents = {key: extent for found in bounds.values() for key, extent in extents_of(found).items()}
+    extents = {key: extent for stage_bounds in bounds.values() for key, extent in extents_of(stage_bounds).items()}
     return tuple(_nest(state, bounds, extents, stage_id) for stage_id in sorted(bounds))
 
 
 def _nest(
     state: State, bounds: Mapping[int, StageBounds], extents: Mapping[LoopKey, Number], stage_id: int
 ) -> StageNest:
-    stage, found = state.stages[stage_id], bounds[stage_id]
+    stage, own_bounds = state.stages[stage_id], bounds[stage_id]
     op = stage.op
     if not isinstance(op, ComputeOp):
         raise ScheduleError(f"{op.name} is an input and has no statement")
-    leaves = axis_values(op, found)
+    leaves = axis_values(op, own_bounds)
     fused_parts = fused_parts_of(bounds)
     inlined = inlined_stages(state)
     forms = _Forms(leaves, extents)
@@ -91,20 +89,20 @@ def _nest(
         _read_access(state, bounds, node.tensor, node.indices, forms, fused_parts)
         for node in reads_of(state.dag, stage_id, inlined)
     ]
-    # The buffer of an attached stage holds its region alone, in coordinates of the region.
-    values = found.local if isinstance(stage.location, Attached) else leaves
-    place = tuple(cover_fused_parts(values[axis], fused_parts) for axis in op.axes)
-    shape = found.region.extents
+    # The buffer of an attached stage holds only its region, in coordinates of the region.
+    values = own_bounds.local if isinstance(stage.location, Attached) else leaves
+    point = tuple(cover_fused_parts(values[axis], fused_parts) for axis in op.axes)
+    shape = own_bounds.region.extents
     strides = buffer_strides(stage, shape)
-    writes = [Access(tensor, shape, place, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
+    writes = [Access(tensor, shape, point, True, strides) for tensor in state.dag.nodes[stage_id].tensors]
     counts = counts_of(state.dag, stage_id, inlined)
     attached = isinstance(stage.location, Attached)
-    loops = (*found.outer, *found.own)
+    loops = (*own_bounds.outer, *own_bounds.own)
     return StageNest(
         stage=stage_id,
         op=op,
         loops=loops,
-        own=len(found.own),
+        own=len(own_bounds.own),
         write=writes[0],
         reads=tuple(reads),
         ops=counts,
@@ -116,7 +114,7 @@ def _nest(
 
 
 class _Forms:
-    """The linear forms of a statement's index expressions, each made once: the reads of a window share theirs."""
+    """The linear forms of a statement's index expressions, each made once: the reads of a window share forms."""
 
     def __init__(self, leaves: Mapping[Expr, Linear], extents: Mapping[LoopKey, Number]) -> None:
         self._leaves = leaves
@@ -126,7 +124,9 @@ class _Forms:
     def get(
         self, index: Expr, producer: int, dim: int, low: Linear | None, fused_parts: Mapping[LoopKey, FusedPart]
     ) -> Linear:
-        """`index`, in dimension `dim` of what stage `producer` makes, relative to `low`, as a form over loops alone."""
+        """`index`, in dimension `dim` of the result of stage `producer`, relative to `low`, as a form over
+        loops alone.
+        """
         # `low` and `fused_parts` need not be part of it: within a statement, producer and dimension determine them.
         key = index, producer, dim
         if key not in self._known:

@@ -1,7 +1,7 @@
 """The structure of a compute graph as a string, without sizes, by which similar tasks are grouped.
 
-Two convolutions that differ in extents and channels have the same structure. Another stride, fused operator or data
-type makes it different.
+Two convolutions that differ in extents and channels have the same structure; with another stride, fused operator or
+data type they differ.
 """
 
 import re
@@ -9,13 +9,15 @@ import re
 from retune.compiler.schedule.dag import ComputeDAG
 
 LARGEST_KEPT = 4
-"""Numbers up to this one are strides, dilations and the like, and tell structures apart; larger ones are sizes."""
+"""Numbers up to this are strides, dilations and the like, and tell structures apart; larger numbers are sizes."""
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 def structure_of(dag: ComputeDAG) -> str:
-    """The graph's text without names' numbers, shapes and other sizes; element types of inputs and outputs first."""
+    """The graph's text without the numbers of names, shapes and other sizes; element types of inputs and
+    outputs first.
+    """
     types = ",".join(tensor.dtype for tensor in (*dag.inputs, *dag.outputs))
     lines = [re.sub(r"\[[\d, ]*\]$", "[]", line) for line in str(dag).splitlines()]
     return f"{types}\n" + "\n".join(_NUMBER.sub(_without_size, line) for line in lines)

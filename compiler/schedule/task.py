@@ -28,15 +28,15 @@ class SearchTask:
     name: str
     """For people; records know the task by its `workload_key`."""
     dag: ComputeDAG
-    """What is computed."""
+    """The computation."""
     target: Target
-    """What its kernels are compiled for."""
+    """The target of its kernels."""
     hardware: HardwareParams
     """The machine that the search plans for."""
     key: str = ""
-    """The key of its registered workload, which unpickling registers in the new process; empty without one."""
+    """The key of its registered workload, which unpickling registers in the new process; empty without a workload."""
     layout: LayoutRewriteOption = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
-    """What its kernels do about inputs of free layout."""
+    """The layout of inputs of free layout in its kernels."""
 
     @classmethod
     def of_workload(
@@ -51,12 +51,12 @@ class SearchTask:
 
     @property
     def workload_key(self) -> str:
-        """Key of the computation: its own, or that of the graph, see `ComputeDAG.workload_key`."""
+        """Key of the computation: `key`, or that of the graph, see `ComputeDAG.workload_key`."""
         return self.key or self.dag.workload_key
 
     @property
     def identity(self) -> str:
-        """What tells tasks apart whose kernels differ: besides the key, what is computed, for what, in which layout."""
+        """A string that differs for tasks whose kernels differ: key, computation, target and layout."""
         return f"{self.workload_key} {self.dag.workload_key} {self.target} {self.hardware} {self.layout.name}"
 
     @property
@@ -84,7 +84,7 @@ class SearchTask:
 def restored_task(
     name: str, dag: ComputeDAG, target: Target, hardware: HardwareParams, key: str, layout: LayoutRewriteOption
 ) -> SearchTask:
-    """An unpickled task; its workload is known to this process from now on."""
+    """An unpickled task; its workload is registered in this process."""
     # Records name the computation by this key, which the new process must be able to resolve.
     if key and not is_registered(key):
         register_workload_tensors(key, (*dag.inputs, *dag.outputs))

@@ -1,6 +1,6 @@
 """The tensor-core product among the statements of a kernel, and the memory that it and its pipelines use.
 
-It computes what `retune.compiler.lower.gpu` makes of each of B programs, in arrays (B,).
+It predicts what `retune.compiler.lower.gpu` makes of each of B programs, in arrays (B,).
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from retune.compiler.schedule.statements import StageNest
 Counts = npt.NDArray[np.int64]
 
 TILES_WITHOUT_BREAK = 4
-"""With so many tiles a warpgroup starts a multiplication while the one before is under way."""
+"""From this number of tiles on a warpgroup starts a multiplication while the previous one is in flight."""
 
 _SUM_BYTES = 4
 
 
 def product_of(kernel: Sequence[StageNest]) -> StageNest | None:
-    """The statement of a kernel that tensor cores do, if there is one."""
+    """The statement of a kernel on tensor cores, if there is one."""
     for nest in kernel:
         if any(loop.annotation is Annotation.TENSORIZE for loop in nest.loops[len(nest.loops) - nest.own :]):
             return nest
@@ -32,32 +32,32 @@ def product_of(kernel: Sequence[StageNest]) -> StageNest | None:
 
 
 def instruction_of(product: StageNest) -> Instruction:
-    """What multiplies its fragments."""
+    """The instruction that multiplies its fragments."""
     return INSTRUCTIONS[product.op.attrs[KIND]]
 
 
 def fragments_of(product: StageNest, count: int) -> tuple[Counts, Counts]:
-    """Rows and columns of a warp's part of the result, in fragments: the loops over them stand before the three
-    that an instruction does.
+    """Rows and columns of a warp's part of the result, in fragments: the loops over them are outside the three of an
+    instruction.
     """
     rows, columns = (np.asarray(loop.extent * np.ones(count, dtype=np.int64)) for loop in product.loops[-5:-3])
     return rows, columns
 
 
 def copies_of(nest: StageNest, kernel: Sequence[StageNest], count: int) -> Counts:
-    """How many copies there are of the buffer of a statement of a kernel: where it stands in a pipelined loop as many
-    as are under way or at hand at once, and no more than iterations for them. A loop of one iteration needs none.
+    """The number of copies of the buffer of a statement of a kernel: in a pipelined loop the iterations whose copies
+    are in flight or ready, but no more than the loop has. A loop of one iteration needs no copies.
     """
     copies = np.ones(count, dtype=np.int64)
-    around = {loop.key for loop in nest.loops[: len(nest.loops) - nest.own]}
-    for other in kernel:
-        if other.pipeline is not None and (other.stage, other.pipeline[0]) in around:
-            copies = copies * pipeline_depth(other, count)
+    outer_keys = {loop.key for loop in nest.loops[: len(nest.loops) - nest.own]}
+    for statement in kernel:
+        if statement.pipeline is not None and (statement.stage, statement.pipeline[0]) in outer_keys:
+            copies = copies * pipeline_depth(statement, count)
     return np.asarray(copies)
 
 
 def pipeline_depth(nest: StageNest, count: int) -> Counts:
-    """Iterations of the pipelined loop of a statement whose copies are under way or at hand at once; 1 without one."""
+    """Iterations of the pipelined loop of a statement whose copies are in flight or ready; 1 without a pipeline."""
     if nest.pipeline is None:
         return np.ones(count, dtype=np.int64)
     name, depth = nest.pipeline
@@ -66,14 +66,14 @@ def pipeline_depth(nest: StageNest, count: int) -> Counts:
 
 
 def steps_of(product: StageNest, count: int) -> Counts:
-    """Steps of an instruction's depth in one iteration: the unrolled loop around those over fragments."""
+    """Steps of an instruction's depth in one iteration: the unrolled loop around the loops over fragments."""
     loop = product.loops[-6] if len(product.loops) > 5 else None
     steps = loop.extent if loop is not None and loop.annotation is Annotation.UNROLL else 1
     return np.asarray(steps * np.ones(count, dtype=np.int64))
 
 
 def in_groups(product: StageNest, facts: GpuFacts, count: int) -> npt.NDArray[np.bool_]:
-    """Whether the warps of a block multiply in groups of four, which lie along the rows."""
+    """Whether the warps of a block multiply in groups of four along the rows."""
     # The condition of `GroupBuilder`, for programs of the sketch.
     outer = product.loops[: len(product.loops) - product.own]
     warps = [loop.extent for loop in outer if loop.annotation is Annotation.THREAD_Y]
@@ -83,8 +83,8 @@ def in_groups(product: StageNest, facts: GpuFacts, count: int) -> npt.NDArray[np
 
 
 def fragment_sets(product: StageNest, facts: GpuFacts, count: int) -> Counts:
-    """Sets of registers for fragments: two where those of the next step are loaded while one is multiplied, none where
-    groups of warps multiply.
+    """Sets of registers for fragments: two where the next step's are loaded during a multiplication, none where groups
+    of warps multiply.
     """
     # The condition of `DoubleBufferRegisters`.
     ahead = (pipeline_depth(product, count) > 1) & (steps_of(product, count) % 2 == 0)
@@ -92,7 +92,7 @@ def fragment_sets(product: StageNest, facts: GpuFacts, count: int) -> Counts:
 
 
 def thread_bytes(product: StageNest, facts: GpuFacts, count: int) -> Counts:
-    """Bytes that a thread holds of the sums and of the fragments that are loaded and multiplied."""
+    """Bytes of a thread for sums and for the fragments that are loaded and multiplied."""
     rows, columns = fragments_of(product, count)
     kind = instruction_of(product)
     factors = (rows * kind.left_elements + columns * kind.right_elements) * fragment_sets(product, facts, count)

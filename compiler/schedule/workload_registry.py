@@ -34,8 +34,8 @@ def register_workload(func_name: str, f: F, override: bool = False) -> F: ...
 def register_workload(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Register a function that returns the input and output tensors of a computation.
 
-    Used as `@register_workload`, as `@register_workload("name")`, or as `register_workload("name", function)`; without
-    a name the function's own is taken. Returns the function.
+    Used as `@register_workload`, as `@register_workload("name")`, or as `register_workload("name", function)`; the
+    default name is the function's. Returns the function.
     Raises: DuplicateWorkloadError when the name is taken, unless `override`; UnregisteredWorkloadError for a name that
     is no text.
     """
@@ -73,7 +73,7 @@ def make_workload_key(func: Workload | str, args: Sequence[Any]) -> str:
     if not callable(func) and not isinstance(func, str):
         raise UnregisteredWorkloadError(f"a workload is a registered function or its name, not {func!r:.80}")
     if callable(func):
-        # By identity: another function may have the same name, and one function several.
+        # By identity: another function may have the same name, and one function several names.
         names = [name for name, entry in WORKLOAD_FUNC_REGISTRY.items() if entry is func]
         name = names[0] if names else getattr(func, "__name__", repr(func))
     else:
@@ -124,7 +124,7 @@ register_when_loaded("auto_scheduler.workload_key_to_tensors", workload_key_to_t
 def _parsed(key: str) -> tuple[str | None, tuple[Any, ...]]:
     try:
         decoded = json.loads(key)
-    # A key may be any text, also JSON nested deeper than Python recurses.
+    # A key may be any text, also JSON nested too deep for Python's recursion.
     except (ValueError, RecursionError):
         return None, ()
     if not isinstance(decoded, list) or not decoded or not isinstance(decoded[0], str):
@@ -151,7 +151,7 @@ def serialize_workload_registry_entry(workload_key: str) -> tuple[str, Workload 
 
 
 def deserialize_workload_registry_entry(data: tuple[str, Workload | bytes]) -> None:
-    """Register what `serialize_workload_registry_entry` made; an entry that is there already is kept."""
+    """Register what `serialize_workload_registry_entry` made; an existing entry is kept."""
     name, entry = data
     if name not in WORKLOAD_FUNC_REGISTRY:
         WORKLOAD_FUNC_REGISTRY[name] = pickle.loads(entry) if isinstance(entry, bytes) else entry
@@ -165,6 +165,6 @@ def save_workload_func_registry(filename: str | Path) -> None:
 
 
 def load_workload_func_registry(filename: str | Path) -> None:
-    """Add the entries of a saved registry to this one; entries that are there already are kept."""
+    """Add the entries of a saved registry; existing entries are kept."""
     for entry in pickle.loads(Path(filename).read_bytes()):
         deserialize_workload_registry_entry(entry)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retune.compiler.schedule.choices import LoopChoices
-from retune.compiler.schedule.product_tiles import columns_alike
+from retune.compiler.schedule.product_tiles import shared_columns
 from retune.compiler.schedule.state import Number
 from retune.compiler.schedule.statements import StageNest
 from retune.compiler.search.genome import Mask
@@ -61,7 +61,7 @@ def _crosses_groups(nest: StageNest, vector: Number, hardware: HardwareParams, c
     nothing = np.zeros(count, dtype=np.bool_)
     if not nest.op.reduce_axes or not nest.op.axes:
         return nothing
-    loop, alike = nest.loops[-1], columns_alike(nest.op, hardware)
+    loop, alike = nest.loops[-1], shared_columns(nest.op, hardware)
     # Vectors along another axis read what is alike in each.
     if alike == nest.op.axes[-1].extent or loop.key not in nest.write.index[-1].terms:
         return nothing

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from retune.compiler.ir.expr import Call
 from retune.compiler.ir.visit import walk
-from retune.compiler.schedule.access import is_given_to_function, needs_multi_level_tiling, single_consumer
+from retune.compiler.schedule.access import is_read_by_function, needs_multi_level_tiling, single_consumer
 from retune.compiler.schedule.state import Annotation, Attached, IterKind, Root, State
 from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot, Step
 from retune.compiler.te.tensor import Axis, ComputeOp
@@ -65,7 +65,7 @@ def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
         or len(op.dtypes) > 1
         or single_consumer(state, stage) is None
         or stage in state.dag.output_ids
-        or is_given_to_function(state, stage)
+        or is_read_by_function(state, stage)
         # A function is too dear to be repeated at every read.
         or any(isinstance(node, Call) for node in walk(op.body))
         or any(isinstance(one.location, Attached) and one.location.stage == stage for one in state.stages)
@@ -85,7 +85,7 @@ def _is_movable(state: State, stage: int) -> bool:
 def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
     """Where a stage may be computed inside its reader's loops, or inside the loops around its reader."""
     target = single_consumer(state, stage)
-    if target is None or stage in state.dag.output_ids or is_given_to_function(state, stage):
+    if target is None or stage in state.dag.output_ids or is_read_by_function(state, stage):
         return ()
     reader = state.stages[target]
     used = _axes_read(state, stage, target)

@@ -18,16 +18,16 @@ from retune.compiler.schedule.state import (
     Stage,
     State,
 )
-from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_given, spliced
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_function_input, spliced
 from retune.compiler.schedule.steps.place import ComputeRoot
 from retune.compiler.te.tensor import ComputeOp
 
 _ANNOTATIONS = frozenset(int(annotation) for annotation in Annotation)
 _MOST_DIGITS = 18
-"""Of an unroll limit, which is an int64 in arrays."""
+"""Digits of an unroll limit, an int64 in arrays."""
 
 _UNORDERED = (IterKind.SPATIAL, IterKind.SPECIAL)
-"""Loops whose iterations may run at the same time: they write different elements, or there is only one."""
+"""Loops whose iterations may run concurrently: they write different elements, or there is only one iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Pragma(Step):
     text: str
 
     def apply(self, state: State) -> State:
-        """Sets the stage's unroll limit. `debug_skip_region` takes the stage out of the loop that it is computed in; it
-        is still computed, in a loop nest of its own, because a kernel computes what its definition says.
+        """Sets the stage's unroll limit. `debug_skip_region` moves the stage out of the loop it is computed in; it gets
+        its own loop nest, because a kernel computes what its definition says.
         """
         stage = state.stage(self.stage)
         if self.text == "debug_skip_region":
@@ -101,7 +101,7 @@ class StorageAlign(Step):
     offset: int
 
     def apply(self, state: State) -> State:
-        """One step along the axis of loop `iter` moves a multiple of `factor`, plus `offset`, elements."""
+        """A step along the axis of loop `iter` moves a multiple of `factor`, plus `offset`, elements."""
         iterator = iterator_of(state, self.stage, self.iter)
         stage = state.stages[self.stage]
         name = stage.op.name
@@ -116,13 +116,13 @@ class StorageAlign(Step):
             )
         if isinstance(stage.location, Inlined):
             raise ScheduleError(f"{name}: it is inlined and has no storage; align it before, or compute it somewhere")
-        refuse_given(state, self.stage, "align its storage")
+        refuse_function_input(state, self.stage, "align its storage")
         alignment = Alignment(_axis_under(stage, iterator.name), self.factor, self.offset)
         return state.with_stage(self.stage, replace(stage, alignment=alignment))
 
 
 def _axis_under(stage: Stage, loop: str) -> str:
-    """The axis that a loop, or what it was split from, runs over."""
+    """The axis that a loop, or the loop it was split from, runs over."""
     name = loop
     # From the last relation to the first: up from the loop to its axis.
     for relation in reversed(stage.relations):

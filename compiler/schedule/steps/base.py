@@ -1,8 +1,7 @@
 """The interface of transform steps.
 
-A step is an immutable class; replay, printing, storage and comparison use its fields.
-
-The log form of a step is a JSON list that starts with its tag, as in TVM's logs.
+A step is an immutable class; replay, printing, storage and comparison use its fields. Its log form is a JSON list that
+starts with its tag, as in TVM's logs.
 """
 
 import json
@@ -18,7 +17,7 @@ from retune.compiler.schedule.state import Iterator, Stage, State
 from retune.compiler.te.tensor import ExternOp
 
 _LARGEST = 2**31
-"""What is read from a record is used in arrays, where integers have a largest one."""
+"""The bound of numbers in records, which become arrays of int64."""
 
 _BY_TAG: dict[str, type["Step"]] = {}
 
@@ -44,10 +43,7 @@ class Step:
         raise NotImplementedError
 
     def to_row(self) -> list[Any]:
-        """The log form: the tag, then the fields in order.
-
-        Raises: ScheduleError for a tile size that is not known yet.
-        """
+        """The log form: the tag, then the fields in order. Raises: ScheduleError for an unknown tile size."""
         return [self.tag, *(_plain(getattr(self, item.name)) for item in fields(self))]
 
 
@@ -81,10 +77,7 @@ def spliced(iters: Sequence[Iterator], start: int, count: int, new: Iterable[Ite
 
 
 def refuse_attached(state: State, stage_id: int, action: str) -> None:
-    """Check that no stage is computed inside a loop of this one.
-
-    Raises: ScheduleError that names the stage inside.
-    """
+    """Check that no stage is computed inside a loop of this stage. Raises: ScheduleError that names the inner stage."""
     stage = state.stage(stage_id)
     for index in range(len(stage.iters)):
         for inner in state.attached_at(stage_id, index):
@@ -93,8 +86,8 @@ def refuse_attached(state: State, stage_id: int, action: str) -> None:
             )
 
 
-def refuse_given(state: State, stage_id: int, action: str) -> None:
-    """Check that no function is given this stage's result, which must then lie whole and dense in memory.
+def refuse_function_input(state: State, stage_id: int, action: str) -> None:
+    """Check that no function reads this stage's result, which must then be whole and dense in memory.
 
     Raises: ScheduleError that names the stage which calls the function.
     """
@@ -108,7 +101,7 @@ def refuse_given(state: State, stage_id: int, action: str) -> None:
 
 
 def refuse_annotated(stage: Stage, action: str) -> None:
-    """Check that the stage carries no annotation, unroll limit or alignment that starting again would drop.
+    """Check that the stage has no annotation, unroll limit or alignment that a fresh stage would drop.
 
     Raises: ScheduleError that names the loop.
     """
@@ -125,10 +118,7 @@ def refuse_annotated(stage: Stage, action: str) -> None:
 
 
 def refuse_family(stage: Stage, action: str) -> None:
-    """Check that the stage is the same operation in every program.
-
-    Raises: ScheduleError.
-    """
+    """Check that the stage is the same operation in every program. Raises: ScheduleError."""
     if stage.family is not None:
         raise ScheduleError(
             f"{stage.op.name}: cannot {action}: a reduction was factored by many lengths at once; replay one program"
@@ -168,12 +158,12 @@ _FIELD_READERS: dict[str, Callable[[Any], Any]] = {
     "scope": _text,
     "kind": _text,
 }
-"""How a field is read back; a field that is not listed is an integer."""
+"""How a field is read; a field that is not listed is an integer."""
 
 
 @cache
 def _readers_of(tag: str) -> tuple[Callable[[Any], Any], ...]:
-    """How the fields of the steps with that tag are read back, in their order."""
+    """How the fields of the steps with `tag` are read, in their order."""
     return tuple(_FIELD_READERS.get(field.name, _whole) for field in fields(_BY_TAG[tag]))
 
 
@@ -207,7 +197,7 @@ def load_steps(text: str) -> tuple[Step, ...]:
     Raises: ScheduleError when the text is not a list of steps.
     """
     try:
-        # Text nested deeper than Python recurses is refused as any other.
+        # Text nested too deep for Python's recursion is refused like any other.
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ScheduleError(f"transform steps are not JSON: {error}") from None

@@ -15,7 +15,7 @@ from retune.compiler.schedule.steps.base import Step, iterator_of, spliced
 
 @dataclass(frozen=True, slots=True)
 class Fuse(Step):
-    """Make one loop of several neighbors."""
+    """Fuse neighboring loops."""
 
     tag: ClassVar[str] = "FU"
 
@@ -57,10 +57,10 @@ class Fuse(Step):
             relations=(*stage.relations, relation),
         )
         moved = state.with_stage(self.stage, fused)
-        # What stood in the last of the loops stands in the fused one; what stood further in moves outwards with its
-        # loop.
+        # A stage attached to the last fused loop is attached to the fused loop; inner attachments move outwards with
+        # their loops.
         return moved.move_attachments(
-            self.stage, lambda at: first if at == last else at - len(parts) + 1 if at > last else at
+            self.stage, lambda index: first if index == last else index - len(parts) + 1 if index > last else index
         )
 
     def _around_everything(self, state: State) -> State:
@@ -68,9 +68,9 @@ class Fuse(Step):
         stage = state.stage(self.stage)
         if not stage.is_compute or any(it.kind is not IterKind.REDUCTION for it in stage.iters):
             raise ScheduleError(f"{stage.op.name}: fusing no loops is only for a stage without spatial loops")
-        around = Iterator("", 1, IterKind.SPECIAL)
-        moved = state.with_stage(self.stage, replace(stage, iters=(around, *stage.iters)))
-        return moved.move_attachments(self.stage, lambda at: at + 1)
+        outer = Iterator("", 1, IterKind.SPECIAL)
+        moved = state.with_stage(self.stage, replace(stage, iters=(outer, *stage.iters)))
+        return moved.move_attachments(self.stage, lambda index: index + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class Reorder(Step):
             raise ScheduleError(
                 f"{stage.op.name}: the order {list(self.order)} must name each of {len(stage.iters)} loops once"
             )
-        # TVM leaves attachments where they were, so that a stage ends up in another loop; here they move along.
+        # TVM leaves attachments where they were, so that a stage ends up in another loop; here they move with their
+        # loop.
         position = {old: new for new, old in enumerate(self.order)}
         moved = state.with_stage(self.stage, replace(stage, iters=tuple(stage.iters[index] for index in self.order)))
         return moved.move_attachments(self.stage, position.__getitem__)
@@ -106,8 +107,8 @@ class Split(Step):
     inner_to_outer: bool = True
 
     def apply(self, state: State) -> State:
-        """`for i` becomes `for i.0: … for i.n`; the lengths are those of the inner n loops (or of the outer n), the
-        other one gets the rest.
+        """`for i` becomes `for i.0: … for i.n`; the lengths are those of the inner n loops (or of the outer n); the
+        other loop gets the remaining extent.
         """
         return split_loop(state, self.stage, self.iter, self.lengths, self.inner_to_outer)
 
@@ -129,10 +130,10 @@ def split_loop(
     extents = split_extents(iterator.extent, relation)
     parts = [Iterator(name, extent, iterator.kind) for name, extent in zip(names, extents, strict=True)]
     changed = replace(stage, iters=spliced(stage.iters, iter_id, 1, parts), relations=(*stage.relations, relation))
-    # As in TVM, a stage that stood in the loop stands in its innermost part.
+    # As in TVM, a stage attached to the loop is attached to its innermost part.
     added = len(lengths)
     return state.with_stage(stage_id, changed).move_attachments(
-        stage_id, lambda at: at + added if at >= iter_id else at
+        stage_id, lambda index: index + added if index >= iter_id else index
     )
 
 
@@ -158,14 +159,14 @@ class FollowSplit(Step):
     n_split: int
 
     def apply(self, state: State) -> State:
-        """Re-reads the source split every time, so changing that one changes this one."""
+        """Reads the source split every time, so changing the source changes this split."""
         source = _followed(state, self.stage, self.source_step)
         if not 1 <= self.n_split <= len(source.lengths) + 1:
             raise ScheduleError(
                 f"{state.stage(self.stage).op.name}: a split into {len(source.lengths) + 1} parts cannot be followed "
                 f"into {self.n_split + 1}"
             )
-        # TVM's rule: the innermost part gets the product of all lengths that are left.
+        # TVM's rule: the innermost part gets the product of all remaining lengths.
         last = _product(source.lengths[self.n_split - 1 :])
         lengths = (*source.lengths[: self.n_split - 1], last)
         return split_loop(state, self.stage, self.iter, lengths, True)
@@ -173,7 +174,7 @@ class FollowSplit(Step):
 
 @dataclass(frozen=True, slots=True)
 class FollowFusedSplit(Step):
-    """Split a loop in two as the fusion of one level of several earlier splits is long."""
+    """Split a loop in two by the product of one level of several earlier splits."""
 
     tag: ClassVar[str] = "FFSP"
 

@@ -1,6 +1,6 @@
 """Steps that move where a stage is computed.
 
-The result does not change. A location that cannot work is found when bounds are inferred.
+The result does not change. Bounds inference refuses a location that cannot work.
 """
 
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from retune.compiler.errors import ScheduleError
 from retune.compiler.schedule.state import Attached, Inlined, Location, Root, State
-from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_given
+from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_attached, refuse_family, refuse_function_input
 from retune.compiler.te.tensor import ExternOp
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeAt(Step):
-    """Compute a stage inside a loop of one of its readers, as much of it as one iteration of that loop needs."""
+    """Compute a stage inside a loop of a reader: the part that one iteration of that loop needs."""
 
     tag: ClassVar[str] = "CA"
 
@@ -27,12 +27,12 @@ class ComputeAt(Step):
         if isinstance(state.stage(self.target_stage).op, ExternOp):
             raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} calls a function and has no loops")
         iterator_of(state, self.target_stage, self.target_iter)
-        # Stages are in topological order: only a later one can read this one.
+        # Stages are in topological order: only a later stage can read this stage.
         if self.target_stage <= self.stage:
             raise ScheduleError(
                 f"{name}: can only be computed inside a later stage, not {state.stages[self.target_stage].op.name}"
             )
-        refuse_given(state, self.stage, "compute it inside another stage")
+        refuse_function_input(state, self.stage, "compute it inside another stage")
         if isinstance(state.stages[self.target_stage].location, Inlined):
             raise ScheduleError(f"{name}: {state.stages[self.target_stage].op.name} is inlined and has no loops")
         if self.stage in state.dag.output_ids:
@@ -50,7 +50,7 @@ def _relocated(state: State, stage_id: int, location: Location) -> State:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRoot(Step):
-    """Give a stage a loop nest of its own again."""
+    """Give a stage its own loop nest again."""
 
     tag: ClassVar[str] = "CR"
 
@@ -74,5 +74,5 @@ class ComputeInline(Step):
             )
         refuse_attached(state, self.stage, "inline it")
         refuse_family(stage, "inline it")
-        refuse_given(state, self.stage, "inline it")
+        refuse_function_input(state, self.stage, "inline it")
         return state.with_stage(self.stage, replace(stage, location=Inlined()))

@@ -32,8 +32,8 @@ from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite(Step):
-    """Compute a stage into its own buffer first; the stage then only copies. Several results get a buffer each,
-    from one new stage.
+    """Compute a stage into its own buffer first; the stage then only copies. Several results get a buffer each, from
+    one new stage.
     """
 
     tag: ClassVar[str] = "CHW"
@@ -43,7 +43,7 @@ class CacheWrite(Step):
     def apply(self, state: State) -> State:
         """The computation takes the stage's number, the copy the next one; both start from naive loops."""
         stage = state.stage(self.stage)
-        # Both new stages start from naive loops, so earlier steps of this one would be lost.
+        # Both new stages start from naive loops, so earlier steps of the stage would be lost.
         if not untouched(stage):
             raise ScheduleError(f"{stage.op.name}: add the write cache before transforming the stage")
         refuse_annotated(stage, "add a write cache")
@@ -63,7 +63,7 @@ class CacheWrite(Step):
 
 @dataclass(frozen=True, slots=True)
 class CacheRead(Step):
-    """Copy a tensor into a buffer from which some of its readers then read. Of several results those are copied that
+    """Copy a tensor into a buffer that some of its readers read instead. Of several results only those are copied that
     the readers read.
     """
 
@@ -77,12 +77,12 @@ class CacheRead(Step):
         """The copy takes the next number; the readers' loops stay as they are."""
         name = state.stage(self.stage).op.name
         refuse_family(state.stages[self.stage], "cache it")
-        known = state.dag.readers[self.stage]
+        all_readers = state.dag.readers[self.stage]
         if not self.readers or len(set(self.readers)) != len(self.readers):
             raise ScheduleError(f"{name}: a read cache needs each of its readers once; got {list(self.readers)}")
         for reader in self.readers:
-            if reader not in known:
-                names = ", ".join(f"{number} ({state.stages[number].op.name})" for number in known) or "none"
+            if reader not in all_readers:
+                names = ", ".join(f"{number} ({state.stages[number].op.name})" for number in all_readers) or "none"
                 raise ScheduleError(f"{name}: {state.stage(reader).op.name} does not read it; stages that do: {names}")
             if isinstance(state.stages[reader].op, ExternOp):
                 raise ScheduleError(f"{name}: {state.stages[reader].op.name} is a function's call and reads no cache")
@@ -95,7 +95,7 @@ class CacheRead(Step):
 
 @dataclass(frozen=True, slots=True)
 class Rfactor(Step):
-    """Reduce in two steps, with one reduction loop an axis of the first result."""
+    """Reduce in two steps, with one reduction loop as an axis of the first result."""
 
     tag: ClassVar[str] = "RF"
 
@@ -104,7 +104,7 @@ class Rfactor(Step):
 
     def apply(self, state: State) -> State:
         """`C[i] = Σ k0 k1` becomes `C.rf[i, k0] = Σ k1` and `C.repl[i] = Σ k0 C.rf[i, k0]`. The first takes the stage's
-        number, the second the next one; both start from naive loops.
+        number, the second the next; both start from naive loops.
         """
         factored = iterator_of(state, self.stage, self.iter)
         stage = state.stages[self.stage]
@@ -122,11 +122,11 @@ class Rfactor(Step):
             raise ScheduleError(f"{op.name}: factor the reduction before tiling or fusing any but its own loops")
         refuse_annotated(stage, "factor the reduction")
         refuse_attached(state, self.stage, "factor the reduction")
-        how = _factoring(stage, op, factored.name, self.factor_iter)
-        dag = graph_edits.rfactor(state.dag, self.stage, how.edit)
-        first = initial_stage(dag.ops[self.stage], how.first)
-        second = initial_stage(dag.ops[self.stage + 1], how.second)
-        # Inside another loop it runs over a region, whose extents bounds inference finds later.
+        factoring = _factoring(stage, op, factored.name, self.factor_iter)
+        dag = graph_edits.rfactor(state.dag, self.stage, factoring.edit)
+        first = initial_stage(dag.ops[self.stage], factoring.first)
+        second = initial_stage(dag.ops[self.stage + 1], factoring.second)
+        # Inside another loop it runs over a region, whose extents bounds inference determines later.
         if isinstance(stage.location, Attached):
             second = replace(second, iters=tuple(replace(iterator, extent=None) for iterator in second.iters))
         fresh = {self.stage: first, self.stage + 1: replace(second, location=stage.location)}
@@ -135,7 +135,7 @@ class Rfactor(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factored:
-    """How the graph changes, and what differs between programs in the two operations."""
+    """The change of the graph, and the differences between programs in the two operations."""
 
     edit: graph_edits.Factoring
     first: Family | None = None
@@ -143,7 +143,7 @@ class _Factored:
 
 
 def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Factored:
-    """What the reduction loops of a stage mean for its reduce axes."""
+    """The factoring of a stage's reduction, from its reduction loops to its reduce axes."""
     sizes: dict[str, Number] = {}
     extents = {axis.name: axis.extent for axis in (*op.axes, *op.reduce_axes)}
     for name, extent in loop_sizes(stage.relations, extents).items():
@@ -151,17 +151,17 @@ def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Fa
             raise ScheduleError(f"{op.name}: the length of {name} is unknown; fill it in before factoring")
         sizes[name] = extent
     loops = _loop_axes(stage, op, factored, sizes)
-    rest = tuple(axis for name, axis in loops.items() if name != factored)
+    remaining = tuple(axis for name, axis in loops.items() if name != factored)
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
     if len(fixed) == len(sizes):
         values = axis_exprs(stage.relations, fixed, {**{axis.name: axis for axis in op.axes}, **loops})
         inside = tuple(values[name] < size for name, size in overrunning(stage.relations, fixed))
-        whole: dict[Expr, Expr] = {axis: values[axis.name] for axis in op.reduce_axes}
-        return _Factored(graph_edits.Factoring(loops[factored], position, rest, whole, inside))
-    # Programs differ in their lengths: the graph has the axes of the largest, and what differs stands in families.
+        axis_value_map: dict[Expr, Expr] = {axis: values[axis.name] for axis in op.reduce_axes}
+        return _Factored(graph_edits.Factoring(loops[factored], position, remaining, axis_value_map, inside))
+    # Programs differ in their lengths: the graph has the axes of the largest, and families hold the differences.
     names = {name: axis.name for name, axis in loops.items()}
-    kept: dict[Expr, Expr] = {axis: loops[axis.name] for axis in op.reduce_axes if axis.name in loops}
-    edit = graph_edits.Factoring(loops[factored], position, rest, kept, ())
+    axis_map: dict[Expr, Expr] = {axis: loops[axis.name] for axis in op.reduce_axes if axis.name in loops}
+    edit = graph_edits.Factoring(loops[factored], position, remaining, axis_map, ())
     first = Family(
         {names[name]: sizes[name] for name in loops},
         tuple(axis for axis in op.reduce_axes if axis.name not in loops),
@@ -173,17 +173,19 @@ def _factoring(stage: Stage, op: ComputeOp, factored: str, position: int) -> _Fa
 
 def _loop_axes(stage: Stage, op: ComputeOp, factored: str, sizes: Mapping[str, Number]) -> dict[str, Axis]:
     """The axis that each reduction loop becomes, by the loop's name, as long as in the largest program."""
-    whole = {iterator.name for iterator in stage.iters}
-    # A reduce axis that no split cut leaves its name to its loop.
-    taken = {axis.name for axis in (*op.axes, *op.reduce_axes) if axis not in op.reduce_axes or axis.name not in whole}
+    loop_names = {iterator.name for iterator in stage.iters}
+    # A reduce axis that was not split leaves its name to its loop.
+    used_names = {
+        axis.name for axis in (*op.axes, *op.reduce_axes) if axis not in op.reduce_axes or axis.name not in loop_names
+    }
     loops: dict[str, Axis] = {}
     for iterator in stage.iters:
         if iterator.kind is not IterKind.REDUCTION:
             continue
         name = iterator.name.replace(".", "_").replace("@", "_")
-        while name in taken:
+        while name in used_names:
             name += "_"
-        taken.add(name)
+        used_names.add(name)
         kind = AxisKind.SPATIAL if iterator.name == factored else AxisKind.REDUCE
         loops[iterator.name] = Axis(name, int(np.max(sizes[iterator.name])), kind)
     return loops
@@ -225,7 +227,7 @@ def with_new_stages(state: State, dag: ComputeDAG, new: int, count: int, fresh: 
 
 
 def _shifted(stage: Stage, from_id: int, count: int) -> Stage:
-    place = stage.location
-    if isinstance(place, Attached) and place.stage >= from_id:
-        return replace(stage, location=Attached(place.stage + count, place.iter))
+    location = stage.location
+    if isinstance(location, Attached) and location.stage >= from_id:
+        return replace(stage, location=Attached(location.stage + count, location.iter))
     return stage

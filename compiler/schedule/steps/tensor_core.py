@@ -13,7 +13,7 @@ from retune.compiler.schedule.steps.base import Step, iterator_of, refuse_annota
 from retune.compiler.schedule.steps.stages import untouched, with_new_stages
 
 MOST_IN_FLIGHT = 8
-"""Iterations of a loop whose copies may be under way at once."""
+"""Most iterations of a loop whose copies may be in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class AsMatmul(Step):
 
     def apply(self, state: State) -> State:
         """`C[i, j] = Σ A[i, k] B[k, j]` becomes `C.left.shared`, `C.right.shared`, their product `C.mma` and `C`, which
-        picks its elements from that; they take the stage's number and the next ones, and start from naive loops.
-        `kind` is that of the instruction: f16, bf16, or tf32, to which float32 is rounded.
+        picks its elements from it; they take the stage's number and the next, and start from naive loops. `kind` is the
+        instruction: f16, bf16, or tf32, to which float32 is rounded.
         """
         stage = state.stage(self.stage)
         if not untouched(stage):
@@ -44,7 +44,7 @@ class AsMatmul(Step):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline(Step):
-    """Start the copies into shared memory that an iteration of a loop needs some iterations before."""
+    """Start the copies into shared memory for an iteration of a loop some iterations earlier."""
 
     tag: ClassVar[str] = "PL"
 
@@ -52,9 +52,7 @@ class Pipeline(Step):
     depth: Number
 
     def apply(self, state: State) -> State:
-        """The copies of `depth` iterations of the loop are under way or at hand at once; 1: those of each iteration
-        alone.
-        """
+        """The copies of `depth` iterations of the loop are in flight or ready; 1: those of each iteration alone."""
         iterator = iterator_of(state, self.stage, self.iter)
         stage = state.stages[self.stage]
         if iterator.kind is not IterKind.REDUCTION or isinstance(stage.location, Root):

@@ -6,7 +6,7 @@ They are pure functions.
 from math import prod
 
 from retune.compiler.schedule.access import (
-    is_given_to_function,
+    is_read_by_function,
     is_shifted_axis,
     is_strictly_inlineable,
     needs_multi_level_tiling,
@@ -38,7 +38,7 @@ def should_always_be_inlined(context: SketchContext, state: State, stage: int) -
     described = state.stages[stage]
     if not described.is_compute or stage in state.dag.output_ids or described.has_reduce_iter:
         return False
-    if is_given_to_function(state, stage):
+    if is_read_by_function(state, stage):
         return False
     return context.kind.recomputes or is_strictly_inlineable(state.dag, stage)
 

@@ -81,7 +81,7 @@ def _launch(kernel: Kernel, memories: Mapping[Buffer, Memory], written: Sequence
         memory.tags = Tags(buffer.size, kernel.threads, blocks_meet=True) if buffer in written else None
     rooms = {}
     if kernel.dynamic_shared:
-        starts = kernel.shared_places.items()
+        starts = kernel.shared_offsets.items()
         rooms = {buffer: max(0, shared - start) // item_bytes(buffer.dtype) for buffer, start in starts}
     blocks, together = prod(kernel.grid), max(1, MAX_LANES // kernel.threads)
     for first in range(0, blocks, together):

@@ -76,7 +76,7 @@ def test_tiles_beyond_48_kib_are_in_memory_that_the_launch_gives(arch: str, tmp_
     people = cuda_text(function)
     assert f"{kernel.dynamic_shared}>>>" in people
     assert "extern __shared__ __align__(1024) unsigned char launched_shared[];" in people
-    places = sorted(kernel.shared_places.values())
+    places = sorted(kernel.shared_offsets.values())
     assert [f"(__half*)(launched_shared + {place});" in people for place in places] == [True, True]
     assert "__align__(1024) __shared__" not in people
 
