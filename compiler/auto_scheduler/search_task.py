@@ -169,15 +169,16 @@ class SearchTask(task.SearchTask):
         return self.compute_dag.apply_steps_from_state(state, self.layout if option is None else option)
 
     def print_best(self, log_file: str | Path, print_mode: str = "schedule") -> str:
-        """The best program of a log as text: calls of schedule functions ("schedule"), or CUDA C ("cuda").
+        """The best program of a log as text: calls of schedule functions ("schedule"), or PTX ("ptx"), which TVM's mode
+        "cuda" means here.
 
         Raises: as `apply_best`; OptionError for another mode, LoweringError when the program is none for a GPU.
         """
         if print_mode == "schedule":
             return self.compute_dag.print_python_code_from_state(self.best_of(log_file))
-        if print_mode != "cuda":
-            raise OptionError(f"print_mode must be 'schedule' or 'cuda', not {print_mode!r}")
-        return kernel_source(self, self.best_of(log_file).steps, "cuda")
+        if print_mode not in ("ptx", "cuda"):
+            raise OptionError(f"print_mode must be 'schedule' or 'ptx', not {print_mode!r}")
+        return kernel_source(self, self.best_of(log_file).steps, "ptx")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (super().__reduce__()[1], self.target_host)

@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from retune.compiler.codegen.cpu import assembly, compile_module, describe, function_attributes, vector_bytes
-from retune.compiler.codegen.cuda_text import cuda_text
 from retune.compiler.codegen.device_build import build_device_kernel
 from retune.compiler.codegen.dot_instructions import dots_of
 from retune.compiler.codegen.kernel import KernelText, write_kernel
@@ -159,7 +158,7 @@ class CpuBackend:
 class GpuBackend:
     """Kernels in PTX for an NVIDIA GPU."""
 
-    stages: tuple[str, ...] = ("loops", "cuda", "llvm", "ptx")
+    stages: tuple[str, ...] = ("loops", "llvm", "ptx")
 
     def describe(self, target: Target) -> tuple[str, str, str]:
         check_gpu(target)
@@ -188,8 +187,6 @@ class GpuBackend:
         match stage:
             case "loops":
                 return str(function)
-            case "cuda":
-                return cuda_text(function)
             case "llvm":
                 return write_device(function)
             case _:

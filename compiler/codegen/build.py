@@ -29,8 +29,8 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
 
 
 def kernel_source(task: SearchTask, steps: Sequence[Step], stage: str) -> str:
-    """A program as text at one stage of compilation: "loops", "llvm" or "asm" for a CPU; "loops", "cuda" (CUDA C),
-    "llvm" or "ptx" for a GPU.
+    """A program as text at one stage of compilation: "loops", "llvm" or "asm" for a CPU; "loops", "llvm" or
+    "ptx" for a GPU.
 
     Raises: OptionError for another stage; as `build_kernel`.
     """

@@ -235,7 +235,7 @@ def _transpose_quad(emitter: MemoryEmitter, stmt: TransposeQuad) -> None:
 def _start_group(emitter: MemoryEmitter, stmt: WarpgroupMma) -> None:
     left = _descriptor(emitter, stmt.left, stmt.left_at, stmt.left_layout)
     right = _descriptor(emitter, stmt.right, stmt.right_at, stmt.right_layout)
-    text = "\\0A\\09".join(multiply_text(stmt, "${}".format))
+    text = "\\0A\\09".join(multiply_text(stmt))
     _update(emitter, _registers(emitter, stmt.sums, stmt.at, stmt.shape.sums, 1), text, [left, right])
 
 

@@ -4,7 +4,7 @@ LLVM has no intrinsics for them. What starts a multiplication is one piece of as
 its instructions: registers that are touched between them would make the assembler serialize them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from retune.compiler.dtype import BFLOAT16, item_bytes
 from retune.compiler.ir.tensor_core import COLUMNS, CORE, GROUP_ROWS, SUM_ELEMENTS, SWIZZLED, GroupLayout, WarpgroupMma
@@ -36,9 +36,9 @@ def descriptor_bits(layout: GroupLayout, dtype: str) -> int:
     return distances | _SWIZZLES[layout.width] << _SWIZZLE_BIT
 
 
-def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator[str]:
-    """The lines of a multiplication. Its operands are the sums, then the descriptors of the left and of the right
-    factor; `operand` writes the one of a number.
+def multiply_text(stmt: WarpgroupMma) -> Iterator[str]:
+    """The lines of a multiplication. Its operands, `$0` and so on, are the sums, then the descriptors of the left and
+    of the right factor.
     """
     shape, kind = stmt.shape, _TYPES[stmt.instruction.dtype]
     name = f"wgmma.mma_async.sync.aligned.m64n{shape.columns * COLUMNS}k16.f32.{kind}.{kind}"
@@ -56,9 +56,9 @@ def multiply_text(stmt: WarpgroupMma, operand: Callable[[int], str]) -> Iterator
         right = _encoded(stmt.right_layout.offset(0, depth) * size)
         for row in range(shape.rows):
             left = _encoded(stmt.left_layout.offset(row * GROUP_ROWS, depth) * size)
-            sums = ", ".join(operand(row * each + number) for number in range(each))
-            yield f"add.s64 left, {operand(shape.sums)}, {left};"
-            yield f"add.s64 right, {operand(shape.sums + 1)}, {right};"
+            sums = ", ".join(f"${row * each + number}" for number in range(each))
+            yield f"add.s64 left, ${shape.sums}, {left};"
+            yield f"add.s64 right, ${shape.sums + 1}, {right};"
             yield f"{name} {{{sums}}}, left, right, add, 1, 1, {transposed};"
     yield "wgmma.commit_group.sync.aligned;"
     yield "}"

@@ -111,8 +111,9 @@ def test_programs_for_a_gpu_are_searched_for_and_measured_where_there_is_one(tmp
     log = tmp_path / "log.json"
     save_records(log, [first], [MeasureResult((1.0,), MeasureStatus.OK, "", 1.0, 0.0)])
     text = task.print_best(log, "cuda")
-    assert "__shared__ float A_shared[" in text
-    assert "__syncthreads();" in text
+    assert text == task.print_best(log, "ptx")
+    assert ".shared " in text
+    assert "bar.sync" in text
 
 
 @pytest.mark.parametrize("workload", [zero_rank_compute, zero_rank_reduce])
@@ -279,7 +280,7 @@ def test_print_best_gives_calls_that_make_the_program(tmp_path: Path) -> None:
     scope: dict[str, Any] = {"dag": task.compute_dag}
     exec(task.print_best(log), scope)
     assert str(scope["state"]) == str(task.best_of(log))
-    for mode, said in (("cuda", "has no stage 'cuda'"), ("c", "must be 'schedule' or 'cuda'")):
+    for mode, said in (("cuda", "has no stage 'ptx'"), ("c", "must be 'schedule' or 'ptx'")):
         with pytest.raises(OptionError, match=said):
             task.print_best(log, mode)
 

@@ -181,14 +181,14 @@ def test_auto_scheduling_a_convolution_layer() -> None:
     np.testing.assert_allclose(out_np, out_tvm.numpy(), rtol=1e-3)
 
 
-def test_the_convolution_layer_on_cuda_is_printed_as_cuda_c() -> None:
+def test_the_convolution_layer_on_cuda_is_printed_as_ptx() -> None:
     target = tvm.target.Target("cuda")
     task = auto_scheduler.SearchTask(func=conv2d_layer, args=(1, 7, 7, 32, 32, 3, 3, (1, 1), (1, 1)), target=target)
     tune_option = auto_scheduler.TuningOptions(
         2, runner=Simulated(), measure_callbacks=[auto_scheduler.RecordToFile("conv2d.json")], verbose=0
     )
     task.tune(tune_option, auto_scheduler.SketchPolicy(task))
-    assert "threadIdx.x" in task.print_best("conv2d.json", print_mode="cuda")
+    assert "%tid.x" in task.print_best("conv2d.json", print_mode="cuda")
 
 
 def test_auto_scheduling_a_neural_network_for_x86() -> None:
