@@ -132,8 +132,8 @@ def compile_best(
     if comparison.keeps_defaults:
         announce(PhaseStarted("keeping the default schedules: with the programs found the network is no faster"))
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)
-        used = {each.workload_key: each.task for each in tuned.coverage.kernels}
+        used = {row.task_key: row.name for row in tuned.kernels}
         comparison, winners = comparison.of_defaults(), keep_defaults(winners, used)
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)
-    return CompiledResult(tuned.path, winners, comparison, tuned.coverage, limits)
+    return CompiledResult(tuned.path, winners, comparison, tuned.kernels, limits)

@@ -14,8 +14,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from retune.compiler.driver.tuning import TaskRow
-from retune.compiler.runtime.readable import cut_middle, milliseconds
+from retune.compiler.runtime.kernel_row import KernelRow
+from retune.compiler.runtime.readable import cut_middle
 from retune.flows.progress import (
     Event,
     PhaseAdvanced,
@@ -29,11 +29,11 @@ from retune.flows.progress import (
 
 # The columns that answer "how far, how fast" have 0; what the report shows as well needs a wider terminal.
 COLUMNS = (
-    (60, "share", 5),
+    (60, "share", 6),
     (110, "uses", 4),
     (0, "trials", 6),
     (110, "default ms", 10),
-    (0, "best ms", 7),
+    (0, "ms", 7),
     (96, "speedup", 7),
     (0, "GFLOP/s", 7),
 )
@@ -51,7 +51,7 @@ class Dashboard:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._rows: list[TaskRow] = []
+        self._rows: list[KernelRow] = []
         self._active: int | None = None
         self._activity = "starting"
         self._pieces: tuple[int, int] | None = None
@@ -142,17 +142,17 @@ class Dashboard:
         layers = self._layers()
         # Half of the screen, so that the lines above stay readable; at least three rows, whatever the height.
         shown = _first(layers, max(3, height // 2 - CHROME))
-        whole = sum(_weighted(row) for row, _ in layers)
+        whole = sum(row.weighted_seconds for row, _ in layers)
         for row, is_active in shown:
             style = "bold" if is_active else "dim" if row.stop_reason else ""
             marked = f"{'▸' if is_active else ' '} {cut_middle(row.name, names)}"
-            cells = _cells(row, whole)
+            cells = row.cells(whole)
             table.add_row(marked, *(cells[heading] for heading, _ in columns), style=style)
         if len(shown) < len(layers):
             table.add_row(f"  and {len(layers) - len(shown)} more", style="dim")
         return table
 
-    def _layers(self) -> "list[tuple[TaskRow, bool]]":
+    def _layers(self) -> "list[tuple[KernelRow, bool]]":
         """A row for each layer, that of its fastest task with the trials of all, and whether one of them is active;
         those that take most of the network's time first.
         """
@@ -166,32 +166,12 @@ class Dashboard:
             reason = fastest.stop_reason if all(row.stop_reason for row in rows) else ""
             row = replace(fastest, trials=sum(row.trials for row in rows), stop_reason=reason)
             layers.append((row, self._active in group))
-        return sorted(layers, key=lambda layer: -_weighted(layer[0]))
+        return sorted(layers, key=lambda layer: -layer[0].weighted_seconds)
 
 
-def _first(layers: "list[tuple[TaskRow, bool]]", room: int) -> "list[tuple[TaskRow, bool]]":
+def _first(layers: "list[tuple[KernelRow, bool]]", room: int) -> "list[tuple[KernelRow, bool]]":
     """The layers for which there is room; the active one is among them."""
     if len(layers) <= room:
         return layers
     kept, later = layers[: room - 1], layers[room - 1 :]
     return [*kept[:-1], *([layer for layer in later if layer[1]] or kept[-1:])]
-
-
-def _weighted(row: TaskRow) -> float:
-    """Seconds of a network's run that all uses of a task take; 0 while that is unknown."""
-    return row.weight * row.best_seconds if math.isfinite(row.best_seconds) else 0.0
-
-
-def _cells(row: TaskRow, whole: float) -> dict[str, str]:
-    """A row of the table; `whole` is the known time of the network."""
-    known = math.isfinite(row.best_seconds)
-    faster = known and math.isfinite(row.default_seconds)
-    return {
-        "uses": f"{row.weight}",
-        "share": f"{_weighted(row) / whole:.0%}" if known and whole else "-",
-        "trials": f"{row.trials}",
-        "default ms": milliseconds(row.default_seconds),
-        "best ms": milliseconds(row.best_seconds),
-        "speedup": f"{row.default_seconds / row.best_seconds:.1f}x" if faster else "-",
-        "GFLOP/s": f"{row.gflops:.1f}" if known else "-",
-    }

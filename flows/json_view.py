@@ -15,6 +15,8 @@ One object per line, its kind in `event`. Times are in seconds, null while unkno
 - `default_seconds`, `best_seconds`, `gflops`: the default schedule, the best program, its speed
 - `failed_rules`: a sentence for each sketch rule that raised
 - `layer`: tasks with the same text compute the same, such as Winograd; `behind`: whether another one was faster then
+- `tunable`, `origin` (record, transfer, guess, context, default), `record_id`, `note`, `used`: what serves it,
+  in a report
 
 ### `round_started`
 
@@ -58,7 +60,6 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from retune.compiler.driver.report import Report
-from retune.compiler.driver.tuning import TaskRow
 from retune.flows.commands.output import json_line
 from retune.flows.progress import Event, RoundDone, RunOpened
 
@@ -93,12 +94,8 @@ def event_fields(event: Event) -> dict[str, Any]:
     fields = {name: value for name, value in asdict(event).items() if name not in _OF_TERMINALS}
     match event:
         case RunOpened():
-            fields["tasks"] = [_task(task) for task in event.tasks]
+            fields["tasks"] = [task.to_json() for task in event.tasks]
         case RoundDone():
             del fields["trials_limit"]  # `run_opened` has it
-            fields.update(round=event.round - 1, task=_task(event.task), latency_is_complete=not event.untimed)
+            fields.update(round=event.round - 1, task=event.task.to_json(), latency_is_complete=not event.untimed)
     return {"event": kind, **fields}
-
-
-def _task(row: TaskRow) -> dict[str, Any]:
-    return {**asdict(row), "gflops": row.gflops}

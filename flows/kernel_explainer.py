@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retune.compiler import config
 from retune.compiler.codegen.backend import default_steps_of
@@ -16,6 +16,7 @@ from retune.compiler.errors import OptionError
 from retune.compiler.frontend import zoo
 from retune.compiler.graph.partition import with_alternatives
 from retune.compiler.options import TuneOptions
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.flows.commands.compile import HOST
@@ -30,16 +31,6 @@ def _find_run(home: Place, wanted: str) -> RunInfo:
     if not RunLedger(home).list():
         raise OptionError(f"there is no network or run {wanted!r}: `retune networks` and `retune runs` list them")
     return find_run(home, wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSummary:
-    """A kernel of a network: how often it is called, and the seconds of a call, infinite where no record tells."""
-
-    name: str
-    uses: int
-    seconds: float
-    served_by: str
 
 
 class KernelExplainer:
@@ -78,14 +69,24 @@ class KernelExplainer:
         network = extract_network(source, target or HOST, count, shapes, winograd)
         return cls(network, KnownPrograms.of(network, home, None), home)
 
-    def rows(self) -> list[KernelSummary]:
+    def rows(self) -> list[KernelRow]:
         """Every kernel, those that take most of the network's time first; those without a time last."""
         rows = []
         for name, task in self._tasks.items():
             program = self._known.programs.get(task.workload_key)
-            served = f"record {program.record_id}" if program and program.record_id else "default schedule"
-            rows.append(KernelSummary(name, self._uses.get(name, 0), program.seconds if program else math.inf, served))
-        return sorted(rows, key=lambda row: -row.uses * row.seconds if math.isfinite(row.seconds) else math.inf)
+            source = ProgramSource.RECORD if program and program.record_id else ProgramSource.DEFAULT
+            rows.append(
+                KernelRow(
+                    name,
+                    task.workload_key,
+                    self._uses.get(name, 0),
+                    task.flop_count,
+                    best_seconds=program.seconds if program else math.inf,
+                    origin=source,
+                    record_id=program.record_id if program else "",
+                )
+            )
+        return sorted(rows, key=lambda row: -row.weighted_seconds if math.isfinite(row.best_seconds) else math.inf)
 
     def find(self, wanted: str) -> list[str]:
         """The kernels whose names begin like this. Raises: OptionError with the nearest ones."""
@@ -93,7 +94,7 @@ class KernelExplainer:
 
     def slowest(self, number: int) -> list[str]:
         """The kernels that take most of the network's time. Raises: OptionError where no kernel has a record."""
-        known = [row for row in self.rows() if math.isfinite(row.seconds) and row.uses]
+        known = [row for row in self.rows() if row.weighted_seconds]
         if not known:
             raise OptionError(
                 f"no kernel of {self._network.name} was measured on this machine: tune it first, or name a kernel"

@@ -16,8 +16,9 @@ from prefect import get_run_logger
 
 from retune.compiler.cost_model import ModelMetrics
 from retune.compiler.driver.budget import Budget
-from retune.compiler.driver.tuning import TaskRow, Tuning, contention_of, typical
+from retune.compiler.driver.tuning import Tuning, contention_of, typical
 from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import BUSY, count, milliseconds
 
 EVENT = "retune_event"
@@ -40,7 +41,7 @@ class RunOpened:
     trials: int
     elapsed: float
     known: int
-    tasks: tuple[TaskRow, ...]
+    tasks: tuple[KernelRow, ...]
     trials_limit: int | None = None
     seconds_limit: float | None = None
 
@@ -90,7 +91,7 @@ class RoundDone:
     """
 
     index: int
-    task: TaskRow
+    task: KernelRow
     round: int
     failed: int
     trials: int

@@ -1,13 +1,14 @@
 """The report of a run on a terminal: the same facts as in `report.md`, made to fit the screen."""
 
-import math
+from dataclasses import replace
 from typing import TextIO
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from retune.compiler.driver.report import Report
+from retune.compiler.driver.report import KERNEL_HEADINGS, Report
+from retune.compiler.runtime.kernel_row import NUMERIC, kernel_table
 from retune.compiler.runtime.readable import busy_warning, cut_middle, milliseconds
 from retune.flows.commands.output import console_on
 
@@ -59,27 +60,16 @@ def _latencies(report: Report) -> Table:
 def _kernels(report: Report, width: int) -> Table:
     """The kernels that are used; on a narrow terminal without the columns that the HTML report has too."""
     wide = width >= WIDE
+    headings = (
+        tuple(h for h in KERNEL_HEADINGS if h != "share") if wide else ("kernel", "default ms", "ms", "served by")
+    )
     table = Table(box=box.SIMPLE)
-    table.add_column("kernel", overflow="fold")
-    timed = "confirmed ms" if wide else "ms"
-    headings = ("uses", "trials", "default ms", timed, "GFLOP/s") if wide else ("default ms", timed)
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    table.add_column("served by", overflow="fold")
-    for task in report.hottest:
-        if not task.used:
-            continue
-        known = task.flops > 0 and math.isfinite(task.best_seconds)
-        cells = {
-            "uses": f"{task.weight}",
-            "trials": f"{task.trials}",
-            "default ms": milliseconds(task.default_seconds),
-            timed: milliseconds(task.best_seconds),
-            "GFLOP/s": f"{task.flops / task.best_seconds / 1e9:.1f}" if known else "-",
-        }
-        tuned = bool(task.record_id) and not task.guessed
-        served = f"{task.served_by}{f' ({task.note})' if task.note else ''}" if wide else task.served_by
-        served = "tuned record" if tuned and not wide else served
-        name = task.name if wide else cut_middle(task.name, max(20, width - 48))
-        table.add_row(name, *(cells[heading] for heading in headings), served)
+        if heading in NUMERIC:
+            table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+        else:
+            table.add_column(heading, overflow="fold")
+    rows = [row if wide else replace(row, record_id="", note="") for row in report.tuned if row.used]
+    for name, *cells in kernel_table(rows, headings):
+        table.add_row(name if wide else cut_middle(name, max(20, width - 48)), *cells)
     return table

@@ -140,7 +140,7 @@ def tune(
 def _served(library: Library, home: Place) -> KnownPrograms:
     """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
-    ids = {one.workload_key: one.record_id for one in library.network.coverage if one.record_id}
+    ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}
     found = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
     return KnownPrograms.of_records({key: found[key][number] for key, number in ids.items() if number in found[key]})
 

@@ -3,11 +3,10 @@
 Loading and running one imports the runtime alone; the compiler and the virtual machine are imported where needed.
 """
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,15 +18,15 @@ from retune.compiler.errors import NotYetError, OptionError
 from retune.compiler.executor.executors import gpu_count
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.library import Library
-from retune.compiler.executor.network import Coverage
 from retune.compiler.executor.plan import READ_ONLY, BufferSpec
 from retune.compiler.executor.shared_library import is_shared_library
 from retune.compiler.runtime.archive import VM_EXECUTABLE, kind_of
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
 from retune.compiler.runtime.buffers import aligned_array
 from retune.compiler.runtime.device import cpu, cuda, on_gpu
+from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, kernel_table
 from retune.compiler.runtime.paths import path_of
-from retune.compiler.runtime.readable import count, milliseconds
+from retune.compiler.runtime.readable import count, html_table, milliseconds
 
 if TYPE_CHECKING:
     from retune.compiler.driver.onnx_export import ExportedModel
@@ -80,18 +79,6 @@ class InputNames:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRow:
-    """One kernel of a report: `seconds` of all its calls in a run, which is the `share` of the network's time."""
-
-    name: str
-    calls: int
-    seconds: float
-    share: float
-    gflops: float
-    served_by: str
-
-
-@dataclass(frozen=True, slots=True)
 class NetworkReport:
     """Where the time of a network goes: the median latency of a run, seconds, and its kernels, the slowest first.
 
@@ -104,43 +91,27 @@ class NetworkReport:
     coverage: str
     kernels: tuple[KernelRow, ...]
 
-    _HEADER = ("kernel", "calls", "ms", "share", "GFLOP/s", "served by")
+    _HEADINGS = ("kernel", "uses", "ms", "share", "GFLOP/s", "served by")
 
     @property
     def title(self) -> str:
         """The network, its threads and its latency, beside the sum of its kernels."""
-        apart = milliseconds(sum(row.seconds for row in self.kernels))
+        apart = milliseconds(sum(row.weighted_seconds for row in self.kernels))
         return (
             f"{self.name}: {milliseconds(self.latency)} ms on {count(self.threads, 'thread')}; "
             f"kernels timed one by one: {apart} ms"
         )
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                row.name, str(row.calls), milliseconds(row.seconds), f"{row.share:.1%}",
-                f"{row.gflops:.1f}" if row.gflops else "-", row.served_by,
-            )
-            for row in self.kernels
-        ]  # fmt: skip
-
     def __str__(self) -> str:
-        rows = [self._HEADER, *self._cells()]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(self._HEADER))]
-        lines = [
-            "  ".join(cell.rjust(width) if 0 < place < 5 else cell.ljust(width)
-                      for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in rows
-        ]  # fmt: skip
+        rows = [self._HEADINGS, *kernel_table(self.kernels, self._HEADINGS)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        sides = [">" if heading in NUMERIC else "<" for heading in self._HEADINGS]
+        lines = ("  ".join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows)
         return "\n".join([self.title, self.coverage, "", *lines])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in self._HEADER)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self._cells())
-        return (
-            f"<p><b>{escape(self.title)}</b><br>{escape(self.coverage)}</p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        rows = [self._HEADINGS, *kernel_table(self.kernels, self._HEADINGS)]
+        return f"{html_table(self.title, rows)}<p>{escape(self.coverage)}</p>"
 
 
 class Network:
@@ -332,23 +303,15 @@ class _GraphCalls:
             executor.set_input(place, _as_numpy(value))
         times = executor.profile()
         latency = executor.benchmark(repeat=10, number=1, min_repeat_ms=1).median
-        served = {one.task: one for one in self._library.network.coverage}
+        known = {row.name: row for row in self._library.network.coverage}
         sums: dict[str, list[float]] = {}
         for time in times:
             sums.setdefault(time.kernel, []).append(time.seconds)
-        # Infinity makes every share 0 where nothing was timed.
-        total = sum(map(sum, sums.values())) or math.inf
-        rows = []
-        for kernel, seconds in sums.items():
-            known = served.get(kernel)
-            flops = known.flops * len(seconds) if known else 0.0
-            spent = sum(seconds)
-            rows.append(
-                KernelRow(
-                    kernel, len(seconds), spent, spent / total, flops / spent / 1e9 if spent else 0.0, _served_by(known)
-                )
-            )
-        rows.sort(key=lambda row: -row.seconds)
+        rows = [
+            replace(known.get(kernel, KernelRow(kernel)), weight=len(seconds), best_seconds=sum(seconds) / len(seconds))
+            for kernel, seconds in sums.items()
+        ]
+        rows.sort(key=lambda row: -row.weighted_seconds)
         return NetworkReport(self.name, executor.threads, latency, self.coverage, tuple(rows))
 
 
@@ -459,12 +422,6 @@ def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any
         executor.set_input_zero_copy(place, array)
     else:
         executor.set_input(place, array)
-
-
-def _served_by(known: Coverage | None) -> str:
-    if known is None:
-        return ""
-    return f"record {known.record_id}" if known.record_id else known.note or "default schedule"
 
 
 def _described(spec: BufferSpec) -> str:

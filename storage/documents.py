@@ -3,11 +3,12 @@
 import logging
 from typing import Annotated, Any, NotRequired, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from retune.compiler.errors import CorruptRecordError, UnknownFormError
 from retune.compiler.measure.record import MOMENTS
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.storage.blob_store import BlobStore
 
 logger = logging.getLogger(__name__)
@@ -56,41 +57,22 @@ class Comparison(TypedDict):
     note: NotRequired[str | None]
 
 
-class CoveredKernel(TypedDict):
-    """A kernel, and where its program comes from."""
+def _current(row: Any) -> Any:
+    """The fields of a kernel's row, of this version or an earlier one. Raises: ValueError."""
+    # Bounded to what DuckDB's BIGINT holds; NaN is in no range.
+    numbers = [value for value in row.values() if isinstance(value, int | float)] if isinstance(row, dict) else []
+    if not all(0 <= number < 2**63 for number in numbers):
+        raise ValueError("a number is out of range")
+    return KernelRow.of(row)
 
-    task: str
-    workload_key: str
-    weight: Count
-    tunable: bool
-    record_id: NotRequired[str | None]
-    note: NotRequired[str]
-    origin: NotRequired[str]
-    flops: NotRequired[Number]
+
+Row = Annotated[KernelRow, BeforeValidator(_current)]
 
 
 class Coverage(TypedDict, total=False):
-    """What the kernels come from."""
+    """What earlier versions wrote beside the tasks: all kernels of the network."""
 
-    kernels: list[CoveredKernel]
-
-
-class KernelRow(TypedDict):
-    """One kernel of the network."""
-
-    name: str
-    weight: Count
-    flops: Number
-    trials: Count
-    default_seconds: Seconds | None
-    best_seconds: Seconds | None
-    record_id: str
-    guessed: bool
-    note: str
-    task_key: NotRequired[str]
-    moved_bytes: NotRequired[Count]
-    used: NotRequired[bool]
-    transferred: NotRequired[bool]
+    kernels: list[Row]
 
 
 class Limits(TypedDict):
@@ -109,7 +91,7 @@ class RunReport(TypedDict, total=False):
     elapsed: Number
     comparison: Comparison
     coverage: Coverage
-    tasks: list[KernelRow]
+    tasks: list[Row]
     limits: Limits | None
     is_right: bool
     contention: Number

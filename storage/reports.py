@@ -51,11 +51,10 @@ def confirmed_programs(home: Place, keys: Collection[str], scope: Mapping[str, A
         if not missing:
             break
         for row in read_report(home, info).get("tasks", ()) if _counts(info.describe, scope) else ():
-            key = row.get("task_key", "")
-            if key in missing:
-                served = row["best_seconds"] if row.get("used", True) else None
-                found[key] = Confirmed(row["record_id"], math.inf if served is None else served, completed)
-                missing.remove(key)
+            if row.task_key in missing:
+                seconds = row.best_seconds if row.used else math.inf
+                found[row.task_key] = Confirmed(row.record_id, seconds, completed)
+                missing.remove(row.task_key)
     return found
 
 

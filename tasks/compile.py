@@ -11,20 +11,20 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from retune.compiler.driver.compile_network import compile_graph, reuse_kernels
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import telling_nothing
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.kernel_row import KernelRow
 
 
 @dataclass(frozen=True, slots=True)
 class SavedNetwork:
-    """A compiled network's file, and what serves its kernels."""
+    """A compiled network's file and its kernels."""
 
     path: Path
-    coverage: CoverageReport
+    kernels: tuple[KernelRow, ...]
 
 
 @task(name="compile", task_run_name="compile-{label}", cache_policy=NO_CACHE)
@@ -47,4 +47,4 @@ def compile_to(
         network = compile_graph(*about, threads=extracted.threads, cut=extracted.partition, build=build)
     if instances > 1:
         network = replace(network, metadata={**network.metadata, "instances": instances})
-    return SavedNetwork(network.save(path), CoverageReport.of(network.coverage))
+    return SavedNetwork(network.save(path), network.coverage)

@@ -3,7 +3,6 @@
 Each is a request to the API, so a run makes few of them, at most one a round.
 """
 
-import math
 import re
 from base64 import b64encode
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
-from retune.compiler.driver.report import Report
-from retune.compiler.runtime.readable import milliseconds
+from retune.compiler.driver.report import KERNEL_HEADINGS, Report
 from retune.tasks.pages.charts import latency_chart, network_chart
 
 
@@ -52,7 +50,8 @@ def show_report(report: Report, course: tuple[tuple[float, float], ...]) -> None
     """Show a finished run; `course` is the estimated latency of the network by seconds spent."""
     network = str(report.request["network"])
     create_markdown_artifact(report.markdown(), key=key_of("report", network), description="Tuning report")
-    create_table_artifact(kernel_rows(report), key=key_of("kernels", network), description="Kernels of the network")
+    rows = [dict(zip(KERNEL_HEADINGS, row, strict=True)) for row in report.kernel_table()]
+    create_table_artifact(rows, key=key_of("kernels", network), description="Kernels of the network")
     latencies = {each.name: each.seconds for each in report.comparison.contenders}
     charts = {
         "latency": (latency_chart(latencies, alone=True), "Latency, untuned, tuned, and in other libraries"),
@@ -70,27 +69,6 @@ def key_of(kind: str, network: str) -> str:
     return f"{kind}-{words or 'network'}"
 
 
-def kernel_rows(report: Report) -> list[dict[str, str | int | float | None]]:
-    """The kernels, those that take most of the network's time first; times are in milliseconds."""
-    return [
-        {
-            "kernel": one.name,
-            "uses": one.weight,
-            "trials": one.trials,
-            "default ms": _milliseconds(one.default_seconds),
-            "confirmed ms": _milliseconds(one.best_seconds),
-            "GFLOP/s": round(one.flops / one.best_seconds / 1e9, 1) if math.isfinite(one.best_seconds) else None,
-            "served by": one.served_by,
-            "note": one.note,
-        }
-        for one in report.hottest
-    ]
-
-
 def data_url(svg: str) -> str:
     """A picture as an address that needs no server."""
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
-
-
-def _milliseconds(seconds: float) -> float | None:
-    return float(milliseconds(seconds)) if math.isfinite(seconds) else None

@@ -32,6 +32,7 @@ BELOW = {
         "compiler.measure.record",
         "compiler.errors",
         "compiler.runtime.atomic_write",
+        "compiler.runtime.kernel_row",
         "compiler.runtime.temporaries",
     },
     "tasks": {"tasks", "storage", "compiler"},

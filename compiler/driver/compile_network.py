@@ -18,13 +18,14 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import DispatchContext, is_enabled, is_silent, telling_nothing
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import DefinitionError, LoweringError, ScheduleError
-from retune.compiler.executor.network import CompiledNetwork, Coverage, ProgramSource
+from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.partition import Alternative, Partition, partition, with_alternatives
 from retune.compiler.graph.to_plan import to_plan
 from retune.compiler.graph.winograd import winograd_for
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, FITTED_CANDIDATE, TOP_CANDIDATE, BestProgram
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps, steps_of
@@ -33,11 +34,8 @@ from retune.compiler.target import Target
 
 _log = logging.getLogger(__name__)
 
-_ORIGINS = {
-    TOP_CANDIDATE: (ProgramSource.GUESS, "a top candidate of the search"),
-    FITTED_CANDIDATE: (ProgramSource.TRANSFER, "fitted from a record of a similar kernel"),
-}
-"""ProgramSource and note of programs by their `mutation`; all others are tuned."""
+ORIGINS = {TOP_CANDIDATE: ProgramSource.GUESS, FITTED_CANDIDATE: ProgramSource.TRANSFER}
+"""Where programs come from by their `mutation`; all others are tuned, or the default schedule."""
 
 BUILD_ERRORS = (DefinitionError, ScheduleError, LoweringError)
 """What is raised for a program that cannot be built."""
@@ -52,7 +50,7 @@ class ChosenProgram:
 
     task: SearchTask
     steps: tuple[Step, ...]
-    record_id: str | None = None
+    record_id: str = ""
     origin: ProgramSource = ProgramSource.DEFAULT
     note: str = ""
     on_cpu: bool = False
@@ -155,8 +153,15 @@ def compile_graph(
     choices, artifacts = _build(choices, build, threads, others)
     plan, constants = to_plan(rewritten, cut, {artifact.name: artifact for artifact in artifacts}, release=release)
     coverage = tuple(
-        Coverage(
-            task.name, task.workload_key, weight, tunable, choice.record_id, choice.note, choice.origin, task.flop_count
+        KernelRow(
+            task.name,
+            task.workload_key,
+            weight,
+            task.flop_count,
+            tunable=tunable,
+            origin=choice.origin,
+            record_id=choice.record_id,
+            note=choice.note,
         )
         for task, weight, tunable, choice in zip(cut.tasks, cut.weights, cut.tunable, choices, strict=True)
     )
@@ -226,16 +231,15 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
         state = DispatchContext.current.query(task.target, task.workload_key, heavy, task.dag)
         if state is None:
             return _default(task)
-        return ChosenProgram(task, steps_of(state), None, ProgramSource.CONTEXT, "the program of the dispatch context")
+        return ChosenProgram(task, steps_of(state), origin=ProgramSource.CONTEXT)
     if best.mutation == DEFAULT_SCHEDULE and not best.record_id:
         return _default(task)
     try:
         steps = load_steps(best.steps)
     except BUILD_ERRORS as error:
         return _default(task, f"record {best.record_id} cannot be read: {error}")
-    otherwise = (ProgramSource.RECORD, "") if best.record_id else _ORIGINS[TOP_CANDIDATE]
-    origin, note = _ORIGINS.get(best.mutation, otherwise)
-    return ChosenProgram(task, steps, best.record_id or None, origin, note)
+    otherwise = ProgramSource.RECORD if best.record_id else ProgramSource.GUESS
+    return ChosenProgram(task, steps, best.record_id, ORIGINS.get(best.mutation, otherwise))
 
 
 def _default(task: SearchTask, note: str = "") -> ChosenProgram:

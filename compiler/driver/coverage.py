@@ -6,7 +6,7 @@ Shares are of all kernels, those that are not worth tuning too, and add up to on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retune.compiler.executor.network import Coverage, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 
 WORDS = {
     ProgramSource.RECORD: "tuned records",
@@ -40,28 +40,32 @@ class CoverageReport:
     """A compiled network's kernels, and the shares of the origins that serve at least one of them."""
 
     shares: tuple[Share, ...]
-    kernels: tuple[Coverage, ...]
+    kernels: tuple[KernelRow, ...]
 
     @property
-    def tunable(self) -> tuple[Coverage, ...]:
+    def tunable(self) -> tuple[KernelRow, ...]:
         """The kernels that are worth tuning."""
         return tuple(kernel for kernel in self.kernels if kernel.tunable)
 
     @property
-    def fallbacks(self) -> tuple[Coverage, ...]:
+    def fallbacks(self) -> tuple[KernelRow, ...]:
         """Those of them that run untuned, with the default schedule."""
         return tuple(kernel for kernel in self.tunable if kernel.origin == ProgramSource.DEFAULT)
 
     def fallback_text(self) -> str:
-        """How many kernels use the default schedule, of those worth tuning, and which; empty where none does."""
-        names = [f"{kernel.task} ({kernel.note})" if kernel.note else kernel.task for kernel in self.fallbacks]
-        if not names:
+        """How many kernels use the default schedule, of those worth tuning, and which, with the reason; empty where
+        none does."""
+        notes: dict[str, list[str]] = {}
+        for kernel in self.fallbacks:
+            notes.setdefault(kernel.note, []).append(kernel.name)
+        if not notes:
             return ""
-        count = f"{len(names)} of {len(self.tunable)} kernels worth tuning"
-        return f"{count} {'uses' if len(names) == 1 else 'use'} the default schedule: {', '.join(names)}"
+        count = f"{len(self.fallbacks)} of {len(self.tunable)} kernels worth tuning"
+        names = "; ".join(f"{', '.join(names)}{f' ({note})' if note else ''}" for note, names in notes.items())
+        return f"{count} {'uses' if len(self.fallbacks) == 1 else 'use'} the default schedule: {names}"
 
     @classmethod
-    def of(cls, kernels: Sequence[Coverage]) -> "CoverageReport":
+    def of(cls, kernels: Sequence[KernelRow]) -> "CoverageReport":
         """Count the calls and operations by origin."""
         calls = sum(kernel.weight for kernel in kernels)
         flops = sum(kernel.weight * kernel.flops for kernel in kernels)

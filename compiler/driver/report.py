@@ -2,19 +2,24 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from retune.compiler.driver.compile_network import ORIGINS
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.tuning import TaskRow, TuningSummary
+from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.winners import Confirmation
-from retune.compiler.measure.record import FITTED_CANDIDATE, GUESSES
 from retune.compiler.runtime.atomic_write import write_text_atomically
+from retune.compiler.runtime.kernel_row import NUMERIC, KernelRow, ProgramSource, kernel_table
 from retune.compiler.runtime.readable import busy_warning, count, finite, milliseconds
 from retune.compiler.target import Target
+
+KERNEL_HEADINGS = ("kernel", "uses", "share", "trials", "default ms", "ms", "GFLOP/s", "served by")
+"""The columns of the table of kernels."""
+_SIDES = tuple("---:" if heading in NUMERIC else "---" for heading in KERNEL_HEADINGS)
 
 TOLERANCE = 1e-4
 """How far an output may lie from the reference's, relative to the largest reference value: a few hundred roundings of
@@ -80,52 +85,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CompiledResult:
-    """A compiled network: its file, the winners of the tuning tasks that came into question, how it compares, what
-    serves all its kernels, and what the machine can do.
+    """A compiled network: its file, the winners of the tuning tasks that came into question, how it compares, all its
+    kernels, and what the machine can do.
     """
 
     artifact: Path
     winners: tuple[Confirmation, ...]
     comparison: Comparison
-    coverage: CoverageReport
+    kernels: tuple[KernelRow, ...] = ()
     limits: MachineLimits | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """One kernel of the network and what serves it: a record, a top candidate of the search where the budget reached no
-    further (`transferred` from a similar kernel or not), or the default schedule. For one that is not `used` another
-    way to compute the same is. Times are seconds per call; `record_id` is empty where the default schedule serves;
-    `moved_bytes` is what a call has to read and write at least.
-    """
-
-    name: str
-    weight: int
-    flops: float
-    trials: int
-    default_seconds: float
-    best_seconds: float
-    record_id: str
-    guessed: bool
-    transferred: bool
-    note: str
-    task_key: str = ""
-    moved_bytes: int = 0
-    used: bool = True
-
-    @property
-    def served_by(self) -> str:
-        """What the kernel was made from, in words."""
-        if not self.used:
-            return "not used"
-        if self.guessed:
-            return "program of a similar kernel" if self.transferred else "top candidate"
-        return self.record_id or "default schedule"
-
-    @property
-    def weighted_seconds(self) -> float:
-        """What all its calls take of the network's time; 0 where that is unknown, or nothing uses it."""
-        return self.weight * self.best_seconds if self.used and math.isfinite(self.best_seconds) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +108,7 @@ class Report:
     trials: int
     elapsed: float
     comparison: Comparison
-    coverage: CoverageReport
-    tasks: tuple[TaskOutcome, ...]
+    tasks: tuple[KernelRow, ...]
     artifact: str
     records: str
     folder: str
@@ -158,17 +125,20 @@ class Report:
         folder: Path,
     ) -> Self:
         """Put together what a run's stages returned; a task of `spent` that has no winner is not used."""
-        by_key = {winner.task_key: winner for winner in compiled.winners}
-        served = [row for row in spent.rows if (one := by_key.get(row.task_key)) and one.serves]
-        serving = {row.layer: row.name for row in served if row.layer}
+        rows = {row.task_key: _row(row, compiled, spent) for row in spent.rows}
+        for kernel in compiled.kernels:
+            row = rows.get(kernel.task_key, kernel)
+            # What was built counts: the program of a winner may have failed to build.
+            note = "; ".join(dict.fromkeys(text for text in (kernel.note, row.note) if text))
+            served = replace(row, origin=kernel.origin, record_id=kernel.record_id, note=note)
+            rows[kernel.task_key] = replace(served, tunable=kernel.tunable)
         return cls(
             run_id=run_id,
             request=dict(request),
             trials=spent.trials,
             elapsed=spent.elapsed,
             comparison=compiled.comparison,
-            coverage=compiled.coverage,
-            tasks=tuple(_outcome(row, by_key.get(row.task_key), serving.get(row.layer, "")) for row in spent.rows),
+            tasks=tuple(rows.values()),
             artifact=str(compiled.artifact),
             records=f"{request.get('store') or request['home']}/records",
             folder=str(folder),
@@ -188,7 +158,7 @@ class Report:
         """Put together what tuning one operator returned."""
         times = ("untuned", winner.default_seconds), ("tuned", winner.seconds)
         comparison = Comparison("", tuple(Contender(name, seconds, None) for name, seconds in times))
-        compiled = CompiledResult(Path(), (winner,), comparison, CoverageReport.of(()))
+        compiled = CompiledResult(Path(), (winner,), comparison)
         return replace(cls.of(run_id, request, spent, compiled, folder), artifact="")
 
     @property
@@ -197,9 +167,14 @@ class Report:
         return Path(self.folder) / "report.html"
 
     @property
-    def hottest(self) -> list[TaskOutcome]:
-        """The kernels, those that take most of the network's time first."""
-        return sorted(self.tasks, key=lambda task: -task.weighted_seconds)
+    def coverage(self) -> CoverageReport:
+        """What serves the kernels that are used."""
+        return CoverageReport.of([row for row in self.tasks if row.used])
+
+    @property
+    def tuned(self) -> list[KernelRow]:
+        """The kernels that are worth tuning, and other ways to compute them."""
+        return [row for row in self.tasks if row.tunable]
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -259,7 +234,9 @@ class Report:
 
     def to_json(self) -> str:
         """Everything, as JSON text; a time that is unknown is null."""
-        return json.dumps(finite({**asdict(self), "speedup": self.speedup, "is_right": self.is_right}), indent=2)
+        shares = [asdict(share) for share in self.coverage.shares]
+        told = {"speedup": self.speedup, "is_right": self.is_right, "coverage": {"shares": shares}}
+        return json.dumps(finite({**asdict(self), **told, "tasks": [row.to_json() for row in self.tasks]}), indent=2)
 
     def markdown(self) -> str:
         """Everything, for people."""
@@ -272,9 +249,7 @@ class Report:
             "as untuned.",
             "",
             *(self._compared() if self.artifact else []),
-            "| kernel | uses | trials | default ms | confirmed ms | GFLOP/s | served by |",
-            "|---|---:|---:|---:|---:|---:|---|",
-            *(_table_line(task) for task in self.hottest),
+            *(f"| {' | '.join(row)} |" for row in (KERNEL_HEADINGS, _SIDES, *self.kernel_table())),
             "",
             *([f"Compiled network: `{self.artifact}`"] if self.artifact else []),
             f"Records: `{self.records}`",
@@ -282,6 +257,10 @@ class Report:
             "",
         ]
         return "\n".join(lines)
+
+    def kernel_table(self, headings: Sequence[str] = KERNEL_HEADINGS) -> list[tuple[str, ...]]:
+        """The kernels that are worth tuning as a table, those that take most of the network's time first."""
+        return kernel_table(self.tuned, headings)
 
     def _compared(self) -> list[str]:
         """The ways to run the network, and what serves its kernels."""
@@ -310,44 +289,33 @@ class Report:
         return folder
 
 
-def _outcome(row: TaskRow, winner: Confirmation | None, rival: str) -> TaskOutcome:
-    """What became of a task; `rival` is the task that computes the same and serves, if there is one."""
+def _row(row: KernelRow, compiled: CompiledResult, spent: TuningSummary) -> KernelRow:
+    """`row`, of a task of the run, with what serves it in the compiled network."""
+    by_key = {winner.task_key: winner for winner in compiled.winners}
+    winner = by_key.get(row.task_key)
     program = winner.program if winner else None
     reasons = [*([row.stop_reason] if row.stop_reason else []), *row.failed_rules]
     if winner is None or not winner.serves:
         measured = winner is not None or math.isfinite(row.best_seconds)
-        rival = rival or "another way to compute it"
+        layer = (each for each in spent.rows if row.layer and each.layer == row.layer)
+        serving = (each.name for each in layer if (other := by_key.get(each.task_key)) and other.serves)
+        rival = next(serving, "another way to compute it")
         reasons.append(f"{rival} computes the same faster" if measured else f"not measured; {rival} is used")
     elif program is None:
-        why = "nothing that was tried is faster" if winner.tried else "no time was left to try a program"
+        why = "faster than every program that was tried" if winner.tried else "no time was left to try a program"
         reasons.append(winner.why or why)
     rejected = [f"rejected {text}" for text in winner.rejected] if winner else []
-    return TaskOutcome(
-        name=row.name,
-        weight=row.weight,
-        flops=row.flops,
-        trials=row.trials,
+    tuned = ProgramSource.DEFAULT if program is None else ORIGINS.get(program.mutation, ProgramSource.RECORD)
+    return replace(
+        row,
         default_seconds=winner.default_seconds if winner else row.default_seconds,
         best_seconds=winner.seconds if winner else row.best_seconds,
+        origin=tuned,
         record_id=program.record_id if program else "",
-        guessed=program is not None and program.mutation in GUESSES,
-        transferred=program is not None and program.mutation == FITTED_CANDIDATE,
         note="; ".join(dict.fromkeys(reasons + rejected)),
         used=winner is not None and winner.serves,
-        task_key=row.task_key,
-        moved_bytes=row.moved_bytes,
     )
-
-
-def _table_line(task: TaskOutcome) -> str:
-    served = f"{task.served_by}{f' ({task.note})' if task.note else ''}"
-    times = f"{milliseconds(task.default_seconds)} | {milliseconds(task.best_seconds)} | {_gflops(task)}"
-    return f"| {task.name} | {task.weight} | {task.trials} | {times} | {served} |"
 
 
 def _error(error: float | None) -> str:
     return "reference" if error is None else f"{error:.1e}"
-
-
-def _gflops(task: TaskOutcome) -> str:
-    return f"{task.flops / task.best_seconds / 1e9:.1f}" if task.flops and math.isfinite(task.best_seconds) else "-"

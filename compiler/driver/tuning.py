@@ -24,6 +24,7 @@ from retune.compiler.driver.tuning_loop import TaskProgress, TuningLoop, first_s
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.schedule.shares import are_small, moved_bytes
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -91,34 +92,6 @@ class TunedTask(TaskProgress):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRow:
-    """One task as it stands, as plain data. Times are seconds per call, infinite before the first valid program;
-    `moved_bytes` is what a call has to read and write at least. It is `behind` where another task of its `layer`, which
-    computes the same, is faster, so that it takes no part of the network's time; an empty layer has one task.
-    `failed_rules` says which sketch rules raised, and what.
-    """
-
-    name: str
-    task_key: str
-    weight: int
-    flops: float
-    rounds: int
-    trials: int
-    default_seconds: float
-    best_seconds: float
-    stop_reason: str
-    moved_bytes: int = 0
-    behind: bool = False
-    layer: str = ""
-    failed_rules: tuple[str, ...] = ()
-
-    @property
-    def gflops(self) -> float:
-        """Speed of the best program in 10^9 operations per second; 0 before there is one."""
-        return self.flops / self.best_seconds / 1e9
-
-
-@dataclass(frozen=True, slots=True)
 class TuningSummary:
     """What a run has spent, in trials and seconds, and where every task stands; `contention` is that of a typical
     trial.
@@ -127,7 +100,7 @@ class TuningSummary:
     trials: int
     elapsed: float
     rounds: int
-    rows: tuple[TaskRow, ...]
+    rows: tuple[KernelRow, ...]
     contention: float = 0.0
 
 
@@ -178,10 +151,10 @@ class Tuning(TuningLoop[TunedTask]):
             best[layer] = min(state.best_seconds, best.get(layer, math.inf))
         return sum(map(math.isinf, best.values()))
 
-    def row(self, index: int) -> TaskRow:
+    def row(self, index: int) -> KernelRow:
         """Task `index` as it stands."""
         task = self.tasks[index]
-        return TaskRow(
+        return KernelRow(
             name=task.task.name,
             task_key=task.task.workload_key,
             weight=task.weight,

@@ -10,8 +10,7 @@ The file is an archive (`retune.compiler.runtime.archive`) of
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +23,9 @@ from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.cpu_features import check_cpu
+from retune.compiler.runtime.kernel_row import KernelRow
 
 KIND, VERSION = "network", 2
-
-
-class ProgramSource(StrEnum):
-    """Where a kernel's program comes from."""
-
-    RECORD = "record"  # a measured record of the very task
-    TRANSFER = "transfer"  # a record of a similar task, fitted to this one's sizes
-    GUESS = "guess"  # what the search would try first
-    CONTEXT = "context"  # a dispatch context that was entered
-    DEFAULT = "default"  # the default schedule
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What one task was built from: `record_id` of a measured program, or None where there is none.
-
-    `note` says why a record was not used where there was one. `weight` is how often the kernel runs, `flops` how many
-    operations a call has.
-    """
-
-    task: str
-    workload_key: str
-    weight: int
-    tunable: bool
-    record_id: str | None = None
-    note: str = ""
-    origin: str = ProgramSource.DEFAULT
-    flops: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +38,7 @@ class CompiledNetwork:
     plan: Plan
     kernels: tuple[KernelArtifact, ...]
     constants: Mapping[int, Array]
-    coverage: tuple[Coverage, ...] = ()
+    coverage: tuple[KernelRow, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     # A frozen network that was found consistent stays so; executors would otherwise check it again each time.
     _is_verified: bool = field(default=False, init=False, repr=False)
@@ -157,7 +129,7 @@ def network_parts(network: CompiledNetwork, *, with_code: bool = True) -> dict[s
     """The parts of a network for an archive; object code only if asked for."""
     code = {f"kernels/{kernel.name}.o": kernel.object_code for kernel in network.kernels if with_code}
     constants = {f"constants/{number}.npy": array for number, array in network.constants.items()}
-    coverage = [asdict(each) for each in network.coverage]
+    coverage = [row.to_json() for row in network.coverage]
     return {
         "plan.json": network.plan.dumps().encode(),
         "metadata.json": {"metadata": network.metadata, "coverage": coverage},
@@ -178,6 +150,6 @@ def read_network(archive: Archive, *, with_code: bool = True) -> CompiledNetwork
         for row in archive.json("kernels.json")
     )
     constants = {int(Path(name).stem): archive.array(name) for name in archive.names("constants/")}
-    coverage = tuple(Coverage(**row) for row in about["coverage"])
+    coverage = tuple(map(KernelRow.of, about["coverage"]))
     plan = Plan.loads(archive.blob("plan.json").decode())
     return CompiledNetwork(plan, kernels, constants, coverage, dict(about["metadata"]))

@@ -256,7 +256,7 @@ def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
         for function in lowering.program.functions.values()
     }
     rows = [
-        {"task": one.task, "key": one.workload_key, "origin": str(one.origin), "tunable": one.tunable}
+        {"task": one.name, "key": one.task_key, "origin": str(one.origin), "tunable": one.tunable}
         for one in done.coverage
     ]
     return {

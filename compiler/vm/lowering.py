@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from retune.compiler.errors import ShapeMismatchError
-from retune.compiler.executor.network import CompiledNetwork, Coverage
+from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.program import (
     Arm,
@@ -25,6 +25,7 @@ from retune.compiler.graph.program import (
 )
 from retune.compiler.graph.region import Region
 from retune.compiler.runtime.artifact import KernelArtifact
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.target import Target
 from retune.compiler.vm.dim_flow import DimFlow
 from retune.compiler.vm.instructions import (
@@ -55,7 +56,7 @@ class Lowered:
     kernels: tuple[KernelArtifact, ...]
     regions: Mapping[str, StoredRegion]
     arrays: Mapping[str, Array]
-    coverage: tuple[Coverage, ...]
+    coverage: tuple[KernelRow, ...]
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Lowering:
     kernels: dict[str, KernelArtifact] = field(default_factory=dict)
     regions: dict[str, StoredRegion] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
-    coverage: dict[str, Coverage] = field(default_factory=dict)
+    coverage: dict[str, KernelRow] = field(default_factory=dict)
     flow: ShapeFlow = field(init=False)
     dims: DimFlow = field(init=False)
     _functions: dict[tuple[str, int, Shapes | None], int] = field(default_factory=dict)
@@ -110,8 +111,8 @@ class Lowering:
         network = compile_subgraph(graph, self.target, self.threads, self.tuned)
         self.kernels |= {kernel.name: kernel for kernel in network.kernels}
         for one in network.coverage:
-            known = self.coverage.get(one.task)
-            self.coverage[one.task] = one if known is None else replace(one, weight=one.weight + known.weight)
+            known = self.coverage.get(one.name)
+            self.coverage[one.name] = one if known is None else replace(one, weight=one.weight + known.weight)
         return network
 
     def plan(self, network: CompiledNetwork, title: str) -> int:

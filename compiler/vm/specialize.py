@@ -18,12 +18,12 @@ import numpy as np
 
 from retune.compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
 from retune.compiler.executor.executors import gpu_count
-from retune.compiler.executor.network import Coverage
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.memoize import MemoizedConstants, memoizing
 from retune.compiler.graph.region import GraphRegion, Region, Shape
 from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.target import Target
 from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.kernel_store import STORE
@@ -48,7 +48,7 @@ class Specialization:
 
     region: str
     shapes: Mapping[str, Shape]
-    coverage: tuple[Coverage, ...]
+    coverage: tuple[KernelRow, ...]
     seconds: float
     built: int
 

@@ -77,7 +77,7 @@ def compile_network(
     Library(compiled).export_library(path)
     coverage = CoverageReport.of(compiled.coverage)
     lines = [f"{coverage}", coverage.fallback_text() or "no kernel worth tuning uses the default schedule", f"{path}"]
-    counts = threads_of_records(extracted, home_of(store), gpu, {each.workload_key for each in coverage.fallbacks})
+    counts = threads_of_records(extracted, home_of(store), gpu, {each.task_key for each in coverage.fallbacks})
     if counts:
         numbers = " and ".join(count(each, "thread") for each in counts)
         lines.insert(2, f"records of these kernels are for {numbers}: `--threads {counts[-1]}` uses them")
@@ -90,7 +90,7 @@ add_options(compile_network, tune_options("threads", "target", "winograd"), opti
 def coverage_fields(coverage: CoverageReport) -> dict[str, Any]:
     """What `--json` says of a network's kernels."""
     fallbacks = [
-        {"kernel": kernel.task, "task_key": kernel.workload_key, "uses": kernel.weight, "note": kernel.note}
+        {"kernel": kernel.name, "task_key": kernel.task_key, "uses": kernel.weight, "note": kernel.note}
         for kernel in coverage.fallbacks
     ]
     shares = {str(share.origin): share.share_of_flops for share in coverage.shares}

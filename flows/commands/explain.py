@@ -44,8 +44,8 @@ def explain(
     explainer = KernelExplainer.of(source, home_of(store), threads, target, tuple(shape or ()))
     if kernel is None and slowest is None:
         for row in explainer.rows():
-            text = f"{row.uses:3d} x {row.name}  {milliseconds(row.seconds)} ms  {row.served_by}"
-            output.say(text, kernel=row.name, uses=row.uses, seconds=row.seconds, served_by=row.served_by)
+            text = f"{row.weight:3d} x {row.name}  {milliseconds(row.best_seconds)} ms  {row.served_by}"
+            output.say(text, kernel=row.name, uses=row.weight, seconds=row.best_seconds, served_by=row.served_by)
         return
     names = explainer.find(kernel) if kernel is not None else explainer.slowest(slowest or 1)
     explained = [explainer.explain(name) for name in names]

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from retune.compiler.driver.limits import MachineLimits
 from retune.compiler.measure.record import DEFAULT_SCHEDULE
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.runtime.readable import milliseconds
-from retune.tasks.pages.facts import Kernel, RunFacts, Trial
+from retune.tasks.pages.facts import RunFacts, Trial
 from retune.tasks.pages.svg import (
     Frame,
     Scale,
@@ -103,11 +104,11 @@ def task_chart(name: str, trials: Sequence[Trial]) -> str:
     return svg_figure(f"Trials of {name}", PANEL, PANEL_HEIGHT, parts)
 
 
-def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> str:
+def roofline_chart(kernels: Sequence[KernelRow], limits: MachineLimits | None) -> str:
     """Kernels by operations for each byte and by speed, under the machine's limits. Dots are as large as the share of
     the network's time.
     """
-    sized = [one for one in kernels if one.is_used and one.moved_bytes and one.flops]
+    sized = [one for one in kernels if one.used and one.moved_bytes and one.flops]
     points = [one for one in sized if math.isfinite(one.best_seconds)]
     if limits is None or not points:
         return ""
@@ -130,17 +131,19 @@ def roofline_chart(kernels: Sequence[Kernel], limits: MachineLimits | None) -> s
         parts.append(polyline(line, color, dashes=DASHES))
     label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} thread{'s' if limits.threads > 1 else ''}"
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
+    whole = sum(one.weighted_seconds for one in kernels)
     for one, across in zip(points, reach, strict=True):
-        tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {one.share:.1%} of the time"
+        share = one.weighted_seconds / whole
+        tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {share:.1%} of the time"
         # The area of a dot, not its radius, is what eyes compare.
-        parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(one.share), TUNED, tip, 0.55))
+        parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(share), TUNED, tip, 0.55))
     return svg_figure("Roofline", WIDE, TALL, parts)
 
 
-def task_charts(facts: RunFacts) -> list[tuple[Kernel, str]]:
+def task_charts(facts: RunFacts) -> list[tuple[KernelRow, str]]:
     """The chart of every task that was measured, those that take most of the network's time first."""
     found = []
-    for kernel in sorted(facts.kernels, key=lambda one: -one.share):
+    for kernel in facts.tuned:
         chart = task_chart(kernel.name, facts.trials.get(kernel.task_key, ()))
         if chart:
             found.append((kernel, chart))

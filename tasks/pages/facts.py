@@ -5,18 +5,16 @@ An interrupted run has facts too, as far as it came; what was never measured is 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.report import TaskOutcome
 from retune.compiler.driver.tuning import cause_of, contention_of, typical
 from retune.compiler.errors import OptionError
-from retune.compiler.executor.network import Coverage
-from retune.compiler.measure.record import MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import DEFAULT_SCHEDULE, MeasureRecord, MeasureStatus
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.storage.documents import RunReport
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.reports import read_report
@@ -34,33 +32,6 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel of the network, or one that was tuned in place of another and lost; times are seconds per call, those
-    of the confirmation at the end, but for `search_seconds`, the best of the search. `share` is its part of the time
-    of all kernels.
-    """
-
-    name: str
-    task_key: str
-    weight: int
-    flops: float
-    moved_bytes: int
-    trials: int
-    default_seconds: float
-    best_seconds: float
-    search_seconds: float
-    share: float
-    served_by: str
-    note: str
-    is_used: bool = True
-
-    @property
-    def gflops(self) -> float:
-        """Speed of the program that serves, in 10^9 operations a second; 0 where it is not known."""
-        return self.flops / self.best_seconds / 1e9 if math.isfinite(self.best_seconds) and self.best_seconds else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """A run. `latencies` are seconds by contender, `course` the estimated latency by seconds spent, `trials` by task
     key in the order in which they were made, `failures` how many of them failed. `missing_rounds` have stored records,
@@ -71,15 +42,24 @@ class RunFacts:
     report: RunReport
     latencies: Mapping[str, float]
     errors: Mapping[str, float | None]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelRow, ...]
     limits: MachineLimits | None
-    coverage: CoverageReport
     course: tuple[tuple[float, float], ...]
     trials: Mapping[str, tuple[Trial, ...]]
     failures: int
     versions: str
     contention: float
     missing_rounds: int
+
+    @property
+    def coverage(self) -> CoverageReport:
+        """What serves the kernels that are used."""
+        return CoverageReport.of([row for row in self.kernels if row.used])
+
+    @property
+    def tuned(self) -> list[KernelRow]:
+        """The kernels that are worth tuning, those that take most of the network's time first."""
+        return sorted((row for row in self.kernels if row.tunable), key=lambda row: -row.weighted_seconds)
 
     @property
     def trial_count(self) -> int:
@@ -112,7 +92,8 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     """Everything about a run; `folder` is where its report is, when that is not below `home`. Raises: StoreError."""
     report = read_report(home, info, folder)
     rounds = rounds_of(home, info.run_id)
-    keys = dict.fromkeys(str(row["task_key"]) for row in (*rounds, *report.get("tasks", ())) if row.get("task_key"))
+    told = (*(str(row.get("task_key") or "") for row in rounds), *(row.task_key for row in report.get("tasks", ())))
+    keys = dict.fromkeys(filter(None, told))
     store = ParquetRecordStore(home)
     # without a line about a round and without a report every task is searched, in case they were lost
     found = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
@@ -128,7 +109,6 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
         errors={one["name"]: one["error"] for one in contenders},
         kernels=_kernels(report, records, is_complete=info.is_complete),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
-        coverage=CoverageReport.of([Coverage(**one) for one in report.get("coverage", {}).get("kernels", ())]),
         course=tuple(_course(rounds)),
         trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
         failures=sum(record.status is not MeasureStatus.OK for record in records),
@@ -151,64 +131,27 @@ def _course(rounds: Sequence[Mapping[str, Field]]) -> Iterator[tuple[float, floa
             yield float(elapsed), float(latency)
 
 
-def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete: bool) -> tuple[Kernel, ...]:
+def _kernels(report: RunReport, records: Sequence[MeasureRecord], *, is_complete: bool) -> tuple[KernelRow, ...]:
     """The kernels as reported; of a run without a report, the tasks as far as they were measured."""
     rows = report.get("tasks") or _unreported(records, is_complete=is_complete)
-    taken = [row["weight"] * (row["best_seconds"] or 0.0) if row.get("used", True) else 0.0 for row in rows]
-    whole = sum(taken) or 1.0
-    keys = {record.record_id: record.task_key for record in records}
-    names = {record.task_name: record.task_key for record in records}
-    fastest: dict[str, float] = {}
-    for record in records:
-        fastest[record.task_key] = min(record.seconds, fastest.get(record.task_key, math.inf))
-    return tuple(
-        Kernel(
-            name=row["name"],
-            task_key=_key_of(row, keys, names),
-            weight=row["weight"],
-            flops=row["flops"],
-            moved_bytes=row.get("moved_bytes", 0),
-            trials=row["trials"],
-            default_seconds=_seconds(row["default_seconds"]),
-            best_seconds=_seconds(row["best_seconds"]),
-            share=mine / whole,
-            search_seconds=fastest.get(_key_of(row, keys, names), math.inf),
-            served_by=TaskOutcome(**{"transferred": False, **row}).served_by,
-            note=row["note"],
-            is_used=row.get("used", True),
-        )
-        for row, mine in zip(rows, taken, strict=True)
-    )
+    known = {row.task_key for row in rows}
+    # Reports of earlier versions list the kernels that are not worth tuning elsewhere.
+    others = report.get("coverage", {}).get("kernels", [])
+    return (*rows, *(row for row in others if row.task_key not in known))
 
 
-def _key_of(row: Mapping[str, Any], keys: Mapping[str, str], names: Mapping[str, str]) -> str:
-    """The task of a reported kernel; older reports name its record only."""
-    return row.get("task_key") or keys.get(row["record_id"]) or names.get(row["name"], "")
-
-
-def _unreported(records: Sequence[MeasureRecord], *, is_complete: bool) -> list[dict[str, Any]]:
+def _unreported(records: Sequence[MeasureRecord], *, is_complete: bool) -> list[KernelRow]:
     note = "its report is lost" if is_complete else "the run has not come to its end; nothing serves yet"
-    rows: list[dict[str, Any]] = []
+    rows = []
     for key in dict.fromkeys(record.task_key for record in records):
         mine = [record for record in records if record.task_key == key]
         best = min(mine, key=lambda record: record.seconds)
-        untuned = [record.seconds for record in mine if record.mutation == "default"]
+        untuned = min((record.seconds for record in mine if record.mutation == DEFAULT_SCHEDULE), default=math.inf)
         is_known = math.isfinite(best.seconds)
-        rows.append(
-            {
-                "name": best.task_name,
-                "task_key": key,
-                "weight": 1,
-                "flops": 0.0,
-                "trials": len(mine),
-                "default_seconds": min(untuned, default=None),
-                "best_seconds": best.seconds if is_known else None,
-                "record_id": best.record_id if is_known else "",
-                "guessed": False,
-                "transferred": False,
-                "note": note,
-            }
+        row = KernelRow(
+            best.task_name, key, trials=len(mine), default_seconds=untuned, best_seconds=best.seconds, note=note
         )
+        rows.append(replace(row, origin=ProgramSource.RECORD, record_id=best.record_id) if is_known else row)
     return rows
 
 

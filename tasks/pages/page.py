@@ -5,14 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from retune.compiler.driver.coverage import WORDS
-from retune.compiler.runtime.readable import busy_warning, milliseconds
+from retune.compiler.driver.report import KERNEL_HEADINGS
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource, kernel_table
+from retune.compiler.runtime.readable import busy_warning, count, milliseconds
 from retune.tasks.pages.charts import (
     latency_chart,
     network_chart,
     roofline_chart,
     task_charts,
 )
-from retune.tasks.pages.facts import Kernel, RunFacts, moment
+from retune.tasks.pages.facts import RunFacts, moment
 from retune.tasks.pages.style import STYLE
 
 SECTIONS = {
@@ -153,21 +155,22 @@ def _tasks(facts: RunFacts) -> Iterator[str]:
         "the network's time come first."
     )
     panels = "".join(
-        f'<div><h3>{escape(kernel.name)}</h3>{chart}<p class="note">{escape(_caption(kernel))}</p></div>'
+        f'<div><h3>{escape(kernel.name)}</h3>{chart}<p class="note">{escape(_caption(kernel, facts))}</p></div>'
         for kernel, chart in charts
     )
     yield f'<div class="panels">{panels}</div>'
 
 
-def _caption(kernel: Kernel) -> str:
+def _caption(kernel: KernelRow, facts: RunFacts) -> str:
     """Which time is the search's, and which was confirmed at the end."""
-    search = f"search: best {milliseconds(kernel.search_seconds)} ms"
-    if not kernel.is_used:
+    best = min((trial.seconds for trial in facts.trials[kernel.task_key]), default=math.inf)
+    search = f"search: best {milliseconds(best)} ms"
+    if not kernel.used:
         return f"{search}; not used: {kernel.note}"
-    uses = "1 use" if kernel.weight == 1 else f"{kernel.weight} uses"
-    kind = f" ({kernel.served_by})" if " " in kernel.served_by else ""
-    confirmed = f"confirmed: {milliseconds(kernel.best_seconds)} ms, {_speed(kernel.gflops)} GFLOP/s{kind}"
-    return f"{kernel.share:.1%} of the time, {uses}; {search}; {confirmed}"
+    cells = kernel.cells(sum(row.weighted_seconds for row in facts.kernels))
+    kind = "" if kernel.origin is ProgramSource.RECORD else f" ({kernel.served_by})"
+    confirmed = f"confirmed: {cells['ms']} ms, {cells['GFLOP/s']} GFLOP/s{kind}"
+    return f"{cells['share']} of the time, {count(kernel.weight, 'use')}; {search}; {confirmed}"
 
 
 def _roofline(facts: RunFacts) -> Iterator[str]:
@@ -202,22 +205,7 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
         "Shares of time are those of the kernels, each as often as the network uses it. Times are those of the "
         "confirmation at the end."
     )
-    rows = [
-        (
-            kernel.name,
-            kernel.weight,
-            f"{kernel.share:.1%}",
-            kernel.trials,
-            milliseconds(kernel.default_seconds),
-            milliseconds(kernel.best_seconds),
-            _speed(kernel.gflops),
-            f"{kernel.served_by}{f' ({kernel.note})' if kernel.note else ''}",
-        )
-        for kernel in sorted(facts.kernels, key=lambda one: -one.share)
-    ]
-    timed = "confirmed ms" if facts.report else "best ms"
-    headings = ("kernel", "uses", "share", "trials", "default ms", timed, "GFLOP/s", "served by")
-    yield _table(headings, rows, numeric=(1, 2, 3, 4, 5, 6))
+    yield _table(KERNEL_HEADINGS, kernel_table(facts.tuned, KERNEL_HEADINGS), numeric=(1, 2, 3, 4, 5, 6))
     yield f"<p>The programs: <code>retune explain {facts.info.run_id} KERNEL</code></p>"
 
 
@@ -260,7 +248,3 @@ def _figure(chart: str) -> str:
 
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
-
-
-def _speed(gflops: float) -> str:
-    return f"{gflops:.1f}" if gflops else "-"

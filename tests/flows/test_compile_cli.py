@@ -12,6 +12,7 @@ from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.measure.log import append_log, to_record
 from retune.compiler.measure.record import FITTED_CANDIDATE, TOP_CANDIDATE, MeasureRecord
+from retune.compiler.runtime.kernel_row import ProgramSource
 from retune.compiler.schedule.default_gpu import default_gpu_steps
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
@@ -51,7 +52,7 @@ def test_records_of_this_machine_then_logs_then_nothing(
     )
     said = json.loads(capsys.readouterr().out)
     network = CompiledNetwork.load(folder / "out.retune")
-    origins = {kernel.workload_key: kernel.origin for kernel in network.coverage}
+    origins = {kernel.task_key: kernel.origin for kernel in network.coverage}
     assert origins[first.workload_key] == "record"
     assert origins[second.workload_key] == "context"
     assert [each["task_key"] for each in said["fallbacks"]] == [task.workload_key for task in others]
@@ -78,7 +79,7 @@ def test_records_of_a_gpu_are_those_of_the_one_that_is_here_or_of_any(
         arguments = ("--threads", "1", "--target", target, "-o", "out.retune", "--quiet")
         assert run(monkeypatch, "compile", "mlp", *arguments) == 0
         coverage = CompiledNetwork.load(folder / "out.retune").coverage
-        assert [kernel.origin for kernel in coverage].count("record") == count
+        assert [kernel.origin for kernel in coverage].count(ProgramSource.RECORD) == count
 
 
 def test_untested_candidate_of_an_earlier_run_is_used_and_labeled(
@@ -92,7 +93,7 @@ def test_untested_candidate_of_an_earlier_run_is_used_and_labeled(
     said = json.loads(capsys.readouterr().out)
     assert [each["task_key"] for each in said["fallbacks"]] == [task.workload_key for task in others]
     network = CompiledNetwork.load(folder / "out.retune")
-    kernels = {kernel.workload_key: kernel for kernel in network.coverage}
+    kernels = {kernel.task_key: kernel for kernel in network.coverage}
     assert [kernels[task.workload_key].origin for task, _ in made] == ["guess", "transfer"]
     assert [kernels[task.workload_key].record_id for task, _ in made] == [one.record_id for one in records]
 

@@ -1,16 +1,15 @@
 """What the dashboard of a terminal shows, at several sizes and moments."""
 
 import io
-import math
 from dataclasses import replace
 
 from rich.console import Console
 
-from retune.compiler.driver.tuning import TaskRow
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.dashboard import Dashboard
 from retune.flows.progress import PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened
 
-ROWS = tuple(TaskRow(f"task{index}", f"key{index}", index + 1, 2e9, 0, 0, math.inf, math.inf, "") for index in range(9))
+ROWS = tuple(KernelRow(f"task{index}", f"key{index}", index + 1, 2e9) for index in range(9))
 OPENED = RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, ROWS, 200, None)
 
 
@@ -67,7 +66,7 @@ def test_shares_speedups_and_the_active_task() -> None:
     dashboard.note(RoundStarted(2, "task2", 2))
     lines = shown(dashboard)
     (first,) = [line for line in lines if "task0" in line]
-    assert " 75%" in first
+    assert " 75.0%" in first
     assert "3.3x" in first
     assert any(line.lstrip().startswith("▸ task2") for line in lines)
     assert any("round 3: task2" in line for line in lines)
@@ -84,7 +83,7 @@ def test_the_ways_to_compute_a_layer_are_one_row_and_shares_add_up_to_the_networ
         dashboard.note(replace(done(0, best, 16), index=index, task=row))
     dashboard.note(RoundStarted(0, "conv", 5))
     lines = [line.split() for line in shown(dashboard, width=90)[1:3]]
-    assert [line[:4] for line in lines] == [["▸", "winograd2_conv", "75%", "48"], ["dense", "25%", "16", "1.00"]]
+    assert [line[:4] for line in lines] == [["▸", "winograd2_conv", "75.0%", "48"], ["dense", "25.0%", "16", "1.00"]]
     assert not any("winograd4" in line or " conv " in line for line in shown(dashboard)[1:4])
 
 
@@ -111,8 +110,8 @@ def test_80_columns_show_whole_headings_shares_and_the_estimate() -> None:
     dashboard.note(replace(done(1, 0.03, 32), index=1, task=second))
     lines = shown(dashboard, width=80, height=24)
     assert max(map(len, lines)) <= 80
-    assert lines[0].split() == ["task", "share", "trials", "best", "ms", "GFLOP/s"]
-    assert [line.split()[1] for line in lines[1:3]] == ["75%", "25%"], "the hottest kernel comes first"
+    assert lines[0].split() == ["task", "share", "trials", "ms", "GFLOP/s"]
+    assert [line.split()[1] for line in lines[1:3]] == ["75.0%", "25.0%"], "the hottest kernel comes first"
     assert "winograd4_conv2d_3x3_c128" in lines[1]
     assert "add_add_relu" in lines[1]
     assert names[0] in lines[2]

@@ -9,16 +9,14 @@ import re
 import pytest
 
 from retune.compiler.cost_model import ModelMetrics
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import Comparison, Contender, Report
-from retune.compiler.driver.tuning import TaskRow
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows import json_view
 from retune.flows.commands.output import warn_in_one_line
 from retune.flows.json_view import JsonView, event_fields, report_line
 from retune.flows.progress import Event, PhaseAdvanced, PhaseStarted, RoundDone, RoundStarted, RunOpened, TaskStopped
 
-COVERAGE = CoverageReport.of(())
-ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
+ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)
 EVENTS: tuple[Event, ...] = (
     RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,), 200, None),
     RoundStarted(0, "conv2d_3x3", 0),
@@ -32,7 +30,7 @@ EVENTS: tuple[Event, ...] = (
 def report() -> Report:
     comparison = Comparison("ONNX Runtime", (Contender("untuned", 2e-3, 0.0), Contender("tuned", 1e-3, math.inf)))
     request = {"network": "mlp", "home": "/state"}
-    return Report("RUN", dict(request), 1, 2.0, comparison, COVERAGE, (), "a.retune", "records", "folder")
+    return Report("RUN", dict(request), 1, 2.0, comparison, (), "a.retune", "records", "folder")
 
 
 def documented(heading: str) -> set[str]:

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 from retune.compiler import config
 from retune.compiler.driver.compile_network import compile_graph
 from retune.compiler.driver.extract import ExtractedNetwork, extract_network
-from retune.compiler.driver.report import TaskOutcome
 from retune.compiler.measure.log import to_record
 from retune.compiler.measure.record import MeasureRecord
 from retune.flows.known_programs import KnownPrograms
@@ -43,17 +42,18 @@ def records(mlp: ExtractedNetwork, tmp_path: Path) -> tuple[MeasureRecord, Measu
 
 @pytest.fixture
 def confirm(mlp: ExtractedNetwork, tmp_path: Path) -> Confirm:
-    """Store a finished run that confirmed a record for the first task."""
+    """Store a finished run of an earlier version that confirmed a record for the first task."""
 
     def stored(record_id: str, seconds: float, used: bool = True, **scope: Any) -> None:
         place = {"target": str(mlp.target), "device": config.device_name(), "threads": 1, **scope}
         ledger = RunLedger(tmp_path)
         with ledger.open_or_resume(f"{record_id} {place}", place) as run:
             key = mlp.tasks[0].workload_key
-            row = TaskOutcome("dense", 1, 1e6, 2, 5e-3, seconds, record_id, False, False, "", key, 0, used)
+            row = {"name": "dense", "weight": 1, "flops": 1e6, "trials": 2, "note": "", "task_key": key, "used": used}
+            row |= {"default_seconds": 5e-3, "best_seconds": seconds, "record_id": record_id}
             path = tmp_path / "runs" / run.run_id / "report.json"
             path.parent.mkdir(parents=True)
-            path.write_text(json.dumps({"tasks": [asdict(row)]}), encoding="utf-8")
+            path.write_text(json.dumps({"tasks": [row]}), encoding="utf-8")
             ledger.complete(run.run_id, {})
 
     return stored
@@ -131,8 +131,8 @@ def test_the_default_schedule_serves_where_it_was_confirmed(
     assert served(mlp, tmp_path) == ("", 2.5e-3)
     programs = KnownPrograms.of(mlp, tmp_path, None).programs
     network = compile_graph(mlp.graph, mlp.target, programs, threads=1, cut=mlp.partition)
-    (kernel,) = (one for one in network.coverage if one.workload_key == mlp.tasks[0].workload_key)
-    assert (kernel.record_id, str(kernel.origin)) == (None, "default")
+    (kernel,) = (one for one in network.coverage if one.task_key == mlp.tasks[0].workload_key)
+    assert (kernel.record_id, str(kernel.origin)) == ("", "default")
 
 
 def test_a_way_that_lost_to_another_one_is_never_the_fastest(

@@ -2,18 +2,17 @@
 
 import io
 import logging
-import math
 from dataclasses import replace
 
 from rich.console import Console
 
-from retune.compiler.driver.tuning import TaskRow
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.commands.output import Mode
 from retune.flows.live import LiveView, PlainView, shown_on, view_for
 from retune.flows.progress import EVENT, LOGGER, RoundDone, RoundStarted, RunOpened, TaskStopped, duration
 
-ROW = TaskRow("conv2d_3x3", "key", 4, 2e9, 0, 0, math.inf, math.inf, "")
-TUNED = TaskRow("conv2d_3x3", "key", 4, 2e9, 1, 64, 0.1, 0.01, "")
+ROW = KernelRow("conv2d_3x3", "key", 4, 2e9)
+TUNED = replace(ROW, rounds=1, trials=64, default_seconds=0.1, best_seconds=0.01)
 OPENED = RunOpened("RUN", "resnet18", "/state", False, 0, 0.0, 0, (ROW,))
 DONE = RoundDone(0, TUNED, 1, 2, 64, 200, 8.0, 0.04, 0, 17.0)
 

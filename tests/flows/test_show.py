@@ -11,22 +11,21 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 
-from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
+from retune.compiler.driver.report import Comparison, Contender, Report
+from retune.compiler.runtime.kernel_row import KernelRow
 from retune.flows.parameters import TuneJob
-from retune.tasks.show import ProgressBar, data_url, kernel_rows, key_of, show_report
+from retune.tasks.show import ProgressBar, data_url, key_of, show_report
 
 
-def outcome(name: str, weight: int, seconds: float) -> TaskOutcome:
-    return TaskOutcome(name, weight, 1e9, 16, 0.1, seconds, "", False, False, "")
+def outcome(name: str, weight: int, seconds: float) -> KernelRow:
+    return KernelRow(name, name, weight, 1e9, trials=16, default_seconds=0.1, best_seconds=seconds)
 
 
 def report() -> Report:
     comparison = Comparison("untuned", (Contender("untuned", 0.1, None), Contender("tuned", 0.01, 0.0)))
     tasks = (outcome("small", 1, 1e-3), outcome("large", 9, 1e-3), outcome("unknown", 1, math.inf))
     request: dict[str, str | int | float | None] = {"network": "mlp", "threads": 2, "home": "/state"}
-    coverage = CoverageReport.of(())
-    return Report("RUNID", request, 16, 3.0, comparison, coverage, tasks, "mlp.retune", "records", "folder")
+    return Report("RUNID", request, 16, 3.0, comparison, tasks, "mlp.retune", "records", "folder")
 
 
 def artifacts(key: str) -> list[Artifact]:
@@ -35,11 +34,9 @@ def artifacts(key: str) -> list[Artifact]:
 
 
 def test_kernels_are_listed_by_what_they_cost() -> None:
-    rows = kernel_rows(report())
-    assert [row["kernel"] for row in rows] == ["large", "small", "unknown"]
-    assert rows[0]["confirmed ms"] == 1.0
-    assert rows[2]["confirmed ms"] is None
-    assert rows[0]["GFLOP/s"] == 1000.0
+    rows = report().kernel_table(("kernel", "share", "ms", "GFLOP/s"))
+    assert rows[0] == ("large", "90.0%", "1.00", "1000.0")
+    assert rows[1:] == [("small", "10.0%", "1.00", "1000.0"), ("unknown", "-", "-", "-")]
 
 
 def test_a_picture_is_an_address() -> None:

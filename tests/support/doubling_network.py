@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from retune.compiler.executor.network import CompiledNetwork, Coverage
+from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
 from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.kernel_row import KernelRow
 from tests.support.ir_kernels import ELEMENTS, artifact
 
 SHAPE = (2, ELEMENTS // 2)
@@ -47,6 +48,6 @@ def doubling_network(constant: Array | None = None) -> CompiledNetwork:
         plan=doubling_plan(),
         kernels=(kernel,),
         constants={4: array},
-        coverage=(Coverage("twofold", '["hash"]', 4, tunable=False, record_id="r1", note=""),),
+        coverage=(KernelRow("twofold", '["hash"]', 4, tunable=False, record_id="r1"),),
         metadata={"target": "llvm", "threads": 2},
     )

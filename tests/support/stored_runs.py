@@ -1,15 +1,14 @@
 """State folders with invented runs; nothing is measured."""
 
 import json
-import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.limits import MachineLimits
-from retune.compiler.driver.report import Comparison, Contender, Report, TaskOutcome
-from retune.compiler.executor.network import Coverage, ProgramSource
+from retune.compiler.driver.report import Comparison, Contender, Report
 from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import append_round
 from retune.storage.runs import RunLedger
@@ -43,14 +42,11 @@ def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
             accuracy = min(0.9, 0.5 + number / 50)
             append_round(home, run.run_id, {**row, "latency": latency, "model_pair_accuracy": accuracy})
         outcomes = tuple(_outcome(f"w{number}", records) for number in range(tasks))
-        guess = TaskOutcome("pool", 1, 1e6, 0, 1e-5, 9e-6, "", True, False, "too small for trials", "wp", 1 << 20)
-        unknown = TaskOutcome("odd", 1, 0.0, 0, math.inf, math.inf, "", False, False, HOSTILE, "wo", 0)
-        beaten = ("winograd", 2, 1e8, 16, 1.0, 1.0, "", False, False, "another is faster", "wl", 1 << 20, False)
-        lost = TaskOutcome(*beaten)
-        kernels = (
-            Coverage("conv", "w0", 2, True, "record", "", ProgramSource.RECORD, 3e8),
-            Coverage("pool", "wp", 1, True, None, "", ProgramSource.GUESS, 1e8),
-        )
+        guess = KernelRow("pool", "wp", 1, 1e8, 1 << 20, default_seconds=1e-5, best_seconds=9e-6)
+        guess = replace(guess, origin=ProgramSource.GUESS, note="too small for trials")
+        unknown = KernelRow("odd", "wo", note=HOSTILE)
+        lost = KernelRow("winograd", "wl", 2, 1e8, 1 << 20, default_seconds=1.0, best_seconds=1.0)
+        lost = replace(lost, note="another is faster", used=False)
         ours = (Contender("untuned", 0.1, 1e-7), Contender("tuned", 0.01, 2e-7))
         contenders = (*ours, Contender("ONNX Runtime", 0.012, None))
         folder = home / "runs" / run.run_id
@@ -60,7 +56,6 @@ def finished_run(home: Path, tasks: int = 9, network: str = "resnet18") -> str:
             len(records),
             3.0 * tasks,
             Comparison("ONNX Runtime", contenders),
-            CoverageReport.of(kernels),
             (*outcomes, guess, unknown, lost),
             str(folder / "resnet18.retune"),
             str(home / "records"),
@@ -99,12 +94,13 @@ def _records(run_id: str, tasks: int) -> Iterator[MeasureRecord]:
                 yield timed(f"w{task}", (1 + task) * 1e-3 / (1 + trial % 5), **about)
 
 
-def _outcome(key: str, records: list[MeasureRecord]) -> TaskOutcome:
+def _outcome(key: str, records: list[MeasureRecord]) -> KernelRow:
     mine = [record for record in records if record.task_key == key]
     best = min(mine, key=lambda record: record.seconds)
     number = int(key[1:])
     flops, moved = 8e7 * (number + 1) * (1 - 0.1 * number), 1 << (18 + number % 6)
     default = mine[0].seconds
-    return TaskOutcome(
-        best.task_name, 2, flops, len(mine), default, best.seconds, best.record_id, False, False, "", key, moved
-    )
+    return KernelRow(
+        best.task_name, key, 2, flops, moved, trials=len(mine), default_seconds=default, best_seconds=best.seconds,
+        origin=ProgramSource.RECORD, record_id=best.record_id,
+    )  # fmt: skip

@@ -115,9 +115,9 @@ def test_a_network_is_compiled_with_the_programs_of_a_context() -> None:
     with ApplyHistoryBest([pair]):
         assert is_auto_scheduler_enabled()
         network = compile_graph(graph, task.target)
-    notes = {each.workload_key: each.note for each in network.coverage}
-    assert notes.pop(task.workload_key) == "the program of the dispatch context"
-    assert not any(notes.values())
+    notes = {each.task_key: str(each.origin) for each in network.coverage}
+    assert notes.pop(task.workload_key) == "context"
+    assert set(notes.values()) == {"default"}
     assert not any(each.note for each in compile_graph(graph, task.target).coverage)
     assert default_steps(task.dag) != steps
 

@@ -15,7 +15,6 @@ from retune.compiler.driver.compile_network import compile_graph, fastest_altern
 from retune.compiler.driver.dispatch import ApplyHistoryBest
 from retune.compiler.driver.winners import Confirmation
 from retune.compiler.executor import CompiledNetwork, GraphExecutor
-from retune.compiler.executor.network import ProgramSource
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.frontend.zoo import build
 from retune.compiler.graph.evaluate import evaluate
@@ -25,6 +24,7 @@ from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.winograd import WINOGRAD
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
+from retune.compiler.runtime.kernel_row import ProgramSource
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps
 from retune.compiler.schedule.task import SearchTask
@@ -89,8 +89,8 @@ def test_a_network_with_alternatives_is_consistent_and_right() -> None:
     best = known(PARTS, {"conv2d": 2e-3, "winograd4": 1e-3, "winograd2": 3e-3})
     compiled = compile_graph(graph, TARGET, best, threads=2, cut=PARTS)
     assert {call.kernel.partition("_")[0] for call in compiled.plan.calls} == {"winograd4"}
-    assert {entry.task for entry in compiled.coverage} == {kernel.name for kernel in compiled.kernels}
-    assert {entry.workload_key for entry in compiled.coverage} <= set(best)
+    assert {entry.name for entry in compiled.coverage} == {kernel.name for kernel in compiled.kernels}
+    assert {entry.task_key for entry in compiled.coverage} <= set(best)
     assert all(entry.record_id == "record" for entry in compiled.coverage)
     inputs = {"x": np.random.default_rng(0).standard_normal(graph.inputs[0].shape).astype(np.float32)}
     (found,), (wanted,) = outputs(compiled, inputs), evaluate(graph, inputs)

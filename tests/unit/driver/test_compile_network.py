@@ -184,8 +184,8 @@ def test_known_programs_are_used_and_their_weights_packed(tmp_path: Path) -> Non
     graph = _mlp()
     best = {task.workload_key: known(dump_steps(_tiled(task)), f"id of {task.name}") for task in _tasks(graph)[:2]}
     network = compile_graph(graph, TARGET, best)
-    used = {entry.task: entry.record_id for entry in network.coverage}
-    assert list(used.values()) == [f"id of {name}" for name in list(used)[:2]] + [None]
+    used = {entry.name: entry.record_id for entry in network.coverage}
+    assert list(used.values()) == [f"id of {name}" for name in list(used)[:2]] + [""]
     assert [entry.origin for entry in network.coverage] == ["record", "record", "default"]
     assert all(entry.flops > 2 * 4 * 24 * 32 for entry in network.coverage)
     packings = [kernel.args[1].packing for kernel in network.kernels]
@@ -214,10 +214,10 @@ def test_an_unusable_program_gives_way_to_the_default(steps: str, note: str) -> 
     best = {tasks[0].workload_key: known(steps), tasks[1].workload_key: known(dump_steps(_tiled(tasks[1])), "good")}
     network = compile_graph(graph, TARGET, best)
     first, second, third = network.coverage
-    assert first.record_id is None
+    assert first.record_id == ""
     assert f"record record-1 {note}" in first.note
     assert (second.record_id, second.note) == ("good", "")
-    assert (third.record_id, third.note) == (None, "")
+    assert (third.record_id, third.note) == ("", "")
     inputs = _random(graph)
     _assert_close(_outputs(network, inputs), evaluate(graph, inputs))
 
@@ -255,7 +255,7 @@ def test_only_a_few_records_are_tried_in_place_of_one_that_cannot_be_built() -> 
         return build_in_process(batch)
 
     network = compile_graph(graph, TARGET, {first.workload_key: many[7]}, build=counting, others=lambda _: many)
-    assert network.coverage[0].record_id is None
+    assert network.coverage[0].record_id == ""
     assert [one for one in tried if one] == [f"record-{number}" for number in range(5)]
 
 
@@ -284,7 +284,7 @@ def test_what_has_no_code_for_a_gpu_runs_on_the_cpu(caplog: pytest.LogCaptureFix
     network, driver = compiled_for_gpu(graph, Target("cuda"), refused={refused})
     assert [call.device for call in network.plan.calls] == [int(call.kernel != refused) for call in network.plan.calls]
     assert f"net: kernels without code for GPUs, which run on the CPU: {refused}" in caplog.text
-    (moved,) = (each for each in network.coverage if each.task == refused)
+    (moved,) = (each for each in network.coverage if each.name == refused)
     assert moved.note == f"on the CPU: {refused}: no code for GPUs for this"
     assert network.metadata["needs"] == compile_graph(graph, TARGET).metadata["needs"]
     x = np.random.default_rng(0).standard_normal((4, 8)).astype("float32")

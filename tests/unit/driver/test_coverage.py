@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from retune.compiler.driver.coverage import CoverageReport
-from retune.compiler.executor.network import Coverage, ProgramSource
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 
 KERNELS = (
-    Coverage("conv", "a", 6, True, "R1", "", ProgramSource.RECORD, 10e9),
-    Coverage("other conv", "b", 1, True, None, "", ProgramSource.TRANSFER, 30e9),
-    Coverage("dense", "c", 1, True, None, "", ProgramSource.GUESS, 6e9),
-    Coverage("softmax", "d", 2, True, None, "", ProgramSource.DEFAULT, 2e9),
-    Coverage("copy", "e", 10, False, None, "", ProgramSource.DEFAULT, 0.0),
+    KernelRow("conv", "a", 6, 10e9, origin=ProgramSource.RECORD, record_id="R1"),
+    KernelRow("other conv", "b", 1, 30e9, origin=ProgramSource.TRANSFER),
+    KernelRow("dense", "c", 1, 6e9, origin=ProgramSource.GUESS),
+    KernelRow("softmax", "d", 2, 2e9),
+    KernelRow("copy", "e", 10, tunable=False),
 )
 
 
@@ -46,8 +46,8 @@ def test_what_fell_back_is_named() -> None:
     report = CoverageReport.of(KERNELS)
     assert report.fallbacks == (KERNELS[3],)
     assert report.fallback_text() == ("1 of 4 kernels worth tuning uses the default schedule: softmax")
-    broken = replace(KERNELS[0], origin=ProgramSource.DEFAULT, record_id=None, note="record R1 cannot be read: it ends")
+    broken = replace(KERNELS[0], origin=ProgramSource.DEFAULT, record_id="", note="record R1 cannot be read: it ends")
     text = CoverageReport.of((broken, *KERNELS[1:])).fallback_text()
     assert text.startswith("2 of 4 kernels worth tuning use the default schedule: conv (")
-    assert text.endswith(": conv (record R1 cannot be read: it ends), softmax")
+    assert text.endswith(": conv (record R1 cannot be read: it ends); softmax")
     assert CoverageReport.of(KERNELS[:3]).fallback_text() == ""

@@ -17,12 +17,12 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.network_build import build_network
 from retune.compiler.driver.pass_context import PassContext
 from retune.compiler.errors import ModelFormatError
-from retune.compiler.executor.network import ProgramSource
 from retune.compiler.frontend.network import load_network
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph_executor import GraphModule, cpu
 from retune.compiler.measure.log import append_log
+from retune.compiler.runtime.kernel_row import ProgramSource
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from tests.support.tiers import long_except
@@ -45,7 +45,7 @@ def test_kernels_without_a_record_are_named_once(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING), ApplyHistoryBest(tmp_path):
         library = build_network("mlp", TARGET)
     report = CoverageReport.of(library.network.coverage)
-    assert [kernel.task for kernel in report.fallbacks] == [task.name for task in others]
+    assert [kernel.name for kernel in report.fallbacks] == [task.name for task in others]
     assert len(report.tunable) == 1 + len(others)
     (record,) = caplog.records
     assert record.getMessage() == f"mlp: {report.fallback_text()}"
@@ -70,7 +70,7 @@ def test_contexts_nest_and_an_option_turns_all_of_them_off(caplog: pytest.LogCap
 
     def served() -> set[str]:
         coverage = build_network("mlp", TARGET).network.coverage
-        return {kernel.workload_key for kernel in coverage if kernel.origin == ProgramSource.CONTEXT}
+        return {kernel.task_key for kernel in coverage if kernel.origin == ProgramSource.CONTEXT}
 
     with ApplyHistoryBest([split_by_one(first)]):
         with ApplyHistoryBest([split_by_one(second)]):

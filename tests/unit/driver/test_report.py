@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.report import TOLERANCE, Comparison, CompiledResult, Contender, Report
-from retune.compiler.driver.tuning import TaskRow, TuningSummary
+from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.winners import Confirmation, keep_defaults
-from retune.compiler.executor.network import Coverage, ProgramSource
 from retune.compiler.measure.record import FITTED_CANDIDATE, BestProgram
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
 
 COMPARISON = Comparison(
     "ONNX Runtime",
     (Contender("untuned", 0.3, 1e-6), Contender("tuned", 0.1, 2e-6), Contender("ONNX Runtime", 0.2, None)),
 )
-ROW = TaskRow("conv", "key", 2, 2e9, 3, 64, 0.1, 0.01, "")
+ROW = KernelRow("conv", "key", 2, 3e9, rounds=3, trials=64, default_seconds=0.1, best_seconds=0.01)
 KERNELS = (
-    Coverage("conv", "key", 2, True, "R2", "", ProgramSource.RECORD, 3e9),
-    Coverage("softmax", "other", 3, True, flops=1e9),
-    Coverage("copy", "third", 1, False),
+    KernelRow("conv", "key", 2, 3e9, origin=ProgramSource.RECORD, record_id="R2"),
+    KernelRow("softmax", "softmax", 3, 1e9),
+    KernelRow("copy", "copy", tunable=False),
 )
 WINNER = Confirmation("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by 3",), tried=1)
 
@@ -31,10 +30,9 @@ WINNER = Confirmation("key", "conv", None, 0.1, 0.02, ("R1: WRONG_ANSWER: off by
 def report(tmp_path: Path) -> Report:
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
     spent = TuningSummary(64, 12.0, 3, (ROW,))
-    coverage = CoverageReport.of(KERNELS)
     folder = tmp_path / "runs" / "RUN"
     return Report.of(
-        "RUN", request, spent, CompiledResult(tmp_path / "net.retune", (WINNER,), COMPARISON, coverage), folder
+        "RUN", request, spent, CompiledResult(tmp_path / "net.retune", (WINNER,), COMPARISON, KERNELS), folder
     )
 
 
@@ -46,11 +44,11 @@ def test_it_is_written_as_json_and_as_markdown(report: Report) -> None:
     folder = report.write()
     data = json.loads((folder / "report.json").read_text())
     assert data["is_right"] is True
-    assert data["tasks"][0]["record_id"] == ""
+    assert data["tasks"][0]["record_id"] == "R2"
     assert [share["origin"] for share in data["coverage"]["shares"]] == ["record", "default"]
-    assert [kernel["origin"] for kernel in data["coverage"]["kernels"]] == ["record", "default", "default"]
+    assert [kernel["origin"] for kernel in data["tasks"]] == ["record", "default", "default"]
     text = (folder / "report.md").read_text()
-    words = ("3.00 times", "| 200 ms |", "default schedule", "faster; rejected R1: WRONG_ANSWER", "66.7% of the")
+    words = ("3.00 times", "| 200 ms |", "default schedule", "tried; rejected R1: WRONG_ANSWER", "66.7% of the")
     for word in words:
         assert word in text
 
@@ -69,7 +67,7 @@ def test_wrong_output_is_reported(report: Report) -> None:
 
 
 def test_an_infinite_time_is_null_in_json(report: Report) -> None:
-    (task,) = report.tasks
+    task, *_ = report.tasks
     data = json.loads(replace(report, tasks=(replace(task, best_seconds=math.inf),)).to_json())
     assert data["tasks"][0]["best_seconds"] is None
     assert "Infinity" not in json.dumps(data)
@@ -78,19 +76,15 @@ def test_an_infinite_time_is_null_in_json(report: Report) -> None:
 def test_the_program_of_a_similar_kernel_is_named_as_such(report: Report, tmp_path: Path) -> None:
     spent = TuningSummary(64, 12.0, 3, (ROW,))
     winner = replace(WINNER, program=BestProgram("key", "steps", mutation=FITTED_CANDIDATE), seconds=0.01)
-    again = Report.of(
-        "RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON, report.coverage), tmp_path
-    )
+    again = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON), tmp_path)
     assert again.tasks[0].served_by == "program of a similar kernel"
 
 
-@pytest.mark.parametrize(("tried", "words"), [(3, "nothing that was tried is faster"), (0, "no time was left")])
+@pytest.mark.parametrize(("tried", "words"), [(3, "faster than every program that was tried"), (0, "no time was left")])
 def test_a_default_schedule_says_why_it_serves(tried: int, words: str, report: Report, tmp_path: Path) -> None:
     winner = replace(WINNER, rejected=(), tried=tried)
     spent = TuningSummary(64, 12.0, 3, (ROW,))
-    again = Report.of(
-        "RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON, report.coverage), tmp_path
-    )
+    again = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (winner,), COMPARISON), tmp_path)
     assert words in again.tasks[0].note
 
 
@@ -100,26 +94,22 @@ def test_contention_warning_is_at_the_top(report: Report, tmp_path: Path) -> Non
         (TuningSummary(64, 12.0, 3, (ROW,), 0.3), COMPARISON),
         (TuningSummary(64, 12.0, 3, (ROW,)), replace(COMPARISON, contention=0.3)),
     ):
-        busy = Report.of(
-            "RUN", report.request, spent, CompiledResult(tmp_path, (WINNER,), comparison, report.coverage), tmp_path
-        )
+        busy = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (WINNER,), comparison), tmp_path)
         _, _, warning, *_ = busy.markdown().splitlines()
         assert "busy (contention 30%)" in warning
         assert "retune doctor" in warning
 
 
 def test_kernels_that_take_most_of_the_time_come_first(report: Report) -> None:
-    (task,) = report.tasks
+    task, *_ = report.tasks
     hot, unused = replace(task, name="hot", weight=9), replace(task, name="unused", weight=99, used=False)
-    assert [one.name for one in replace(report, tasks=(unused, task, hot)).hottest] == ["hot", "conv", "unused"]
+    assert [name for name, *_ in replace(report, tasks=(unused, task, hot)).kernel_table()] == ["hot", "conv", "unused"]
 
 
 def test_unmeasured_alternative_is_not_called_slower(report: Report, tmp_path: Path) -> None:
     unmeasured = replace(ROW, name="winograd4_conv", task_key="third", trials=0, best_seconds=math.inf)
     spent = TuningSummary(64, 12.0, 3, (ROW, unmeasured))
-    made = Report.of(
-        "RUN", report.request, spent, CompiledResult(tmp_path, (WINNER,), COMPARISON, report.coverage), tmp_path
-    )
+    made = Report.of("RUN", report.request, spent, CompiledResult(tmp_path, (WINNER,), COMPARISON), tmp_path)
     assert made.tasks[1].note == "not measured; another way to compute it is used"
 
 
@@ -130,9 +120,7 @@ def test_rejected_alternative_is_reported(report: Report, tmp_path: Path) -> Non
     spent = TuningSummary(64, 12.0, 3, (row, lost, timed))
     request: dict[str, str | int | float | None] = {"network": "net", "threads": 2, "home": str(tmp_path)}
     behind = replace(WINNER, task_key="third", serves=False, rejected=())
-    report = Report.of(
-        "RUN", request, spent, CompiledResult(tmp_path, (WINNER, behind), COMPARISON, report.coverage), tmp_path
-    )
+    report = Report.of("RUN", request, spent, CompiledResult(tmp_path, (WINNER, behind), COMPARISON), tmp_path)
     assert [task.used for task in report.tasks] == [True, False, False]
     assert "not used (conv computes the same faster)" in report.markdown()
     assert report.tasks[2].served_by == "not used"
@@ -144,7 +132,7 @@ def test_the_way_to_compute_a_layer_that_is_used_is_named(report: Report, tmp_pa
     rows[2] = replace(rows[2], trials=0, best_seconds=math.inf)
     used = replace(WINNER, task_key="conv", rejected=())
     behind = replace(used, task_key="winograd2", serves=False)
-    compiled = CompiledResult(tmp_path, (used, behind), COMPARISON, report.coverage)
+    compiled = CompiledResult(tmp_path, (used, behind), COMPARISON)
     made = Report.of("RUN", report.request, TuningSummary(64, 12.0, 3, tuple(rows)), compiled, tmp_path)
     assert [task.note for task in made.tasks[1:]] == ["conv computes the same faster", "not measured; conv is used"]
 
@@ -165,14 +153,12 @@ def test_defaults_that_are_kept_are_what_the_report_tells() -> None:
 
 
 def test_records_are_where_the_store_is() -> None:
-    spent, covered = TuningSummary(0, 0.0, 0, ()), CoverageReport.of(())
+    spent = TuningSummary(0, 0.0, 0, ())
     for request, records in (
         ({"home": "/state", "store": ""}, "/state/records"),
         ({"home": "/state", "store": "s3://bucket/folder"}, "s3://bucket/folder/records"),
     ):
-        made = Report.of(
-            "RUN", request, spent, CompiledResult(Path("net.retune"), (), COMPARISON, covered), Path("runs/RUN")
-        )
+        made = Report.of("RUN", request, spent, CompiledResult(Path("net.retune"), (), COMPARISON), Path("runs/RUN"))
         assert made.records == records
 
 
@@ -189,7 +175,7 @@ def test_that_of_an_operator_has_its_one_kernel_and_no_network(report: Report, t
     assert made.files == (tmp_path / "report.json", tmp_path / "report.md")
     text = made.markdown()
     assert "made the operator 5.00 times as fast" in text
-    assert "| R2 (rejected R1: WRONG_ANSWER: off by 3) |" in text
+    assert "| record R2 (rejected R1: WRONG_ANSWER: off by 3) |" in text
     assert "network" not in text
     (kernel,) = json.loads(made.to_json())["tasks"]
     assert kernel["record_id"] == "R2"

@@ -42,10 +42,10 @@ def test_records_serve_and_what_has_none_is_named_once(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING), ApplyHistoryBest(tmp_path):
         compiler = _compiled()
     report = compiler.coverage
-    served = {kernel.workload_key: str(kernel.origin) for kernel in report.tunable}
+    served = {kernel.task_key: str(kernel.origin) for kernel in report.tunable}
     assert served[tasks[0].workload_key] == "record"
     assert {key for key, origin in served.items() if origin == "default"} == {
-        kernel.workload_key for kernel in report.fallbacks
+        kernel.task_key for kernel in report.fallbacks
     }
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ([f"mlp: {report.fallback_text()}"] if report.fallbacks else [])

@@ -16,7 +16,6 @@ from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.transfer import transfer_program
 from retune.compiler.driver.winners import top_candidates
 from retune.compiler.errors import ArtifactError, MachineError, OptionError, ShapeMismatchError
-from retune.compiler.executor.network import ProgramSource
 from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
@@ -25,6 +24,7 @@ from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
 from retune.compiler.runtime.device import cpu
+from retune.compiler.runtime.kernel_row import ProgramSource
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import dump_steps, load_steps

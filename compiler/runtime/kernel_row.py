@@ -1,0 +1,124 @@
+"""`KernelRow`: one kernel of a network, in every report, page, table and event and in the file of a network."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from retune.compiler.runtime.readable import finite, milliseconds
+
+
+class ProgramSource(StrEnum):
+    """Where a kernel's program comes from."""
+
+    RECORD = "record"  # a measured record of the very task
+    TRANSFER = "transfer"  # a record of a similar task, fitted to this one's sizes
+    GUESS = "guess"  # what the search would try first
+    CONTEXT = "context"  # a dispatch context that was entered
+    DEFAULT = "default"  # the default schedule
+
+
+WORDS = {
+    ProgramSource.RECORD: "record",
+    ProgramSource.TRANSFER: "program of a similar kernel",
+    ProgramSource.GUESS: "top candidate",
+    ProgramSource.CONTEXT: "program of the dispatch context",
+    ProgramSource.DEFAULT: "default schedule",
+}
+
+_RENAMED = {"task": "name", "workload_key": "task_key"}
+"""Fields of compiled networks that earlier versions wrote, and their names today."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel of a network: what it costs, and what serves it.
+
+    `weight` is how often a run of the network calls the kernel; `flops` are the operations of a call, `moved_bytes`
+    what it has to read and write at least. Times are seconds per call, infinite while unknown. `layer` is the same text
+    for all ways to compute one result, empty where there is one way; a kernel is `behind` where another way is faster,
+    and `used` unless another way serves. `rounds` and `trials` are those of the run, `stop_reason` says why it gave the
+    kernel no more, `failed_rules` which sketch rules raised. `record_id` is that of the program's record, empty without
+    one; `note` says why no record serves. A kernel that is not `tunable` moves data, or computes too little to search.
+    """
+
+    name: str
+    task_key: str = ""
+    weight: int = 1
+    flops: float = 0.0
+    moved_bytes: int = 0
+    tunable: bool = True
+    layer: str = ""
+    rounds: int = 0
+    trials: int = 0
+    default_seconds: float = math.inf
+    best_seconds: float = math.inf
+    stop_reason: str = ""
+    behind: bool = False
+    failed_rules: tuple[str, ...] = ()
+    origin: ProgramSource = ProgramSource.DEFAULT
+    record_id: str = ""
+    note: str = ""
+    used: bool = True
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """The row of fields as JSON has them, of this version or an earlier one. Raises: TypeError, ValueError."""
+        told = {_RENAMED.get(name, name): value for name, value in row.items() if value is not None}
+        if "origin" not in told:  # a report of an earlier version
+            kind = "transfer" if told.get("transferred") else "guess" if told.get("guessed") else "record"
+            told["origin"] = kind if kind != "record" or told.get("record_id") else "default"
+        known = {field.name: told[field.name] for field in fields(cls) if field.name in told}
+        known["origin"], known["failed_rules"] = ProgramSource(told["origin"]), tuple(told.get("failed_rules", ()))
+        return cls(**known)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields and the speed as JSON has them; a time that is unknown is null."""
+        fields_: dict[str, Any] = finite({**asdict(self), "gflops": self.gflops})
+        return fields_
+
+    @property
+    def gflops(self) -> float:
+        """Speed of the best program in 10^9 operations per second; 0 while it is unknown."""
+        known = math.isfinite(self.best_seconds) and self.best_seconds > 0
+        return self.flops / self.best_seconds / 1e9 if known else 0.0
+
+    @property
+    def weighted_seconds(self) -> float:
+        """Seconds that all calls take in a run of the network; 0 while unknown, or where nothing uses the kernel."""
+        return self.weight * self.best_seconds if self.used and math.isfinite(self.best_seconds) else 0.0
+
+    @property
+    def served_by(self) -> str:
+        """What the kernel was made from, in words."""
+        if not self.used:
+            return "not used"
+        is_record = self.origin is ProgramSource.RECORD
+        return f"{WORDS[self.origin]}{f' {self.record_id}' if is_record else ''}"
+
+    def cells(self, whole: float = 0.0) -> dict[str, str]:
+        """The row as text, by the headings of tables; `whole` is the time of all kernels, in seconds."""
+        is_faster = self.gflops > 0 and math.isfinite(self.default_seconds)
+        return {
+            "kernel": self.name,
+            "uses": str(self.weight),
+            "share": f"{self.weighted_seconds / whole:.1%}" if whole and self.weighted_seconds else "-",
+            "trials": str(self.trials),
+            "default ms": milliseconds(self.default_seconds),
+            "ms": milliseconds(self.best_seconds),
+            "speedup": f"{self.default_seconds / self.best_seconds:.1f}x" if is_faster else "-",
+            "GFLOP/s": f"{self.gflops:.1f}" if self.gflops else "-",
+            "served by": f"{self.served_by}{f' ({self.note})' if self.note else ''}",
+        }
+
+
+NUMERIC = ("uses", "share", "trials", "default ms", "ms", "speedup", "GFLOP/s")
+"""The headings of columns that are aligned to the right."""
+
+
+def kernel_table(rows: Iterable[KernelRow], headings: Sequence[str]) -> list[tuple[str, ...]]:
+    """The cells under `headings` of all rows, those first that take most of the network's time."""
+    ordered = sorted(rows, key=lambda row: -row.weighted_seconds)
+    whole = sum(row.weighted_seconds for row in ordered)
+    return [tuple(row.cells(whole)[heading] for heading in headings) for row in ordered]

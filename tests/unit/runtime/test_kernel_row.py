@@ -1,0 +1,42 @@
+"""Rows of kernels as JSON, of this version and of the one before it."""
+
+import json
+import math
+
+import pytest
+
+from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource, kernel_table
+
+ROW = KernelRow("conv", "key", 2, 2e9, 64, trials=16, default_seconds=0.1, origin=ProgramSource.RECORD, record_id="R")
+
+
+def test_a_row_goes_through_json_unchanged() -> None:
+    for row in (ROW, KernelRow("bare"), KernelRow("x", failed_rules=("a", "b"), best_seconds=0.5, used=False)):
+        assert KernelRow.of(json.loads(json.dumps(row.to_json(), allow_nan=False))) == row
+
+
+def test_a_kernel_of_a_network_of_the_version_before_is_read() -> None:
+    told = {"task": "conv", "workload_key": "key", "weight": 2, "tunable": True, "record_id": None, "note": "why"}
+    row = KernelRow.of({**told, "origin": "guess", "flops": 2e9})
+    assert row == KernelRow("conv", "key", 2, 2e9, origin=ProgramSource.GUESS, note="why")
+
+
+@pytest.mark.parametrize(
+    ("told", "origin"),
+    [
+        ({"record_id": "R", "guessed": False, "transferred": False}, "record"),
+        ({"record_id": "R", "guessed": True, "transferred": False}, "guess"),
+        ({"record_id": "R", "guessed": True, "transferred": True}, "transfer"),
+        ({"record_id": "", "guessed": False}, "default"),
+    ],
+)
+def test_a_row_of_a_report_of_the_version_before_is_read(told: dict[str, object], origin: str) -> None:
+    row = KernelRow.of({"name": "conv", "task_key": "key", "best_seconds": None, **told})
+    assert (row.origin, row.best_seconds) == (origin, math.inf)
+
+
+def test_a_table_begins_with_what_takes_most_time() -> None:
+    rows = [KernelRow("a", best_seconds=1e-3), KernelRow("b", weight=3, best_seconds=1e-3), KernelRow("c", used=False)]
+    assert kernel_table(rows, ("kernel", "share", "served by")) == [
+        ("b", "75.0%", "default schedule"), ("a", "25.0%", "default schedule"), ("c", "-", "not used")
+    ]  # fmt: skip
