@@ -29,6 +29,7 @@ from retune.compiler.lower.nests import (
     points_of,
     stores,
 )
+from retune.compiler.lower.rank import order_shape, rank
 from retune.compiler.lower.scatter import scatter
 from retune.compiler.schedule.access import held_types, stored_types
 from retune.compiler.schedule.bounds import fused_parts_of, infer_stage_bounds
@@ -47,6 +48,7 @@ from retune.compiler.schedule.state import (
 )
 from retune.compiler.te.tensor import (
     PARTIAL_SUMS,
+    RANKS,
     SCATTERS,
     ComputeOp,
     ExternOp,
@@ -218,16 +220,25 @@ class LoopBuilder:
         return self.reduction(stage_id, loops, body, target, guards)
 
     def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:
-        """The loops of a reduction that scatters, however it is scheduled; None for other stages."""
+        """The loops of a reduction that scatters or ranks, however it is scheduled; None for other stages."""
         stage = self.state.stages[stage_id]
         inside = any(self.state.attached_at(stage_id, loop) for loop in range(len(stage.iters)))
-        if SCATTERS not in op.attrs or not isinstance(stage.location, Root) or stage_id in self.strides or inside:
+        known = SCATTERS in op.attrs or RANKS in op.attrs
+        if not known or not isinstance(stage.location, Root) or stage_id in self.strides or inside:
             return None
         variable = {axis: loop_var((stage_id, axis.name)) for axis in (*op.axes, *op.reduce_axes)}
         body = self.value(stage_id, dict(variable.items()))
         if not isinstance(body, Reduce):
             return None
-        return scatter(body, op.axes, variable, self.buffers[stage_id], self.starts(stage_id, body))
+        buffers = self.buffers[stage_id]
+        if SCATTERS in op.attrs:
+            return scatter(body, op.axes, variable, buffers, self.starts(stage_id, body))
+        ranked = op.attrs[RANKS]
+        order = Buffer(f"{buffers[0].name}.order", order_shape(op.axes, ranked), "int32", "workspace")
+        ranks = rank(body, op.axes, ranked, variable, buffers[0], order)
+        if ranks is not None:
+            self.sums[stage_id] = (order,)
+        return ranks
 
     def points(self, stage_id: int, op: ComputeOp) -> tuple[dict[str, Expr], dict[Expr, Expr], dict[Expr, Expr]]:
         """Over the loops' variables: everything that the axes were split or fused into, by name; the axes relative to

@@ -16,7 +16,7 @@ from retune.compiler.ir.visit import variables
 from retune.compiler.lower.nests import guarded, join_into, stores
 from retune.compiler.te.tensor import Axis, Reduce, as_body, values_of
 
-_FEWEST_TERMS = 64
+_FEWEST_TERMS = 8
 """With fewer terms asking each element for them is cheap, and runs in parallel."""
 _PARALLEL = 1 << 16
 """Elements whose initial values are worth several threads."""

@@ -13,10 +13,11 @@ from typing import cast
 import numpy as np
 
 from retune.compiler import te
-from retune.compiler.ir.expr import Expr
+from retune.compiler.ir.expr import Expr, is_float
 from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
 from retune.compiler.ops.reduce import argmax, argmin
-from retune.compiler.te.tensor import SCATTERS, Axis, Reduce, Tensor
+from retune.compiler.te.tensor import RANKS, SCATTERS, Axis, Reduce, Tensor, smallest
+from retune.compiler.te.tensor import largest as largest_of
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 """How a scattered element joins the one that is there."""
@@ -75,8 +76,8 @@ def _arg_reduction(name: str, find: Callable[..., tuple[Tensor, ...]], numpy: Ca
 def _top_k(call: OpCall) -> Lowered:
     """The indices of the k largest (smallest) along `axis`: an element's rank is how many come before it.
 
-    Ranks among n elements are n^2 comparisons. So long as that is many times more than k, the elements are cut into
-    blocks of some k, and only the best k of each block go on, which takes some 8 k n comparisons in all.
+    The elements are cut into blocks of some k, and only the best k of each block go on. Where a block is ranked by
+    counting, as on GPUs, that takes some 8 k n comparisons, and n log k where `retune.compiler.lower.rank` sorts it.
     """
     (x,) = call.types
     axis, k = call.require_axis(), call.integer("k")
@@ -84,14 +85,14 @@ def _top_k(call: OpCall) -> Lowered:
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
     def build(source: Tensor) -> Tensor:
-        # At each level every element is compared with its block, 4 k, and a quarter goes on: a geometric series.
+        # At each level every element is ranked in its block of 4 k, and a quarter goes on: a geometric series.
         largest, block = call.flag("largest"), max(_LEAST_BLOCK, 4 * k)
         left = _Candidates(source, None, axis)
         level = 0
         while left.count > 2 * block:
             name = f"{call.name}_{level}"
             kept = _best_of_blocks(left, block, k, largest, name)
-            left, level = _Candidates(_values_at(source, kept, axis, f"{name}_values"), kept, axis), level + 1
+            left, level = _Candidates(_values_at(source, kept, axis, largest, name), kept, axis), level + 1
         best = _best_of_blocks(left, left.count, k, largest, call.name)
         return te.compute(shape, lambda *i: best[(*i[:axis], te.const(0), *i[axis:])], name=call.name)
 
@@ -103,65 +104,72 @@ _LEAST_BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Elements that may be among the best: their `values`, and the places they come from, counted along `axis`; a place
-    of -1 stands for no element. Without `places` the values are the source itself. With places both have two axes in
-    place of `axis`: blocks, and what is left of a block.
+    """Elements that may be among the best: their `values`, and their `indices` along `axis`, of which equal elements
+    have the lower one first. An index of -1 stands for no element, with the value of `_worst`, behind all elements.
+    Without `indices` the values are the source itself. With them both have two axes in place of `axis`: blocks, and
+    the elements kept of a block.
     """
 
     values: Tensor
-    places: Tensor | None
+    indices: Tensor | None
     axis: int
 
     @property
     def count(self) -> int:
         """How many there are along the axis."""
-        extents = self.values.shape[self.axis : self.axis + (1 if self.places is None else 2)]
+        extents = self.values.shape[self.axis : self.axis + (1 if self.indices is None else 2)]
         return math.prod(extents)
 
     @property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The extents of the axes before and after."""
-        return self.values.shape[: self.axis], self.values.shape[self.axis + (1 if self.places is None else 2) :]
+        return self.values.shape[: self.axis], self.values.shape[self.axis + (1 if self.indices is None else 2) :]
 
     def at(self, before: Sequence[Expr], number: Expr, behind: Sequence[Expr]) -> tuple[Expr, Expr]:
-        """Value and place of a candidate."""
-        if self.places is None:
+        """Value and index of a candidate."""
+        if self.indices is None:
             return self.values[(*before, number, *behind)], te.cast("int64", number)
-        size = self.places.shape[self.axis + 1]
+        size = self.indices.shape[self.axis + 1]
         point = (*before, number // size, number % size, *behind)
-        return self.values[point], self.places[point]
+        return self.values[point], self.indices[point]
+
+
+def _worst(dtype: str, largest: bool) -> Expr:
+    """A value that no element comes behind, but for equal ones in front of it."""
+    if largest:
+        return te.const(smallest(dtype), dtype)
+    return te.const(math.nan if is_float(dtype) else largest_of(dtype), dtype)
 
 
 def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: str) -> Tensor:
-    """The places of the best k of every block, in order: the axis becomes two, blocks and k; -1 where a block has no
+    """The indices of the best k of every block, in order: the axis becomes two, blocks and k; -1 where a block has no
     more.
     """
     first, last = left.around
     axis, blocks = left.axis, -(-left.count // block)
-    values, places = _cut(left, blocks, block, name)
+    values, indices = _cut(left, blocks, block, largest, name)
     shape = (*first, blocks, block, *last)
-    other, found = te.reduce_axis(block, "r"), te.reduce_axis(block, "q")
+    other, ranked = te.reduce_axis(block, "r"), te.reduce_axis(block, "q")
 
-    def moved(indices: Sequence[Expr], number: Expr) -> tuple[Expr, ...]:
-        return (*indices[: axis + 1], number, *indices[axis + 2 :])
+    def moved(point: Sequence[Expr], number: Expr) -> tuple[Expr, ...]:
+        return (*point[: axis + 1], number, *point[axis + 2 :])
 
     def rank(*i: Expr) -> Expr:
-        there = moved(i, other)
-        low, high = (values[i], values[there]) if largest else (values[there], values[i])
-        # Ties go to the lower place, so that all ranks differ.
-        tie = te.logical_and(te.logical_not(_exceeds(low, high)), places[there] < places[i])
-        counts = te.logical_and(places[there] >= 0, te.logical_or(_exceeds(high, low), tie))
-        return te.sum(te.cast("int32", counts), other)
+        low, high = values[i], values[moved(i, other)]
+        low, high = (low, high) if largest else (high, low)
+        # Ties go to the element in front, so that all ranks differ.
+        in_front = te.logical_and(other < i[axis + 1], te.logical_not(_exceeds(low, high)))
+        return te.sum(te.cast("int32", te.logical_or(_exceeds(high, low), in_front)), other)
 
-    ranks = te.compute(shape, rank, name=f"{name}_rank")
+    ranks = te.compute(shape, rank, f"{name}_rank", {RANKS: axis + 1})
 
-    def place(*i: Expr) -> Expr:
-        there = moved(i, found)
-        here = te.logical_and(te.equal(ranks[there], te.cast("int32", i[axis + 1])), places[there] >= 0)
-        # Exactly one element has the rank; all others give -1.
-        return te.max(te.select(here, places[there], te.const(-1, "int64")), found)
+    def index(*i: Expr) -> Expr:
+        point = moved(i, ranked)
+        # Exactly one element has the rank.
+        return te.max(te.select(te.equal(ranks[point], i[axis + 1]), indices[point], nothing), ranked)
 
-    return te.compute((*first, blocks, k, *last), place, name=f"{name}_best")
+    nothing = te.const(smallest("int64"), "int64")
+    return te.compute((*first, blocks, k, *last), index, f"{name}_best", {SCATTERS: True})
 
 
 def _exceeds(x: Expr, y: Expr) -> Expr:
@@ -170,34 +178,28 @@ def _exceeds(x: Expr, y: Expr) -> Expr:
     return te.logical_and(te.logical_not(x <= y), te.logical_not(te.isnan(y)))
 
 
-def _cut(left: _Candidates, blocks: int, block: int, name: str) -> tuple[Tensor, Tensor]:
-    """Values and places of the candidates in blocks; the last block is filled up with what is no element."""
+def _cut(left: _Candidates, blocks: int, block: int, largest: bool, name: str) -> tuple[Tensor, Tensor]:
+    """Values and indices of the candidates in blocks, the last of which is filled up with what is no element."""
     first, last = left.around
     axis, count, shape = left.axis, left.count, (*first, blocks, block, *last)
 
-    def candidate(i: Sequence[Expr]) -> tuple[Expr, tuple[Expr, Expr]]:
+    def cut(i: Sequence[Expr], part: int, otherwise: Expr) -> Expr:
         number = i[axis] * block + i[axis + 1]
-        return number, left.at(i[:axis], number, i[axis + 2 :])
+        return te.if_then_else(number < count, left.at(i[:axis], number, i[axis + 2 :])[part], otherwise)
 
-    def value(*i: Expr) -> Expr:
-        number, (found, _) = candidate(i)
-        # The last block is filled up with zeros, whose place -1 says that they are no elements.
-        return te.if_then_else(number < count, found, te.const(0, left.values.dtype))
-
-    def place(*i: Expr) -> Expr:
-        number, (_, found) = candidate(i)
-        return te.if_then_else(number < count, found, te.const(-1, "int64"))
-
-    return te.compute(shape, value, name=f"{name}_cut"), te.compute(shape, place, name=f"{name}_cut_places")
+    worst, nothing = _worst(left.values.dtype, largest), te.const(-1, "int64")
+    values = te.compute(shape, lambda *i: cut(i, 0, worst), name=f"{name}_cut")
+    return values, te.compute(shape, lambda *i: cut(i, 1, nothing), name=f"{name}_cut_indices")
 
 
-def _values_at(source: Tensor, places: Tensor, axis: int, name: str) -> Tensor:
-    """The elements at these places; any where there is none."""
+def _values_at(source: Tensor, indices: Tensor, axis: int, largest: bool, name: str) -> Tensor:
+    """The elements at the indices; the worst value where there is none."""
 
     def body(*i: Expr) -> Expr:
-        return source[(*i[:axis], te.maximum(places[i], 0), *i[axis + 2 :])]
+        value = source[(*i[:axis], te.maximum(indices[i], 0), *i[axis + 2 :])]
+        return te.if_then_else(indices[i] < 0, _worst(source.dtype, largest), value)
 
-    return te.compute(places.shape, body, name=name)
+    return te.compute(indices.shape, body, name=f"{name}_values")
 
 
 def _top_k_array(call: OpCall, arrays: Sequence[Array]) -> Array:

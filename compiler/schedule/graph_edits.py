@@ -11,7 +11,17 @@ from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import BinaryOp, Expr, binary, const, select
 from retune.compiler.ir.visit import substitute, transform
 from retune.compiler.schedule.dag import ComputeDAG, Node, cached_on_dag
-from retune.compiler.te.tensor import PARTIAL_SUMS, Axis, AxisKind, ComputeOp, Reduce, TensorRead, as_body, reads_of
+from retune.compiler.te.tensor import (
+    PARTIAL_SUMS,
+    RANKS,
+    Axis,
+    AxisKind,
+    ComputeOp,
+    Reduce,
+    TensorRead,
+    as_body,
+    reads_of,
+)
 
 
 def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
@@ -28,7 +38,7 @@ def cache_write(dag: ComputeDAG, op_id: int, scope: str) -> ComputeDAG:
     renamed = {axis: Axis(f"{axis.name}_c", axis.extent, axis.kind) for axis in op.axes}
     body = substitute(op.body, {axis: renamed[axis] for axis in op.axes})
     cache = Node.of(ComputeOp(f"{op.name}.{scope}", tuple(renamed[axis] for axis in op.axes), body, op.attrs))
-    copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), _attrs_of_result(op))
+    copy = ComputeOp(op.name, op.axes, _read_at(cache, op.axes), _attrs_of_result(op.attrs))
     return _spliced(dag, op_id, 1, (cache, Node(node.tensors, copy)))
 
 
@@ -110,13 +120,15 @@ def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
     body = Reduce(op.body.combiner, source, factoring.rest) if factoring.rest else source
     axes = (*op.axes[: factoring.position], factoring.axis, *op.axes[factoring.position :])
     # TVM's names: `.rf` holds partial results, `.repl` joins them along `_v`.
-    attrs = op.attrs if op.body.combiner in ("max", "min") else {**op.attrs, PARTIAL_SUMS: True}
+    # A part of the elements before an element has no total order.
+    kept = {key: value for key, value in op.attrs.items() if key != RANKS}
+    attrs = kept if op.body.combiner in ("max", "min") else {**kept, PARTIAL_SUMS: True}
     partial = Node.of(ComputeOp(f"{op.name}.rf", axes, body, attrs))
     outer = tuple(Axis(f"ax{dim}", axis.extent, AxisKind.SPATIAL) for dim, axis in enumerate(op.axes))
     last = Axis(f"{factoring.axis.name}_v", factoring.axis.extent, AxisKind.REDUCE)
     point = (*outer[: factoring.position], last, *outer[factoring.position :])
     total = Reduce(op.body.combiner, _read_at(partial, point), (last,))
-    final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(op))
+    final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(kept))
     return _spliced(dag, op_id, 1, (partial, Node(node.tensors, final)))
 
 
@@ -132,14 +144,14 @@ def without_free_layouts(dag: ComputeDAG) -> ComputeDAG:
     for node in dag.nodes:
         op = node.op
         if isinstance(op, ComputeOp) and "layout_free_placeholders" in op.attrs:
-            node = replace(node, op=replace(op, attrs=_attrs_of_result(op)))
+            node = replace(node, op=replace(op, attrs=_attrs_of_result(op.attrs)))
         nodes.append(node)
     return dag.with_nodes(nodes)
 
 
-def _attrs_of_result(op: ComputeOp) -> dict[str, Any]:
+def _attrs_of_result(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that stay with the result when another operation does the work."""
-    return {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
+    return {key: value for key, value in attrs.items() if key != "layout_free_placeholders"}
 
 
 def _spliced(dag: ComputeDAG, start: int, count: int, new: Sequence[Node]) -> ComputeDAG:

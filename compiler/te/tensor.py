@@ -35,6 +35,11 @@ PARTIAL_SUMS = "partial_sums"
 SCATTERS = "scatters"
 """The attribute of a reduction in which each term joins at most one element, where its condition holds."""
 
+RANKS = "ranked_axis"
+"""The attribute of a sum that counts, for each element, those that come before it in a total order of the elements
+along one axis: the number of that axis.
+"""
+
 CONCATENATED = "concat_axis"
 """The attribute, an axis, of a compute that puts tensors end to end: readers may read these tensors instead."""
 

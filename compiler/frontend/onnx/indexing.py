@@ -155,7 +155,7 @@ def _trilu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("where", kept, x, builder.scalar(0, builder.value(x).dtype))]
 
 
-_BLOCK = 64
+_BLOCK = 16
 """Elements along an axis whose running totals are computed from each other; of longer axes these are blocks."""
 
 
