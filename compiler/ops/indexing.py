@@ -105,7 +105,7 @@ _LEAST_BLOCK = 64
 @dataclass(frozen=True, slots=True)
 class _Candidates:
     """Elements that may be among the best: their `values`, and their `indices` along `axis`, of which equal elements
-    have the lower one first. An index of -1 stands for no element, with the value of `_worst`, behind all elements.
+    have the lower one first. An index of -1 stands for no element.
     Without `indices` the values are the source itself. With them both have two axes in place of `axis`: blocks, and
     the elements kept of a block.
     """
@@ -135,7 +135,7 @@ class _Candidates:
 
 
 def _worst(dtype: str, largest: bool) -> Expr:
-    """A value that no element comes behind, but for equal ones in front of it."""
+    """A value that comes after every different element."""
     if largest:
         return te.const(smallest(dtype), dtype)
     return te.const(math.nan if is_float(dtype) else largest_of(dtype), dtype)
@@ -157,9 +157,9 @@ def _best_of_blocks(left: _Candidates, block: int, k: int, largest: bool, name: 
     def rank(*i: Expr) -> Expr:
         low, high = values[i], values[moved(i, other)]
         low, high = (low, high) if largest else (high, low)
-        # Ties go to the element in front, so that all ranks differ.
-        in_front = te.logical_and(other < i[axis + 1], te.logical_not(_exceeds(low, high)))
-        return te.sum(te.cast("int32", te.logical_or(_exceeds(high, low), in_front)), other)
+        # The earlier of equal elements comes first, so all ranks differ.
+        is_earlier = te.logical_and(other < i[axis + 1], te.logical_not(_exceeds(low, high)))
+        return te.sum(te.cast("int32", te.logical_or(_exceeds(high, low), is_earlier)), other)
 
     ranks = te.compute(shape, rank, f"{name}_rank", {RANKS: axis + 1})
 
