@@ -180,9 +180,7 @@ class ArtifactError(RetuneError):
 
 
 class MachineError(RetuneError, RuntimeError):
-    """The virtual machine cannot continue: no match case applies, an instruction got a value of the wrong kind, or the
-    arguments are invalid.
-    """
+    """The virtual machine cannot continue: a statement got a value that does not fit, or the arguments are invalid."""
 
 
 class MismatchError(RetuneError, ValueError):

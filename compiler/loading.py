@@ -12,7 +12,7 @@ from retune.compiler.runtime.archive import VM_EXECUTABLE, has_part, kind_of
 from retune.compiler.runtime.paths import path_of
 
 _NETWORKS = ("network", "network library")
-_CODE = "bytecode"
+_PROGRAM = "program.json"
 
 
 def load_module(path: str | Path) -> Any:
@@ -27,5 +27,5 @@ def load_module(path: str | Path) -> Any:
     if kind in _NETWORKS:
         return Library.load(path)
     if kind == VM_EXECUTABLE:
-        return (vm.Executable if has_part(path, _CODE) else vm.VMLibrary).load(path)
+        return (vm.Executable if has_part(path, _PROGRAM) else vm.VMLibrary).load(path)
     return runtime.Module.load(path)

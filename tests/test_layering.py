@@ -323,15 +323,15 @@ def test_a_running_machine_names_the_front_end_once() -> None:
     compilers = {"compiler/vm/compiler.py", "compiler/vm/executor.py"}
     named = [each for each in (*imports(), *strings()) if each.module.startswith("compiler.frontend")]
     places = {each.path for each in named if each.path.startswith(("compiler/vm/", "compiler/executor/"))}
-    assert places - compilers == {"compiler/vm/specialize.py"}
-    assert [str(each) for each in imports() if each.path == "compiler/vm/specialize.py" and each in named] == []
+    assert places - compilers == {"compiler/vm/saved_program.py"}
+    assert [str(each) for each in imports() if each.path == "compiler/vm/saved_program.py" and each in named] == []
     ops = ("compiler/graph/", "compiler/ops/", "compiler/executor/", "compiler/runtime/")
     assert [str(each) for each in named if each.path.startswith(ops)] == []
 
 
 def test_a_circle_through_a_string_is_found() -> None:
-    planted = strings_of('importlib.import_module("retune.compiler.vm.machine")', "compiler/vm/primitives.py")
-    assert {"compiler.vm.machine", "compiler.vm.primitives"} <= set(circles([*imports(), *planted]))
+    planted = strings_of('importlib.import_module("retune.compiler.vm.machine")', "compiler/vm/callees.py")
+    assert {"compiler.vm.machine", "compiler.vm.callees"} <= set(circles([*imports(), *planted]))
 
 
 def test_modules_are_loaded_by_names_that_can_be_checked() -> None:

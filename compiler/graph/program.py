@@ -20,6 +20,8 @@ from retune.compiler.graph.ir import Array, Graph, Value
 from retune.compiler.graph.region import GraphRegion, Param, Region
 
 MAIN = "main"
+_MOST_NESTED = 64
+"""Functions call each other so deep: interpreters recurse, and ONNX files nest a third of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,16 @@ def reads(statement: Statement) -> tuple[str, ...]:
 def defines(statement: Statement) -> tuple[str, ...]:
     """The names that a statement defines."""
     return (*statement.outputs, *statement.collected) if isinstance(statement, Loop) else statement.outputs
+
+
+def calls(statement: Statement) -> tuple[str, ...]:
+    """The names of the functions that a statement calls."""
+    match statement:
+        case Branch():
+            return statement.then.function, statement.otherwise.function
+        case Loop():
+            return (statement.body,)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +195,19 @@ class Program:
             if name != function.name:
                 raise DefinitionError(f"program {self.name}: function {function.name} is filed as {name}")
             self._verify_function(function)
+        heights: dict[str, int] = {}
+        for name in self.functions:
+            self._verify_nesting(name, (), heights)
+
+    def _verify_nesting(self, name: str, callers: tuple[str, ...], heights: dict[str, int]) -> int:
+        """How deep calls nest from a function on; `heights` keeps this. Raises: DefinitionError for recursion."""
+        if name not in heights and name not in callers:
+            called = [inner for statement in self.functions[name].body for inner in calls(statement)]
+            above = (*callers, name)
+            heights[name] = 1 + max((self._verify_nesting(inner, above, heights) for inner in called), default=0)
+        if name in callers or len(callers) + heights[name] > _MOST_NESTED:
+            raise DefinitionError(f"program {self.name}: calls of {name} nest more than {_MOST_NESTED} deep")
+        return heights[name]
 
     def _verify_function(self, function: Function) -> None:
         where = f"program {self.name}, function {function.name}"

@@ -1,11 +1,10 @@
-"""Relay-style virtual machine: compiles networks with dynamic shapes and control flow to bytecode and runs it.
+"""Relay-style virtual machine: compiles networks with dynamic shapes and control flow, and interprets their programs.
 
 Names are imported on first use. An executable whose shapes were all known when it was compiled runs without importing
 any part of the compiler.
 """
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,19 +14,13 @@ if TYPE_CHECKING:
     from retune.compiler.vm.library import VMLibrary
     from retune.compiler.vm.machine import VirtualMachine
     from retune.compiler.vm.options import VMOptions
-    from retune.compiler.vm.program_image import LateBound, Primitive, ProgramImage, VMFunction
-    from retune.compiler.vm.values import ADT, Closure
+    from retune.compiler.vm.values import ADT
 
 _HOMES = {
     "ADT": "values",
-    "Closure": "values",
-    "ProgramImage": "program_image",
     "Executable": "executable",
-    "LateBound": "program_image",
-    "Primitive": "program_image",
     "VMCompiler": "compiler",
     "VMExecutor": "executor",
-    "VMFunction": "program_image",
     "VMLibrary": "library",
     "VMOptions": "options",
     "VirtualMachine": "machine",
@@ -36,14 +29,9 @@ _HOMES = {
 
 __all__ = [
     "ADT",
-    "Closure",
     "Executable",
-    "LateBound",
-    "Primitive",
-    "ProgramImage",
     "VMCompiler",
     "VMExecutor",
-    "VMFunction",
     "VMLibrary",
     "VMOptions",
     "VirtualMachine",
@@ -53,9 +41,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Contents":
-        warnings.warn("vm.Contents is deprecated; use vm.ProgramImage", DeprecationWarning, stacklevel=2)
-        name = "ProgramImage"
     if name == "load_module":
         return importlib.import_module("retune.compiler.vm.library").VMLibrary.load
     if name not in _HOMES:

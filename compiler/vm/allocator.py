@@ -18,36 +18,14 @@ from retune.compiler.runtime.buffers import address, aligned_array, raw_memory
 POOLED, NAIVE = "pooled", "naive"
 # TVM's pool rounds to the same; larger steps would waste more, smaller ones fit fewer requests.
 _PAGE = 4096
-_BYTES = np.dtype(np.uint8)
 # At most a fifth of a block is wasted.
 _SLACK = 1.25
 """A block that is so many times as large as what is asked for may serve: lengths that grow by one would else keep a
 block each."""
 
 
-class Storage:
-    """A block of memory: its bytes and its address."""
-
-    __slots__ = ("address", "array")
-
-    def __init__(self, array: Array, address: int) -> None:
-        self.array = array
-        self.address = address
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes there are."""
-        return int(self.array.nbytes)
-
-
 class Allocator(ABC):
     """The interface of allocators."""
-
-    def allocate(self, nbytes: int) -> Storage:
-        """Memory of that many bytes, with whatever content. Raises: MachineError when there is none."""
-        if nbytes < 0:
-            raise MachineError(f"memory of {nbytes} bytes was asked for")
-        return Storage(*self.array((nbytes,), _BYTES, nbytes))
 
     @abstractmethod
     def array(self, shape: tuple[int, ...], dtype: "np.dtype[Any]", nbytes: int) -> tuple[Array, int]:

@@ -32,7 +32,7 @@ from retune.compiler.target import Target
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.library import VMLibrary
 from retune.compiler.vm.lowering import Lowered, Lowering
-from retune.compiler.vm.program_image import PLAN
+from retune.compiler.vm.plan_region import PlanRegion
 from retune.compiler.vm.subgraph import TunedPrograms, known_programs
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class VMCompiler:
         self._executable = None
 
     def codegen(self) -> None:
-        """Generate bytecode and kernels. Where records are used, one warning names the kernels worth tuning that none
+        """Generate kernels. Where records are used, one warning names the kernels worth tuning that none
         serves. Raises: MachineError before `lower`; as `compile`.
         """
         if self._lowering is None:
@@ -138,10 +138,9 @@ class VMCompiler:
         lowering = self._lowering
         done = lowering.lowered()
         # Only regions that are compiled at run time ask for programs again.
-        programs = lowering.tuned.best if any(one.kind != PLAN for one in done.regions.values()) else ()
-        about = _about(lowering, done)
-        library = VMLibrary(done.kernels, done.regions, done.arrays, programs=programs, about=about)
-        self._executable = Executable(done.image, library)
+        is_static = all(isinstance(region, PlanRegion) for region in done.program.regions())
+        library = VMLibrary(done.kernels, () if is_static else lowering.tuned.best, _about(lowering, done))
+        self._executable = Executable(done.program, library)
         self._coverage = CoverageReport.of(done.coverage)
         fallen = self._coverage.fallback_text()
         if fallen and not is_silent() and (lowering.tuned.best or is_enabled()):
@@ -251,18 +250,12 @@ def _check(param: Param, array: Array) -> None:
 
 def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
     """Facts that travel with the executable."""
-    params = {
-        function.name: {param.name: [param.dtype, param.dims] for param in function.params}
-        for function in lowering.program.functions.values()
-    }
     rows = [
         {"task": one.name, "key": one.task_key, "origin": str(one.origin), "tunable": one.tunable}
         for one in done.coverage
     ]
     return {
         "network": lowering.program.name,
-        "outputs": list(lowering.program.outputs),
         **made_for(lowering.target, lowering.threads),
-        "params": {MAIN: params[MAIN]},
         "coverage": rows,
     }

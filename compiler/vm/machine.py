@@ -7,7 +7,6 @@ arrays that come out are the caller's own.
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +17,7 @@ from retune.compiler.executor.claims import Claims
 from retune.compiler.executor.debug_report import Report
 from retune.compiler.executor.executors import gpus_of
 from retune.compiler.executor.params import load_param_dict_from_file
+from retune.compiler.graph.program import MAIN
 from retune.compiler.graph.region import Param, bind
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import Array
@@ -28,16 +28,13 @@ from retune.compiler.runtime.locks import add_lock
 from retune.compiler.runtime.timing import BenchmarkResult, TimeEvaluator
 from retune.compiler.target import Target
 from retune.compiler.vm.allocator import NAIVE, POOLED, allocator
+from retune.compiler.vm.callees import Callees
 from retune.compiler.vm.executable import Executable
 from retune.compiler.vm.interpreter import Interpreter
 from retune.compiler.vm.options import VMOptions
-from retune.compiler.vm.plan_run import POOL
-from retune.compiler.vm.primitives import Primitives
 from retune.compiler.vm.profile import Profile
-from retune.compiler.vm.program_image import MAIN, LateBound
 from retune.compiler.vm.resources import Resources
-from retune.compiler.vm.steps import VMContext
-from retune.compiler.vm.values import ADT, argument, arrays_in, described, result
+from retune.compiler.vm.values import ADT, argument, described, result
 
 MemoryConfig = str | int | Mapping[Device, str | int] | None
 
@@ -85,31 +82,23 @@ class VirtualMachine:
         kernels = load_kernels(exe.library.kernels)
         self._resources = Resources(exe.library, kernels, memory, self.threads, self.options, self.devices)
         self._link()
-        self._params = {function.name: _signature(exe, function.name) for function in exe.image.functions}
         add_lock(self)
         self._inputs: dict[str, list[Any]] = {}
         self._outputs: list[Any] = []
-        self._ready: dict[str, tuple[int, list[Any]]] = {}
-        """Functions, by number, whose arguments are all there and fit each other."""
+        self._ready: dict[str, list[Any]] = {}
+        """Arguments that are all there and fit each other."""
         self._claims = Claims(1)
 
     def __reduce__(self) -> NoReturn:
         raise ArtifactError("a virtual machine cannot be copied or pickled: make another one of its executable")
 
     def _link(self) -> None:
-        """Make everything that depends on constants. Raises: ArtifactError when the library lacks something."""
-        image = self._exe.image
-        constants = [None if isinstance(each, LateBound) else POOL.interned(each) for each in image.constants]
-        self._primitives = Primitives(replace(self._resources, library=self._exe.library), constants)
-        # Steps are closures over their constants and callees: after late binding all are made once more.
-        context = VMContext(
-            constants=constants,
-            primitives=[self._primitives.bound(each) for each in image.primitives],
-            allocator=self._resources.allocator,
-            devices=image.devices,
-            parameters=[len(function.params) for function in image.functions],
-        )
-        self._interpreter = Interpreter(image, context)
+        """Make everything that depends on constants, when all are there. Raises: ArtifactError when the library lacks
+        something.
+        """
+        self._program = self._exe.program
+        self._callees = Callees(self._program, self._resources)
+        self._interpreter = None if self._exe.late else Interpreter(self._program, self._callees)
 
     # Inputs
 
@@ -118,23 +107,23 @@ class VirtualMachine:
 
         Raises: MachineError when there are too many or too few; ShapeMismatchError when one does not fit.
         """
-        params = self._signature(func_name)
+        params = self._params(func_name)
         names = [param.name for param in params]
         if len(args) > len(params):
             raise MachineError(f"{func_name} takes {len(params)} arguments ({', '.join(names)}), {len(args)} are given")
-        given = dict(zip(names, args, strict=False))
-        twice = sorted(set(given) & set(kwargs))
+        named = dict(zip(names, args, strict=False))
+        twice = sorted(set(named) & set(kwargs))
         if twice:
             raise MachineError(f"{func_name} is given {', '.join(twice)} twice")
-        given |= {name: value for name, value in kwargs.items() if name in names}
-        missing = [name for name in names if name not in given]
+        named |= {name: value for name, value in kwargs.items() if name in names}
+        missing = [name for name in names if name not in named]
         if missing:
             raise MachineError(f"{func_name} takes {len(params)} arguments; {', '.join(missing)} missing")
-        values = [argument(given[param.name], param.dtype) for param in params]
-        values = self._checked(func_name, params, values)
+        values = [argument(named[param.name], param.dtype) for param in params]
+        values = _checked(func_name, params, values)
         with self.lock:
             self._inputs[func_name] = values
-            self._ready[func_name] = self._exe.function_index(func_name), values
+            self._ready[func_name] = values
             self._claims.note_set(func_name, f"what {func_name} takes")
 
     def set_one_input(self, func_name: str, *args: Any, **kwargs: Any) -> None:
@@ -142,26 +131,26 @@ class VirtualMachine:
 
         Raises: MachineError when there is no such argument; ShapeMismatchError when it does not fit.
         """
-        params = self._signature(func_name)
+        params = self._params(func_name)
         if len(args) + 2 * len(kwargs) != 2:
             raise MachineError("set_one_input takes one argument: its number or name and the array, or a keyword")
         key, value = args if args else next(iter(kwargs.items()))
         names = [param.name for param in params]
-        place = names.index(key) if isinstance(key, str) and key in names else key
-        if isinstance(place, (str, bool)) or not isinstance(place, (int, np.integer)) or not 0 <= place < len(params):
+        index = names.index(key) if isinstance(key, str) and key in names else key
+        if isinstance(index, (str, bool)) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(params):
             raise MachineError(f"{func_name} has no argument {key!r}; it has {', '.join(names)}")
         # Checked outside the lock: only the assignment needs it.
-        checked = self._checked(func_name, [params[place]], [argument(value, params[place].dtype)])[0]
+        checked = _checked(func_name, [params[index]], [argument(value, params[index].dtype)])[0]
         with self.lock:
-            held = list(self._inputs.get(func_name) or [None] * len(params))
-            held[place] = checked
-            self._inputs[func_name] = held
+            inputs = list(self._inputs.get(func_name) or [None] * len(params))
+            inputs[index] = checked
+            self._inputs[func_name] = inputs
             self._ready.pop(func_name, None)  # it fits alone, perhaps not beside the others
-            self._claims.note_set((func_name, place), f"{names[place]} of {func_name}")
+            self._claims.note_set((func_name, index), f"{names[index]} of {func_name}")
 
     def get_input_index(self, input_name: str, func_name: str = MAIN) -> int:
         """The number of an argument, -1 when there is none of that name. Raises: ArtifactError for another function."""
-        names = [param.name for param in self._signature(func_name)]
+        names = [param.name for param in self._params(func_name)]
         return names.index(input_name) if isinstance(input_name, str) and input_name in names else -1
 
     # Running
@@ -177,8 +166,8 @@ class VirtualMachine:
                 self.set_input(func_name, *args, **kwargs)
             # Raises if another thread has set inputs since: calls with arguments are atomic, split ones are checked.
             self._claims.take_inputs()
-            number, inputs = self._call(func_name)
-            return result(self._interpreter.run(number, inputs), inputs)
+            inputs = self._arguments(func_name)
+            return result(self._linked().run(func_name, inputs), inputs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The result of `main`. Raises: as `invoke`."""
@@ -187,8 +176,7 @@ class VirtualMachine:
     def invoke_stateful(self, func_name: str, *args: Any, **kwargs: Any) -> None:
         """Run a function and keep its results for `get_outputs`. Raises: as `invoke`."""
         with self.lock:
-            found = self.invoke(func_name, *args, **kwargs)
-            self._outputs = list(found) if isinstance(found, ADT) else [found]
+            self._outputs = _leaves(self.invoke(func_name, *args, **kwargs))
             self._claims.note_run()
 
     def get_outputs(self) -> list[Any]:
@@ -205,17 +193,16 @@ class VirtualMachine:
         named = isinstance(input_args, Mapping) and all(isinstance(name, str) for name in input_args)
         if not named or not isinstance(output_args, Sequence) or isinstance(output_args, str):
             raise OptionError("invoke_with_outputs takes inputs by name and the arrays for the outputs")
-        found = self.invoke(func_name, **input_args)
-        results = list(arrays_in([found]))
+        results = _leaves(self.invoke(func_name, **input_args))
         if len(results) != len(output_args):
             raise OptionError(f"{func_name} has {len(results)} results, {len(output_args)} arrays are given")
-        for place, (array, out) in enumerate(zip(results, output_args, strict=True)):
+        for index, (array, out) in enumerate(zip(results, output_args, strict=True)):
             target = out if isinstance(out, np.ndarray) or not hasattr(out, "numpy") else out.numpy()
             if not isinstance(target, np.ndarray):
-                raise OptionError(f"output {place} must be a writable array, not a {type(out).__name__}")
+                raise OptionError(f"output {index} must be a writable array, not a {type(out).__name__}")
             if target.shape != array.shape or target.dtype != array.dtype or not target.flags.writeable:
                 raise OptionError(
-                    f"result {place} is {described(array)}; a writable array of that kind is needed, "
+                    f"result {index} is {described(array)}; a writable array of that kind is needed, "
                     f"not {described(target)}"
                 )
             np.copyto(target, array)
@@ -239,9 +226,9 @@ class VirtualMachine:
         Arguments are set once before; with `end_to_end` they are set, and copied, in every call.
         Raises: as `invoke`; OptionError when an option makes no sense.
         """
-        for each in devices_in(device):
-            if each not in (cpu(), *self.devices):
-                raise OptionError(f"this machine runs on {' and '.join(map(str, self.devices))}, not on {each}")
+        for other in devices_in(device):
+            if other not in (cpu(), *self.devices):
+                raise OptionError(f"this machine runs on {' and '.join(map(str, self.devices))}, not on {other}")
         self.set_input(func_name, *args, **kwargs)
         evaluator = TimeEvaluator(
             number=number,
@@ -254,33 +241,33 @@ class VirtualMachine:
         if not end_to_end:
             return evaluator(lambda: self.invoke(func_name))
         # Fresh copies each time, as a caller's arrays would be: reused ones would stay in the cache.
-        copies = [each.copy() if isinstance(each, np.ndarray) else each for each in self._call(func_name)[1]]
+        copies = [array.copy() for array in self._arguments(func_name)]
 
         def whole() -> None:
-            self.invoke(func_name, *(each.copy() if isinstance(each, np.ndarray) else each for each in copies))
+            self.invoke(func_name, *(array.copy() for array in copies))
 
         return evaluator(whole)
 
     def profile(self, *args: Any, func_name: str = MAIN, **kwargs: Any) -> Report:
-        """How long every kind of instruction, every region and every kernel of known shapes takes in one call, after a
-        call that is not timed. Raises: as `invoke`.
+        """How long every region, every kernel of known shapes, and branches and loops themselves take in one call,
+        after a call that is not timed. Raises: as `invoke`.
         """
         self.invoke(func_name, *args, **kwargs)
         profile = Profile()
         with self.lock:
-            self._interpreter.run(*self._call(func_name), profile.note)
+            Interpreter(self._program, self._callees, profile).run(func_name, self._arguments(func_name))
         return profile.report(str(cpu(0)), self.threads)
 
     @property
     def regions(self) -> tuple[str, ...]:
         """The names of the parts that are compiled, or computed by NumPy, when their shapes are known."""
-        return tuple(self._primitives.regions)
+        return tuple(self._callees.specialized)
 
     def specializations(self) -> tuple[Any, ...]:
         """What regions were compiled for, and which of their kernels were tuned, fitted from another's record, or not
         tuned: `retune.compiler.vm.specialize.Specialization`. Waits for what is compiled in the background.
         """
-        regions = [region for region in self._primitives.regions.values() if hasattr(region, "reports")]
+        regions = [region for region in self._callees.specialized.values() if hasattr(region, "reports")]
         for region in regions:
             region.wait()
         return tuple(report for region in regions for report in region.reports)
@@ -302,34 +289,35 @@ class VirtualMachine:
             self._exe.load_late_bound_consts_from_map(constants)
             self._link()
 
-    def _signature(self, func_name: str) -> tuple[Param, ...]:
-        self._exe.function_index(func_name)
-        return self._params[func_name]
+    def _linked(self) -> Interpreter:
+        """The interpreter. Raises: MachineError when constants are missing."""
+        if self._interpreter is None:
+            self._link()  # the executable may have got them meanwhile
+        if self._interpreter is None:
+            raise MachineError(f"the constants {', '.join(self._exe.late)} are bound late, and no arrays were given")
+        return self._interpreter
 
-    def _call(self, func_name: str) -> tuple[int, list[Any]]:
-        """The number of a function and its arguments. Raises: MachineError when some are missing; as `set_input`."""
+    def _params(self, func_name: str) -> tuple[Param, ...]:
+        return self._exe.function(func_name).params
+
+    def _arguments(self, func_name: str) -> list[Array]:
+        """The arguments of a function. Raises: MachineError when some are missing; as `set_input`."""
         ready = self._ready.get(func_name) if isinstance(func_name, str) else None
         if ready is not None:
             return ready
-        params = self._signature(func_name)
+        params = self._params(func_name)
         inputs = self._inputs.get(func_name, [None] * len(params))
-        missing = [param.name for param, each in zip(params, inputs, strict=True) if each is None]
+        missing = [param.name for param, array in zip(params, inputs, strict=True) if array is None]
         if missing:
             raise MachineError(f"{func_name} was not given {', '.join(missing)}: call set_input first")
-        self._ready[func_name] = ready = (
-            self._exe.function_index(func_name),
-            self._checked(func_name, params, inputs),
-        )
+        self._ready[func_name] = ready = _checked(func_name, params, inputs)
         return ready
 
-    def _checked(self, func_name: str, params: Sequence[Param], values: list[Any]) -> list[Any]:
-        """The arguments; those that the executable describes must be arrays, and fit."""
-        for param, each in zip(params, values, strict=True):
-            if param.dtype is not None and not isinstance(each, np.ndarray):
-                raise MachineError(f"{func_name}: the input {param} must be an array, not {described(each)}")
-        arrays = {p.name: each for p, each in zip(params, values, strict=True) if isinstance(each, np.ndarray)}
-        bind([param for param in params if param.name in arrays], arrays, func_name)
-        return values
+
+def _checked(func_name: str, params: Sequence[Param], arrays: list[Array]) -> list[Array]:
+    """The arguments, which must fit the parameters. Raises: ShapeMismatchError."""
+    bind(params, {param.name: array for param, array in zip(params, arrays, strict=True)}, func_name)
+    return arrays
 
 
 def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tuple[Device, ...]:
@@ -339,25 +327,19 @@ def _devices_of(exe: Executable, device: Device | Sequence[Device] | None) -> tu
     """
     target = Target(str(exe.library.about.get("target", "llvm")))
     usual = device_by_name(target.traits.device)
-    given = devices_in(usual if device is None else device)
-    gpus = gpus_among(given, "programs")
+    devices = devices_in(usual if device is None else device)
+    gpus = gpus_among(devices, "programs")
     if len(gpus) != len(gpus_among([usual], "programs")):
         where = f"{target.traits.noun} alone, such as {usual}"
-        told = ", ".join(map(str, given))
+        told = ", ".join(map(str, devices))
         raise OptionError(f"what was compiled for {target.kind} runs on {where}, not on {told}")
     if gpus:
         gpus_of(gpus)
     return tuple(gpus) or (cpu(),)
 
 
-def _signature(exe: Executable, func_name: str) -> tuple[Param, ...]:
-    """What is known of the parameters of a function; of those that nothing describes only their names."""
-    told = exe.library.about.get("params", {}).get(func_name, {})
-    found = []
-    for name in exe.get_function_params(func_name):
-        dtype, dims = told.get(name, (None, None))
-        found.append(Param(name, dtype, None if dims is None else tuple(dims)))
-    return tuple(found)
+def _leaves(results: Any) -> list[Array]:
+    return list(results) if isinstance(results, ADT) else [results]
 
 
 def _memory_kind(config: MemoryConfig) -> str:

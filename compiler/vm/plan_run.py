@@ -22,6 +22,9 @@ from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, Place
 from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.values import described
 
+Callee = Callable[[Sequence[Array]], Sequence[Array]]
+"""Computes new arrays of the arrays that a call of a region passes."""
+
 
 class ConstantPool:
     """Arrays that kernels read, each once."""

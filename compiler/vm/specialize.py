@@ -4,7 +4,6 @@ What a region gives does not depend on whether it was compiled: until it is, Num
 shapes (and values of determining inputs) that it met last.
 """
 
-import importlib
 import logging
 import threading
 import time
@@ -16,22 +15,19 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from retune.compiler.errors import ArtifactError, MachineError, RetuneError, UnknownValueError
+from retune.compiler.errors import MachineError, RetuneError, UnknownValueError
 from retune.compiler.executor.executors import gpu_count
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.memoize import MemoizedConstants, memoizing
-from retune.compiler.graph.region import GraphRegion, Region, Shape
-from retune.compiler.graph.symbolic_region import SymbolicRegion
+from retune.compiler.graph.region import Region, Shape
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.kernel_row import KernelRow
 from retune.compiler.target import Target
 from retune.compiler.vm.device_run import DeviceRun
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.options import BACKGROUND, NEVER
-from retune.compiler.vm.plan_run import PlanRun
+from retune.compiler.vm.plan_run import Callee, PlanRun
 from retune.compiler.vm.resources import Resources
-from retune.compiler.vm.steps import Callee, unbound
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
 from retune.compiler.vm.values import described
 
@@ -73,8 +69,10 @@ class _Entry:
 class RegionCompiler:
     """Compiles the regions of one machine."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, constants: Mapping[str, Array]) -> None:
+        """`constants` are those of the program."""
         self.library = resources.library
+        self.constants = constants
         self.options = resources.options
         self._resources = resources
         self._programs = TunedPrograms(self.library.programs)
@@ -92,17 +90,9 @@ class RegionCompiler:
         # One thread: compilations would compete with each other and with the calls for cores.
         return ThreadPoolExecutor(1, "retune-vm")
 
-    def region(self, name: str, stored: StoredRegion, *, is_host: bool) -> Callee:
-        """A region, which NumPy alone computes if `is_host`. Raises: ArtifactError."""
-        region = _region_of(stored)
-        arrays = self.library.arrays
-        missing = sorted({*region.constants, *stored.fixed.values()} - set(arrays))
-        if missing and set(missing) <= set(self.library.late):
-            return unbound(f"region {name}", [self.library.late[each].name for each in missing])
-        if missing:
-            raise ArtifactError(f"region {name}: the library has no array {', '.join(missing)}")
-        fixed = {name: arrays[source] for name, source in stored.fixed.items()}
-        return partial(self.evaluated, region, fixed) if is_host else SpecializedRegion(name, region, fixed, self)
+    def callee(self, region: Region, fixed: Mapping[str, Array], *, is_host: bool) -> Callee:
+        """What computes a region whose inputs `fixed` are always these arrays; NumPy alone if `is_host`."""
+        return partial(self.evaluated, region, fixed) if is_host else SpecializedRegion(region, fixed, self)
 
     def evaluated(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Array]) -> list[Array]:
         """What NumPy makes of a region, whose inputs that are not `fixed` are given in order, in arrays that kernels
@@ -110,7 +100,7 @@ class RegionCompiler:
         """
         arrays = {**dict(zip(_passed(region, fixed), inputs, strict=True)), **fixed}
         copies = []
-        for found in region.evaluate(arrays, self.library.arrays):
+        for found in region.evaluate(arrays, self.constants):
             array, _ = self._resources.allocator.array(found.shape, found.dtype, found.nbytes)
             np.copyto(array, found)
             copies.append(array)
@@ -145,27 +135,11 @@ def _passed(region: Region, fixed: Mapping[str, Array]) -> list[str]:
     return [each for each in region.inputs if each not in fixed]
 
 
-def _region_of(stored: StoredRegion) -> Region:
-    """The region that was stored. Raises: ArtifactError."""
-    match stored.kind:
-        case GraphRegion.kind:
-            return GraphRegion.from_bytes(stored.data)
-        case SymbolicRegion.kind:
-            return SymbolicRegion.from_bytes(stored.data, _front_end_region)
-    return _front_end_region(stored.kind, stored.data)
-
-
-def _front_end_region(kind: str, data: bytes) -> Region:
-    """A region that only a front end can read, which is loaded here. Raises: ArtifactError."""
-    region: Region = importlib.import_module("retune.compiler.frontend.onnx.region").region_from_bytes(kind, data)
-    return region
-
-
 class SpecializedRegion:
     """A region that is compiled for each set of shapes."""
 
-    def __init__(self, name: str, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
-        self.name = name
+    def __init__(self, region: Region, fixed: Mapping[str, Array], compiler: RegionCompiler) -> None:
+        self.name = region.name
         self._region = region
         self._fixed = dict(fixed)
         self._compiler = compiler
@@ -243,7 +217,7 @@ class SpecializedRegion:
     def _graph(self, shapes: Mapping[str, Shape], inputs: Sequence[Array]) -> Graph:
         """The region's graph. More inputs than the region said may turn out to decide on shapes."""
         every = dict(shapes) | {name: array.shape for name, array in self._fixed.items()}
-        constants = self._compiler.library.arrays
+        constants = self._compiler.constants
         # Ends: each round but the last adds an input to `_needed`, of which there are finitely many.
         while True:
             try:

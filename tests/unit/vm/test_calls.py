@@ -1,6 +1,6 @@
-"""Calls of regions and kernels: one instruction each, and what they are given is checked in every call."""
+"""Calls of regions: one statement each, and plans are checked when they are bound."""
 
-from dataclasses import replace
+import json
 from typing import Any
 
 import numpy as np
@@ -9,13 +9,13 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 
 from retune.compiler import vm
-from retune.compiler.errors import ArtifactError, MachineError
-from retune.compiler.runtime.buffers import aligned_copy
+from retune.compiler.errors import ArtifactError, DefinitionError
+from retune.compiler.runtime.archive import archive_bytes
 from retune.compiler.runtime.device import cpu
-from retune.compiler.vm.instructions import AllocADT, Goto, If, KillRegister, Ret, RunPlan, RunRegion
-from retune.compiler.vm.library import StoredRegion
+from retune.compiler.vm.library import VERSION
+from retune.compiler.vm.plan_region import PlanRegion
+from retune.compiler.vm.saved_program import program_parts
 from tests.support.dynamic_models import floats, model, reference, tensor
-from tests.support.vm_code import Code
 
 WEIGHTS = {"w": floats(6, 5)}
 
@@ -28,22 +28,20 @@ def network() -> Any:
 
 
 @pytest.mark.parametrize("memory", ["pooled", "naive"])
-def test_a_region_of_unknown_shapes_is_one_instruction(memory: str) -> None:
+def test_a_region_of_unknown_shapes_is_one_call(memory: str) -> None:
     exe = vm.compile(network())
-    kinds = [type(each) for each in exe.image.functions[0].instructions]
     machine = vm.VirtualMachine(exe, cpu(), memory)
-    assert kinds.count(RunRegion) == len(machine.regions) >= 2
-    assert set(kinds) <= {RunRegion, KillRegister, AllocADT, Ret}
+    assert len(exe.program.main.body) == len(machine.regions) >= 2
+    assert not any(isinstance(region, PlanRegion) for region in exe.program.regions())
     for rows in (3, 0, 3, 7):
         x = floats(rows, 6)
         for found, expected in zip(machine.run(x), reference(network(), {"x": x}), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_region_of_known_shapes_is_one_instruction() -> None:
+def test_a_region_of_known_shapes_is_a_call_of_a_plan() -> None:
     exe = vm.compile(network(), params={"x": floats(3, 6)})
-    kinds = [type(each) for each in exe.image.functions[0].instructions]
-    assert kinds.count(RunPlan) == 1
+    assert sum(isinstance(region, PlanRegion) for region in exe.program.regions()) == 1
 
 
 def test_results_of_a_plan_are_arrays_of_their_own() -> None:
@@ -62,75 +60,35 @@ def test_results_of_a_plan_are_arrays_of_their_own() -> None:
         np.testing.assert_array_equal(found, one + 1)
 
 
-def test_a_call_of_the_wrong_kind_of_primitive_is_refused() -> None:
-    for call, message in ((RunRegion, "must be called by invoke_packed"), (RunPlan, "must be called by invoke_packed")):
-        code = Code()
-        body = code.function("main", "x")
-        (out,) = body.writer.run(call, code.tables.primitive("add", {}), [0, 0], 1)
-        body.ret(out)
-        with pytest.raises(MachineError, match=message):
-            code.machine().run(np.int32(1))
-    code = Code()
-    body = code.function("main", "x")
-    iteration = code.tables.primitive("loop.next_turn", {"kind": "loop", "function": "next_turn"})
-    body.ret(body.writer.run(RunRegion, iteration, [0], 2)[0])
-    with pytest.raises(MachineError, match="1 results, not 2"):
-        code.machine().run(np.int64(1))
-
-
-def _changed(exe: vm.Executable, **attrs: str) -> vm.Executable:
-    (primitive,) = exe.image.primitives
-    changed = replace(primitive, attrs={**primitive.attrs, **attrs})
-    return vm.Executable(replace(exe.image, primitives=(changed,)), exe.library)
+def _changed(**changes: Any) -> vm.Executable:
+    """A network of known shapes, of whose saved plan something is changed."""
+    source = model([node("MatMul", ["x", "w"], ["y"])], [tensor("x", [3, 6])], [tensor("y", [3, 5])], WEIGHTS)
+    exe = vm.compile(source)
+    parts = program_parts(exe.program, {})
+    (region,) = exe.program.regions()
+    head = {**json.loads(region.to_bytes()), **changes}
+    if "plan" in changes:
+        head["plan"] = changes["plan"](json.loads(region.to_bytes())["plan"])
+    return vm.Executable.load_exec(archive_bytes("program", VERSION, {**parts, "regions/0.json": head}), exe.lib)
 
 
 @pytest.mark.parametrize(
-    ("attrs", "message"),
+    ("changes", "message"),
     [
-        ({"region": "other"}, "no region 'other'"),
-        ({"constants": ""}, "is missing"),
-        ({"constants": "1:9"}, "names constants"),
-        ({"constants": "1"}, "make no sense"),
+        ({"buffers": []}, "is missing"),
+        ({"buffers": [[1, "other"]]}, "the constants of main_0, which are 1"),
+        ({"buffers": 5}, "damaged"),
+        ({"plan": lambda text: text.replace('"arena_bytes"', '"arena"')}, "plan cannot be read"),
+        ({"plan": lambda text: text.replace('"outputs": [', '"outputs": [99,')}, "no buffer 99"),
+        ({"plan": lambda text: text.replace('"kernel": "', '"kernel": "no_')}, "no kernel 'no_"),
     ],
 )
-def test_a_plan_whose_attributes_do_not_fit_is_refused(attrs: dict[str, str], message: str) -> None:
-    source = model([node("MatMul", ["x", "w"], ["y"])], [tensor("x", [3, 6])], [tensor("y", [3, 5])], WEIGHTS)
-    exe = vm.compile(source)
+def test_a_plan_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
-        vm.VirtualMachine(_changed(exe, **attrs), cpu())
-    region = exe.image.primitives[0].attrs["region"]
-    damaged = exe.library.regions[region].data.replace(b'"arena_bytes"', b'"arena"')
-    library = replace(exe.library, regions={region: StoredRegion("plan", damaged)})
-    for use in (lambda one: vm.VirtualMachine(one, cpu()), str):
-        with pytest.raises(ArtifactError, match="plan cannot be read"):
-            use(vm.Executable(exe.image, library))
+        vm.VirtualMachine(_changed(**changes), cpu())
 
 
-def test_a_register_that_is_empty_now_is_not_taken_for_what_it_held() -> None:
-    code = Code()
-    body = code.function("main", "x", "empty")
-    one = body.writer.number(1)
-    body.writer.emit(If(1, one, 1, 2))
-    body.writer.emit(KillRegister(0))
-    body.writer.emit(Goto(1))
-    body.ret(body.op("add", 0, 0))
-    machine = code.machine()
-    assert machine.run(np.int32(4), 0) == 8
-    with pytest.raises(MachineError, match="not nothing"):
-        machine.run(np.int32(5), 1)
-    assert machine.run(np.int32(6), 0) == 12
-
-
-def test_an_array_of_another_kind_is_refused_where_one_that_fits_was_before() -> None:
-    code = Code()
-    body = code.function("main", "x", "y")
-    body.ret(body.op("add", 0, 1))
-    machine = code.machine()
-    x = aligned_copy(np.array(3, np.int32))
-    assert machine.run(x, x) == 6
-    for other in (np.float32(3), np.zeros(2, np.int32)):
-        with pytest.raises(MachineError, match="argument y is int32"):
-            machine.run(x, other)
-    machine.set_input("main", x, x)
-    x[...] = 5
-    assert machine.run() == 10, "an array is read again in every call"
+def test_a_compiled_program_is_not_compiled_again() -> None:
+    exe = vm.compile(network(), params={"x": floats(3, 6)})
+    with pytest.raises(DefinitionError, match="compile the network itself"):
+        vm.compile(exe.program)

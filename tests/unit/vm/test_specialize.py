@@ -20,6 +20,7 @@ from retune.compiler.executor.params import load_param_dict_from_file
 from retune.compiler.frontend.onnx.importer import load_model
 from retune.compiler.graph.partition import partition
 from retune.compiler.graph.pipeline import optimize
+from retune.compiler.graph.program import MAIN, Call
 from retune.compiler.graph.symbolic_region import SymbolicRegion
 from retune.compiler.measure.log import LoggedTask, LoggedTrial
 from retune.compiler.measure.record import BestProgram, MeasureStatus
@@ -32,7 +33,6 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.compiler.vm import specialize
 from retune.compiler.vm.kernel_store import STORE
-from retune.compiler.vm.library import StoredRegion
 from retune.compiler.vm.subgraph import compile_subgraph
 from tests.support.dynamic_models import attention, branching, floats, model, reference, tensor
 from tests.support.fresh_process import run_afresh
@@ -117,7 +117,7 @@ def test_meanwhile_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialize, "compile_subgraph", slow)
     machine = machine_of(two_products(), specialize="background")
     expect(machine, two_products(), 9)
-    assert [region.reports for region in machine._primitives.regions.values()] == [()]
+    assert [region.reports for region in machine._callees.specialized.values()] == [()]
     gate.set()
     (found,) = machine.specializations()
     assert found.shapes == {"x": (9, 32)}
@@ -219,11 +219,11 @@ def test_constants_of_later_compilations_are_bound_late_too(tmp_path: Path) -> N
     path = exe.export_library(tmp_path / "net.retune")
     assert path.stat().st_size < WEIGHTS["w"].nbytes
     machine = vm.VirtualMachine(vm.Executable.load(path), cpu())
-    with pytest.raises(MachineError, match=r"array_v, array_w|array_w, array_v"):
+    with pytest.raises(MachineError, match=r"the constants [vw], [vw] are bound late"):
         machine.run(floats(3, 32))
     other = load_param_dict_from_file(tmp_path / "weights.params")
-    other["array_v"] = other["array_v"] * 2
-    with pytest.raises(ArtifactError, match="array_v has other values"):
+    other["v"] = other["v"] * 2
+    with pytest.raises(ArtifactError, match="v has other values"):
         machine.load_late_bound_consts_from_map(other)
     machine.load_late_bound_consts(str(tmp_path / "weights.params"))
     expect(machine, two_products(), 3)
@@ -263,21 +263,24 @@ def test_a_region_without_a_graph_for_the_shapes_loads_the_front_end(tmp_path: P
     assert "retune.compiler.frontend.onnx.region" in modules
 
 
-def test_regions_of_earlier_versions_are_read() -> None:
-    """They are ONNX nodes alone."""
+def test_a_region_without_symbolic_dimensions_is_compiled_from_its_onnx_nodes() -> None:
     exe = vm.compile(two_products())
-    ((name, stored),) = exe.library.regions.items()
-    assert stored.kind == "symbolic"
-    origin = SymbolicRegion.from_bytes(stored.data, lambda *_: pytest.fail("the original is not needed")).origin
-    library = replace(exe.library, regions={name: StoredRegion(origin.kind, origin.data)})
-    machine = vm.VirtualMachine(vm.Executable(exe.image, library), cpu())
-    expect(machine, two_products(), 5)
+    (region,) = exe.program.regions()
+    assert isinstance(region, SymbolicRegion)
+    main = exe.program.main
+    (call,) = main.body
+    assert isinstance(call, Call)
+    main = replace(main, body=(replace(call, region=region.original),))
+    changed = vm.Executable(replace(exe.program, functions={MAIN: main}), exe.library)
+    loaded = vm.Executable.load_exec(*changed.save())
+    assert [each.kind for each in loaded.program.regions()] == ["onnx"]
+    expect(vm.VirtualMachine(loaded, cpu()), two_products(), 5)
 
 
 def test_dynamic_shapes_are_computed_at_run_time() -> None:
     exe = vm.compile(two_products())
-    assert "run_region" in exe.bytecode
-    assert [each.attrs["kind"] for each in exe.image.primitives] == ["region"]
+    assert "out = call main_0(x; constants w, v)" in exe.bytecode
+    assert [region.kind for region in exe.program.regions()] == ["symbolic"]
 
 
 def test_parameters_that_are_fixed_are_constants_of_the_kernels() -> None:

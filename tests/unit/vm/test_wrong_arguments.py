@@ -31,7 +31,8 @@ def _tensors() -> list[te.Tensor]:
 EXE = vm.compile(_network())
 GOOD: dict[str, Any] = {
     "mod": _network(), "target": None, "target_host": None, "params": None, "threads": 1, "best": None,
-    "image": EXE.image, "library": EXE.library, "lib": EXE.library, "bytecode": EXE.save()[0], "exe": EXE,
+    "program": EXE.program, "late": {},
+    "library": EXE.library, "lib": EXE.library, "bytecode": EXE.save()[0], "exe": EXE,
     "device": cpu(), "memory_cfg": None, "options": None, "path": "nowhere", "name": "main", "func_name": "main",
     "byte_limit": 1, "constants": {}, "input_name": "x", "input_args": {"x": X, "y": X}, "output_args": [X.copy()],
     "args": X, "kwargs": X, "repeat": 1, "number": 1, "min_repeat_ms": 0, "limit_zero_time_iterations": 1,

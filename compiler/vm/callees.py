@@ -1,0 +1,69 @@
+"""Binds the regions of a program to what computes them on one machine.
+
+A `PlanRegion` is bound to its kernels. Any other region is bound to code that compiles it when its shapes are known; a
+region of a `HostCall` to NumPy.
+"""
+
+import importlib
+from collections.abc import Collection
+from typing import Any
+
+from retune.compiler.errors import ArtifactError
+from retune.compiler.executor.network import CompiledNetwork
+from retune.compiler.graph.program import Call, HostCall, Program
+from retune.compiler.runtime.artifact import Array
+from retune.compiler.runtime.loader import Kernel
+from retune.compiler.vm.plan_region import PlanRegion
+from retune.compiler.vm.plan_run import POOL, Callee, PlanRun
+from retune.compiler.vm.resources import Resources
+
+
+class Callees:
+    """The callees of one machine."""
+
+    def __init__(self, program: Program, resources: Resources) -> None:
+        self.resources = resources
+        self._constants = program.constants
+        self._bound: dict[tuple[object, ...], Callee] = {}
+        self.specialized: dict[str, Any] = {}
+        """Callees of regions without a plan, by name of the region."""
+        self._compiler: Any = None
+
+    def constant(self, name: str) -> Array:
+        """The constant of that name, aligned and read-only."""
+        return POOL.interned(self._constants[name])
+
+    def of(self, call: Call | HostCall, own: Collection[str]) -> tuple[Callee, tuple[str, ...]]:
+        """The callee of `call`, and the inputs that it is passed. `own` are names that the function of the call has
+        defined; other names are constants, which only a plan is passed.
+
+        Raises: ArtifactError when the library lacks a kernel, or a plan does not fit.
+        """
+        region = call.region
+        pairs = list(zip(region.inputs, call.inputs, strict=True))
+        is_plan = isinstance(region, PlanRegion)
+        fixed = {} if is_plan else {inner: name for inner, name in pairs if name not in own}
+        key = (id(region), type(call), *fixed.items())
+        if key not in self._bound and isinstance(region, PlanRegion):
+            self._bound[key] = self._plan(region)
+        elif key not in self._bound:
+            if self._compiler is None:  # a static network needs no compiler to run
+                module = importlib.import_module("retune.compiler.vm.specialize")
+                self._compiler = module.RegionCompiler(self.resources, self._constants)
+            arrays = {inner: self._constants[name] for inner, name in fixed.items()}
+            self._bound[key] = self._compiler.callee(region, arrays, is_host=isinstance(call, HostCall))
+            self.specialized[region.name] = self._bound[key]
+        return self._bound[key], tuple(name for inner, name in pairs if inner not in fixed)
+
+    def _plan(self, region: PlanRegion) -> PlanRun:
+        """A network of known shapes. Raises: ArtifactError when plan, kernels and constants do not fit each other."""
+        kernels = [self._kernel(name) for name in region.kernels]
+        constants = {number: self.constant(name) for number, name in region.buffers.items()}
+        network = CompiledNetwork(region.plan, tuple(kernel.artifact for kernel in kernels), constants)
+        network.verify()
+        return PlanRun(network, kernels, self.resources)
+
+    def _kernel(self, name: str) -> Kernel:
+        if name not in self.resources.kernels:
+            raise ArtifactError(f"the library has no kernel {name!r}")
+        return self.resources.kernels[name]
