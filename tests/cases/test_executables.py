@@ -1,5 +1,5 @@
-"""Bytecode of the virtual machine: a network with control flow or unknown shapes, and what it is compiled to;
-tests/cases/bytecode.
+"""Executables: a network with control flow or unknown shapes, and the program and plans that it is compiled to;
+tests/cases/executables.
 """
 
 import re
@@ -102,13 +102,13 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_becomes_the_bytecode_of_its_case(name: str, update_golden: bool) -> None:
+def test_a_network_becomes_the_executable_of_its_case(name: str, update_golden: bool) -> None:
     network = NETWORKS[name]()
     program, _ = VMCompiler().optimize(network, CPU)
     code = _HASH.sub("", str(vm.compile(network, CPU))).strip()
     sections = {"input": str(program), "pass": "compile for the virtual machine", "output": code}
-    check_case("bytecode", name, sections, update_golden)
+    check_case("executables", name, sections, update_golden)
 
 
 def test_every_file_has_a_network() -> None:
-    check_subjects("bytecode", NETWORKS)
+    check_subjects("executables", NETWORKS)
