@@ -13,11 +13,11 @@ from retune.compiler.driver.hardware import target_on
 from retune.compiler.driver.worker_service import DeviceFacts
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.cuda_runner import gpu_here
-from retune.compiler.measure.fleet import BUILD, device_queue
+from retune.compiler.measure.fleet import BUILD, device_queue, require_scheduler
 from retune.compiler.target import Target
 from retune.flows.parameters import TuneJob
 from retune.tasks.engines import engine_errors, task_runner_of
-from retune.tasks.plan import FleetPlan
+from retune.tasks.plan import FleetPlan, fleet_of
 from retune.tasks.verify import describe_device
 
 Given = ParamSpec("Given")
@@ -72,6 +72,9 @@ def with_task_runner(plain: Flow[Given, Result], job: TuneJob) -> Callable[Given
 
     def call(*args: Given.args, **named: Given.kwargs) -> Result:
         with engine_errors(plan.kind):
+            _, address = fleet_of(plan.kind)
+            if address:
+                require_scheduler(address)
             return reaching(*args, **named)
 
     return call

@@ -25,7 +25,7 @@ from retune.compiler import config
 from retune.compiler.driver.worker_service import THIS_PROCESS
 from retune.compiler.errors import OptionError, without_passwords
 from retune.compiler.measure.device_lock import lock_name
-from retune.compiler.measure.fleet import BUILD, queues_of
+from retune.compiler.measure.fleet import BUILD, queues_of, require_scheduler
 from retune.flows import exits
 from retune.flows.commands.output import Mode, complain, json_line
 from retune.flows.launch import SIGNALS, set_handler
@@ -92,7 +92,7 @@ def show_log(mode: Mode) -> None:
     handler = logging.StreamHandler(sys.stdout if mode is Mode.JSON else sys.stderr)
     handler.setFormatter(JsonFormatter() if mode is Mode.JSON else LineFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.WARNING if mode is Mode.QUIET else logging.INFO, handlers=[handler], force=True)
-    for name in ("httpx", "prefect"):
+    for name in ("distributed", "httpx", "prefect"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
@@ -143,19 +143,20 @@ async def _serve_dask(address: str, queues: Sequence[str], is_stopping: IsStoppi
     offered = dict.fromkeys(queues, 1.0)
     threads = (BUILD in queues) + any(queue != BUILD for queue in queues)
     while not is_stopping():
-        worker = distributed.Worker(
-            address, name=worker_name(), nthreads=threads, resources=offered, memory_limit=0, dashboard=False
-        )
         try:
-            await worker
+            await asyncio.to_thread(require_scheduler, address)
+            worker = await distributed.Worker(
+                address, name=worker_name(), nthreads=threads, resources=offered, memory_limit=0, dashboard=False
+            )
             _LOG.info("%s serves %s", worker_name(), ", ".join(queues))
-            while not is_stopping() and worker.status.name == "running":
-                await asyncio.sleep(POLL_SECONDS)
+            try:
+                while not is_stopping() and worker.status.name == "running":
+                    await asyncio.sleep(POLL_SECONDS)
+            finally:
+                await worker.close(timeout=LEAVE_SECONDS, executor_wait=False)
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
-            _LOG.warning("no scheduler of Dask at %s (%s); trying again", address, error or type(error).__name__)
+            _LOG.warning("%s; trying again", str(error) or f"no scheduler of Dask answers at {address}")
             await asyncio.sleep(RECONNECT_SECONDS)
-        finally:
-            await worker.close(timeout=LEAVE_SECONDS, executor_wait=False)
 
 
 async def _serve_prefect(queues: Sequence[str], place: str, is_stopping: IsStopping) -> None:

@@ -4,6 +4,7 @@ line.
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from retune.compiler.errors import OptionError, install_hint
 
@@ -33,7 +34,12 @@ def fleet_of(text: str) -> tuple[str, str]:
             "a fleet needs an engine, a folder alone is none any more: start `dask scheduler` on one machine and "
             "use dask://HOST:8786 for runs and for `retune worker`, or prefect with a Prefect server"
         )
-    if kind not in (PREFECT, DASK) or (sign and (kind == PREFECT or not place)):
+    try:
+        url = urlsplit(f"tcp://{place}")
+        is_address = bool(url.hostname and url.port) and url.netloc == place
+    except ValueError:  # a port that is no number, or a bracket that is not closed
+        is_address = False
+    if kind not in (PREFECT, DASK) or (sign and (kind == PREFECT or not is_address)):
         raise OptionError(f"a fleet is prefect, dask or dask://HOST:PORT, not {text!r}")
     return kind, f"tcp://{place}" if place else ""
 

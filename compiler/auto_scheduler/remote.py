@@ -15,7 +15,7 @@ from retune.compiler import config
 from retune.compiler.auto_scheduler.measure import InputRunner
 from retune.compiler.driver.worker_service import DeviceFacts, WorkerService, serve
 from retune.compiler.errors import MeasureError, NotYetError, OptionError, RetuneError, install_hint
-from retune.compiler.measure.fleet import FleetRunner, Patience, Pending, Request
+from retune.compiler.measure.fleet import CONNECT_SECONDS, FleetRunner, Patience, Pending, Request, require_scheduler
 from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.wire import from_bytes, to_bytes
@@ -27,7 +27,6 @@ LOCAL_KEY = "local-cpu"
 # A poll asks Dask's scheduler for its workers: one request a second from each waiting run.
 POLL_SECONDS = 1.0
 """How often a script that waits looks whether anybody serves its device."""
-CONNECT_SECONDS = 10.0
 # Clusters may start machines on demand, which takes minutes.
 PATIENCE_SECONDS = 300.0
 """So long a script waits for a worker of its device."""
@@ -44,11 +43,11 @@ class DaskEngine:
             raise OptionError(f"workers of Dask need the package distributed: {install_hint('dask')}") from error
         self._priority = priority
         try:
+            require_scheduler(address)
             # Not the default client: the script may use a cluster of its own.
             self._client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-        except (OSError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise OptionError(f"there is no scheduler of Dask at {address} ({reason})") from error
+        except OSError as error:
+            raise OptionError(str(error) or f"no scheduler of Dask answers at {address}") from error
 
     def submit(self, queue: str, request: Request, name: str = "") -> Pending:
         """See `Engine`."""

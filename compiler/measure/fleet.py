@@ -7,11 +7,14 @@ one of the device's queue.
 
 import logging
 import math
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -31,6 +34,11 @@ BUILD = "build"
 
 WARN_SECONDS = 30.0
 """After so many seconds without a worker for a queue a warning is logged."""
+
+CONNECT_SECONDS = 10.0
+"""How long a scheduler of Dask may take to answer."""
+# Both ends of a connection begin with a mapping that has this key.
+_GREETING = b"pickle-protocol"
 
 CHUNK = 8
 """Programs in a request: enough to make its way worthwhile, few enough that several workers have something to do."""
@@ -119,6 +127,45 @@ class Pending(Protocol):
     def cancel(self) -> object:
         """Give the request up."""
         ...
+
+
+def require_scheduler(address: str) -> None:
+    """Check that a scheduler of Dask answers at `address`, such as tcp://10.0.0.5:8786.
+
+    Dask's own client waits for ever for the greeting of a server that sends none, and takes the text of another kind of
+    server for the length of a message.
+
+    Raises: ConnectionError.
+    """
+    limit = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            greeting = _greeting(address, limit)
+            if _GREETING in greeting:
+                return
+            reason = "another server answers there" if greeting else "what listens there says nothing"
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError) and time.monotonic() < limit - 1:  # it may be about to start
+                time.sleep(0.5)
+                continue
+            reason = error.strerror or str(error)
+        raise ConnectionError(f"no scheduler of Dask answers at {address}: {reason}")
+
+
+def _greeting(address: str, limit: float) -> bytes:
+    """What the server at `address` says until it says what a scheduler does, at most until `limit`.
+
+    Raises: OSError.
+    """
+    url, greeting = urlsplit(address), b""
+    with socket.create_connection((url.hostname, url.port), CONNECT_SECONDS) as connection, suppress(TimeoutError):
+        while _GREETING not in greeting and len(greeting) < 1 << 10:
+            connection.settimeout(max(0.01, limit - time.monotonic()))
+            data = connection.recv(1 << 10)
+            if not data:
+                break
+            greeting += data
+    return greeting
 
 
 class Patience:

@@ -317,6 +317,9 @@ def product(n: int, m: int, k: int) -> list[Tensor]:
         ("folder", "start `dask scheduler`"),
         ("prefect://x", "a fleet is"),
         ("dask://", "a fleet is"),
+        ("dask://host", "a fleet is"),
+        ("dask://host:port", "a fleet is"),
+        ("dask://host:8786/x", "a fleet is"),
     ],
 )
 def test_a_fleet_that_does_not_exist(fleet: str, said: str, tmp_path: Path) -> None:

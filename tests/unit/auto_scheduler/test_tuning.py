@@ -311,7 +311,7 @@ def test_a_device_of_a_fleet_times_what_is_for_it(target: str, has: str, words: 
 
 
 def test_missing_fleet_is_an_error_and_local_context_has_a_runner() -> None:
-    with pytest.raises(OptionError, match=r"no scheduler of Dask at tcp://127\.0\.0\.1:9|distributed"):
+    with pytest.raises(OptionError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9|distributed"):
         RPCRunner("board", "127.0.0.1", 9)
     with pytest.raises(OptionError, match="n_parallel"):
         RPCRunner("board", "127.0.0.1", 9, n_parallel=0)
