@@ -13,8 +13,8 @@ from fsspec.core import url_to_fs
 
 from retune.compiler.errors import StoreError, install_hint
 from retune.storage.blob_store import READING, BlobStore, Lock
+from retune.storage.claims import acquire
 from retune.storage.files import new_id
-from retune.storage.leases import acquire
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 """Our extra for a kind of URL, where there is one."""
@@ -108,7 +108,7 @@ class ObjectBlobStore(BlobStore):
         return found
 
     def lock(self, name: str) -> Lock:
-        """See `BlobStore.lock`: a lease, see `retune.storage.leases`."""
+        """See `BlobStore.lock`: a claim, see `retune.storage.claims`."""
         return acquire(self, name)
 
     def _path(self, name: str) -> str:
