@@ -1,9 +1,9 @@
 """Claims on folders of an object store: of several processes that want to own a folder, one does.
 
 An object store has no locks that the kernel drops when a process dies. So an owner creates a numbered object, its
-claim, and marks it as free at the end. Once a claim is free, or its process is known to be gone, a successor creates the next
-number if it does not exist: of several successors one wins. The claim of a process of another machine stays until a
-person deletes it: a process that is suspended looks like one that is gone, and both would own the folder.
+claim, and marks it as free at the end. Once a claim is free, or its process is known to be gone, a successor creates
+the next number if it does not exist: of several successors one wins. The claim of a process of another machine stays
+until a person deletes it: a process that is suspended looks like one that is gone, and both would own the folder.
 """
 
 import contextlib
