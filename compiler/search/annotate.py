@@ -48,7 +48,7 @@ def template_state(dag: ComputeDAG, steps: Sequence[Step]) -> State:
 
 
 def annotated_steps(sketch: State, dag: ComputeDAG, context: SketchContext) -> tuple[Step, ...]:
-    """The sketch's steps and those that follow in every program of it."""
+    """The steps of `sketch`, then the steps that every program of it shares."""
     steps = steps_of(sketch)
     state = template_state(dag, steps)
     for annotate in _ANNOTATIONS[context.kind.name]:
@@ -57,7 +57,7 @@ def annotated_steps(sketch: State, dag: ComputeDAG, context: SketchContext) -> t
 
 
 def _unrolled(state: State, context: SketchContext) -> State:  # noqa: ARG001 the same on every machine
-    """Unroll, innermost outwards, the loops that an operation lists, as long as each is of another axis."""
+    """Unroll the loops that an operation lists, innermost first, as long as each is of another axis."""
     for stage, described in enumerate(state.stages):
         names = named_loops(state, stage, UNROLL_INNER)
         if not names or not described.iters:
@@ -75,7 +75,7 @@ def _unrolled(state: State, context: SketchContext) -> State:  # noqa: ARG001 th
 
 
 def _bound(state: State, context: SketchContext) -> State:
-    """Every stage with loops bound to threads, from the last to the first; `state` is a template state."""
+    """Bind the loops of every stage of the template state `state` to threads, last stage first."""
     roots = _tiled_roots(state)
     for stage in range(len(state.stages) - 1, -1, -1):
         described = state.stages[stage]
@@ -103,14 +103,14 @@ def _tiled_roots(state: State) -> set[int]:
 
 
 def _annotated_fusion(state: State, stage: int, loops: Sequence[int], annotation: int) -> State:
-    """Neighboring loops made one and annotated; of no loops a loop of one iteration around the stage."""
+    """Fuse neighboring loops and annotate the result. Without loops, a loop of one iteration around the stage."""
     if len(loops) != 1:
         state = state.apply(Fuse(stage, tuple(loops)))
     return state.apply(Annotate(stage, loops[0] if loops else 0, annotation))
 
 
 def _bound_plain(state: State, stage: int, context: SketchContext) -> State:
-    """A stage that was not tiled: its outer loops are spread over blocks of a warp's threads."""
+    """Spread the outer loops of an untiled stage over blocks of a warp's threads."""
     loops = outer_space_loops(state, stage)
     iters = state.stages[stage].iters
     origins = {name for number in loops for name in original_names(iters[number].name)}
@@ -129,7 +129,7 @@ def _bound_plain(state: State, stage: int, context: SketchContext) -> State:
 
 
 def _bound_tiles(state: State, stage: int, context: SketchContext) -> State:  # noqa: ARG001
-    """A stage around a tiled one: its three outer tile levels are blocks, virtual threads and threads."""
+    """Bind the three outer tile levels of the stage around a tiled stage to blocks, virtual threads and threads."""
     for level, annotation in enumerate((_BLOCK, _VTHREAD, _THREAD)):
         iters = state.stages[stage].iters
         loops = []
@@ -142,9 +142,7 @@ def _bound_tiles(state: State, stage: int, context: SketchContext) -> State:  # 
 
 
 def _pipelined(state: State, context: SketchContext) -> State:
-    """The loops that shared caches are fetched in, with the copies under way early, on GPUs that copy asynchronously;
-    how early the search says.
-    """
+    """Pipeline the loops that fetch shared caches, on GPUs with asynchronous copies. The search chooses the depth."""
     if context.target is None or not copies_asynchronously(context.target):
         return state
     loops = {
@@ -162,7 +160,7 @@ def _pipelined(state: State, context: SketchContext) -> State:
 
 
 def _is_copy(state: State, stage: int) -> bool:
-    """Whether a stage holds elements of another as they are, or zeros, each as long as what is copied at least."""
+    """Whether a stage copies elements of another stage, or zeros, at least as long as an asynchronous copy."""
     body = inline_body(state, stage)
     while isinstance(body, Select) and isinstance(body.otherwise, Const) and body.otherwise.value == 0:
         body = body.then
@@ -171,7 +169,7 @@ def _is_copy(state: State, stage: int) -> bool:
 
 
 def _fetched_together(state: State, stage: int, reader: int) -> State:
-    """A shared cache: all threads of the block copy, each one element, which the search may widen, at a time."""
+    """Let all threads of the block fetch a shared cache, an element each at a time; the search may widen that."""
     sources = spatial_split_steps(state, reader)
     state = state.apply(Fuse(stage, tuple(range(len(state.stages[stage].iters)))))
     state = state.apply(Split(stage, 0, 0, (1,)))
@@ -185,4 +183,4 @@ _ANNOTATIONS: dict[str, tuple[Callable[[State, SketchContext], State], ...]] = {
     CPU_SEARCH.name: (_unrolled,),
     GPU_SEARCH.name: (_bound, _pipelined, _unrolled),
 }
-"""What follows a sketch's own steps, for every kind of search."""
+"""The steps after a sketch's own steps, for every kind of search."""

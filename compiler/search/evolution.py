@@ -14,10 +14,8 @@ from retune.compiler.search.genome import Keys, Layout, Mask, Rows, Scores, keys
 from retune.compiler.search.options import SearchOptions
 
 Scorer = Callable[[int, Rows], tuple[Rows, Scores, Scores]]
-"""From a space's number and genome rows (B, G) to the same rows in normal form, their scores (B,) and those of the
-analytical model (B,).
-
-Higher is better; a score of -inf means that the program must not be proposed.
+"""From a space's number and genome rows (B, G) to the rows in normal form, the model's scores (B,) and the analytical
+model's scores (B,). Higher is better; -inf rejects the program.
 """
 
 _NAMES = (
@@ -37,13 +35,12 @@ class PopulationSpec:
     """What evolution needs to know of one space."""
 
     layout: Layout
-    """Its columns."""
     placements: int
     """How many step lists place its stages."""
     deepest: int
     """The most loops that any of its stages may run in parallel."""
     unroll_limits: tuple[int, ...] = ()
-    """The unroll limits to choose from, where they are not those of a CPU."""
+    """The unroll limits to choose from; empty: a CPU's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +50,12 @@ class Population:
     rows: Rows
     """(B, G)."""
     parents: Rows
-    """(B, G): the rows they were made from; equal to `rows` when there is no parent."""
+    """(B, G): the rows that `rows` were made from; equal to `rows` where there is no parent."""
     moves: npt.NDArray[np.int8]
-    """(B,): how they were made, as codes."""
+    """(B,): the moves that made them, as codes."""
 
     @classmethod
     def seeds(cls, rows: Rows, move: str) -> "Population":
-        """Individuals without parents."""
         return cls(rows, rows, np.full(len(rows), _CODE[move], dtype=np.int8))
 
     def take(self, which: npt.NDArray[np.intp] | Mask) -> "Population":
@@ -86,16 +82,14 @@ class Individual:
     """One program met by the search."""
 
     space: int
-    """Number of its space."""
     row: Rows
     """(G,): its genome."""
     key: int
-    """Of the row, see `keys_of`."""
+    """See `keys_of`."""
     score: float
     parent: Rows | None
-    """The row that it was made from; None when there is none."""
+    """The row that `row` was made from, if any."""
     move: str
-    """How it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +124,8 @@ def evolve(
 
 
 def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Generation] = ()) -> Generation:
-    """Bring one population into normal form, score it and keep what is valid. Equal rows are scored once, and
-    those that are in one of the generations `met` not again.
+    """Bring one population into normal form, score it and keep the valid rows. Equal rows are scored once; scores of
+    rows in `met` are reused.
     """
     if not len(population.rows):
         return Generation(space, population, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
@@ -139,54 +133,54 @@ def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Ge
     # deduplicated, and known scores reused.
     keys, once, back = np.unique(keys_of(space, population.rows), return_index=True, return_inverse=True)
     rows = population.rows[once]
-    scores, prior, fresh = _recalled(keys, [one for one in met if one.space == space])
+    scores, prior, fresh = _recalled(keys, [generation for generation in met if generation.space == space])
     if fresh.any():
         rows[fresh], scores[fresh], prior[fresh] = score(space, rows[fresh])
     valid = np.isfinite(scores[back])
-    kept = Population(rows[back], population.parents, population.moves).take(valid)
-    return Generation(space, kept, keys_of(space, kept.rows), scores[back][valid], prior[back][valid])
+    valid_population = Population(rows[back], population.parents, population.moves).take(valid)
+    return Generation(
+        space, valid_population, keys_of(space, valid_population.rows), scores[back][valid], prior[back][valid]
+    )
 
 
 def _recalled(keys: Keys, met: Sequence[Generation]) -> tuple[Scores, Scores, Mask]:
-    """Scores and priors (B,) of the individuals with these keys, and which are in no generation (B,)."""
+    """Scores and priors (B,) of the individuals with these keys, and a mask (B,) of keys in no generation."""
     scores, prior, fresh = np.zeros(len(keys)), np.zeros(len(keys)), np.ones(len(keys), dtype=np.bool_)
-    for one in met:
-        if not len(one.keys):
+    for generation in met:
+        if not len(generation.keys):
             continue
         # Binary search in the sorted keys: a hash lookup per individual would be a Python loop.
-        order = np.argsort(one.keys)
-        places = order[np.minimum(np.searchsorted(one.keys, keys, sorter=order), len(order) - 1)]
-        known = fresh & (one.keys[places] == keys)
-        scores[known], prior[known] = one.scores[places[known]], one.prior[places[known]]
+        order = np.argsort(generation.keys)
+        positions = order[np.minimum(np.searchsorted(generation.keys, keys, sorter=order), len(order) - 1)]
+        known = fresh & (generation.keys[positions] == keys)
+        scores[known], prior[known] = generation.scores[positions[known]], generation.prior[positions[known]]
         fresh &= ~known
     return scores, prior, fresh
 
 
 def ranking(generations: Sequence[Generation], seen: set[int]) -> Iterator[Individual]:
-    """Distinct individuals whose keys are not in `seen`, best first; equal scores keep the order in which they were
-    met.
-    """
+    """Distinct individuals whose keys are not in `seen`, best first; ties keep the order of discovery."""
     if not generations:
         return
-    places = np.concatenate([np.arange(len(one.scores)) for one in generations])
-    owners = np.concatenate([np.full(len(one.scores), number) for number, one in enumerate(generations)])
-    keys = np.concatenate([one.keys for one in generations])
-    scores = np.concatenate([one.scores for one in generations])
+    positions = np.concatenate([np.arange(len(generation.scores)) for generation in generations])
+    owners = np.concatenate([np.full(len(generation.scores), number) for number, generation in enumerate(generations)])
+    keys = np.concatenate([generation.keys for generation in generations])
+    scores = np.concatenate([generation.scores for generation in generations])
     # `np.unique` returns first occurrences ordered by key. Sorting them restores the order of discovery, which the
     # stable sort by score then keeps among ties.
     first = np.sort(np.unique(keys, return_index=True)[1])
     for entry in first[np.argsort(-scores[first], kind="stable")]:
         if int(keys[entry]) not in seen:
-            yield individual(generations[owners[entry]], int(places[entry]))
+            yield individual(generations[owners[entry]], int(positions[entry]))
 
 
-def individual(generation: Generation, place: int) -> Individual:
-    """One member of a generation."""
+def individual(generation: Generation, position: int) -> Individual:
+    """Member `position` of a generation."""
     population = generation.population
-    move = _NAMES[int(population.moves[place])]
-    parent = None if move in _ORPHANS else population.parents[place]
-    key, score = int(generation.keys[place]), float(generation.scores[place])
-    return Individual(generation.space, population.rows[place], key, score, parent, move)
+    move = _NAMES[int(population.moves[position])]
+    parent = None if move in _ORPHANS else population.parents[position]
+    key, score = int(generation.keys[position]), float(generation.scores[position])
+    return Individual(generation.space, population.rows[position], key, score, parent, move)
 
 
 def selection_weights(scores: Scores) -> Scores:
@@ -213,25 +207,25 @@ def _next_populations(
     rng: np.random.Generator,
     prior_share: float,
 ) -> list[Population]:
-    """Select parents over all spaces together and breed within each; `prior_share` of them by the analytical
-    model.
+    """Select parents over all spaces together and breed within each space. The analytical model selects `prior_share`
+    of the parents.
     """
-    scores = np.concatenate([one.scores for one in scored])
+    scores = np.concatenate([generation.scores for generation in scored])
     if not len(scores):
-        return [one.population for one in scored]
+        return [generation.population for generation in scored]
     # Each model's weights sum to 1, so `prior_share` is the expected fraction of parents that the analytical model
     # selects, whatever the scales of the two scores.
     weights = (1.0 - prior_share) * selection_weights(scores)
-    weights += prior_share * selection_weights(np.concatenate([one.prior for one in scored]))
+    weights += prior_share * selection_weights(np.concatenate([generation.prior for generation in scored]))
     weights *= _surviving(specs, scored, weights, options.extinction_ratio)
     # Parents are drawn over all spaces together, so a sketch with better programs gets more of the population.
     picks = np.sort(rng.choice(len(scores), size=options.population, p=weights / weights.sum()))
     populations: list[Population] = []
     start = 0
-    for spec, one in zip(specs, scored, strict=True):
-        end = start + len(one.scores)
+    for spec, generation in zip(specs, scored, strict=True):
+        end = start + len(generation.scores)
         chosen = picks[(picks >= start) & (picks < end)] - start
-        populations.append(_offspring(spec, one.population.take(chosen), options, rng))
+        populations.append(_offspring(spec, generation.population.take(chosen), options, rng))
         start = end
     return populations
 
@@ -239,15 +233,15 @@ def _next_populations(
 def _surviving(
     specs: Sequence[PopulationSpec], scored: Sequence[Generation], weights: Scores, ratio: float
 ) -> npt.NDArray[np.bool_]:
-    """Which individuals belong to a family, all programs of one placement in one space, whose share of the parents is
-    at least `ratio` of an equal one. At least the largest family does.
+    """Mask of the individuals whose family (all programs of one placement in one space) has at least `ratio` of an
+    equal share of the parents. The largest family always survives.
 
-    Each family is replayed for itself, however small it is, so the small ones cost most of a generation's time.
+    Each family is replayed separately, however small it is, so the small ones cost most of a generation's time.
     """
     families: list[npt.NDArray[np.int64]] = []
     first = 0
-    for spec, one in zip(specs, scored, strict=True):
-        families.append(first + one.population.rows[:, spec.layout.placement])
+    for spec, generation in zip(specs, scored, strict=True):
+        families.append(first + generation.population.rows[:, spec.layout.placement])
         first += max(1, spec.placements)
     family = np.concatenate(families)
     shares = np.bincount(family, weights=weights, minlength=first)
@@ -259,25 +253,25 @@ def _surviving(
 def _offspring(
     spec: PopulationSpec, parents: Population, options: SearchOptions, rng: np.random.Generator
 ) -> Population:
-    """One child for each parent: mutated, crossed with another parent of the space, or kept as it is."""
+    """One child for each parent: mutated, crossed with another parent of the space, or unchanged."""
     count = len(parents.rows)
     draw = rng.random(count)
     mutated = draw < options.mutation_probability
-    rest = 1.0 - options.mutation_probability
-    # One uniform draw decides: below `mutation_probability` a child is mutated; the rest of the interval is divided
-    # between crossover and an unchanged copy.
-    crossed = ~mutated & (draw < options.mutation_probability + rest * options.crossover_probability)
+    unmutated = 1.0 - options.mutation_probability
+    # One uniform draw decides: below `mutation_probability` a child is mutated; crossover and an unchanged copy share
+    # the remaining interval.
+    crossed = ~mutated & (draw < options.mutation_probability + unmutated * options.crossover_probability)
     rows, origins, moves = parents.rows.copy(), parents.parents.copy(), parents.moves.copy()
     kinds = rng.choice(len(mutation.MOVES), size=count, p=_move_weights(spec, options))
     for code, move in enumerate(mutation.MOVES):
-        which = np.flatnonzero(mutated & (kinds == code))
-        rows[which] = _move(spec, move, parents.rows[which], options, rng)
-        origins[which], moves[which] = parents.rows[which], code
-    which = np.flatnonzero(crossed)
-    if len(which):
-        mates = parents.rows[rng.integers(count, size=len(which))]
-        rows[which] = mutation.exchange_columns(rng, parents.rows[which], mates, spec.layout)
-        origins[which], moves[which] = parents.rows[which], _CODE[mutation.CROSSOVER]
+        picked = np.flatnonzero(mutated & (kinds == code))
+        rows[picked] = _move(spec, move, parents.rows[picked], options, rng)
+        origins[picked], moves[picked] = parents.rows[picked], code
+    picked = np.flatnonzero(crossed)
+    if len(picked):
+        mates = parents.rows[rng.integers(count, size=len(picked))]
+        rows[picked] = mutation.exchange_columns(rng, parents.rows[picked], mates, spec.layout)
+        origins[picked], moves[picked] = parents.rows[picked], _CODE[mutation.CROSSOVER]
     return Population(rows, origins, moves)
 
 

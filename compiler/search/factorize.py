@@ -16,44 +16,44 @@ Ints = npt.NDArray[np.int64]
 def prime_factors(extent: int) -> tuple[tuple[int, int], ...]:
     """The (prime, exponent) pairs of a positive number, ascending."""
     factors: list[tuple[int, int]] = []
-    rest, prime = extent, 2
+    remainder, prime = extent, 2
     # Trial division: extents are small, and results are cached.
-    while prime * prime <= rest:
+    while prime * prime <= remainder:
         exponent = 0
-        while rest % prime == 0:
-            rest //= prime
+        while remainder % prime == 0:
+            remainder //= prime
             exponent += 1
         if exponent:
             factors.append((prime, exponent))
         prime += 1
-    if rest > 1:
-        factors.append((rest, 1))
+    if remainder > 1:
+        factors.append((remainder, 1))
     return tuple(factors)
 
 
 @lru_cache(maxsize=4096)
 def divisors(extent: int) -> tuple[int, ...]:
     """All divisors of a positive number, ascending."""
-    found = [1]
+    products = [1]
     for prime, exponent in prime_factors(extent):
-        found = [base * prime**power for base in found for power in range(exponent + 1)]
-    return tuple(sorted(found))
+        products = [base * prime**power for base in products for power in range(exponent + 1)]
+    return tuple(sorted(products))
 
 
 _ROW_TILES = range(4, 17)
-"""Lengths of which a register tile needs one across its vectors."""
+"""Row counts of a register tile."""
 _LANES = 8
-"""What a vector loop should be a multiple of."""
+"""A vector loop should be a multiple of this."""
 _WHOLE = 16
-"""So many rows can be a tile as they are."""
+"""Extents up to this are tiles themselves."""
 _SHORT, _FEW = 31, range(4, 9)
-"""Up to so many rows, the next number that one of few divides wastes less than whole vectors of them."""
+"""Extents up to `_SHORT` are rounded up to a multiple of any of `_FEW`: less waste than whole vectors of rows."""
 
 
 def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
-    """The number whose divisors are the tile lengths of a loop: its extent, but for one without any divisor that makes
-    a good tile, such as a prime, where it is the next number with many; some iterations of the loop are then skipped.
-    `is_vector` says that the innermost part may become the vector loop, and is at most `max_innermost`.
+    """The number whose divisors are the tile lengths of a loop: `extent` if a divisor makes a good tile, otherwise
+    (such as for a prime) the next number with many divisors. Surplus iterations are skipped. If `is_vector`, the
+    innermost part may become the vector loop, and is at most `max_innermost`.
     """
     # A prime extent such as 197 has no tile but 1 and itself. Rounding it up to a multiple of a vector wastes a few
     # iterations and makes good tiles possible; short loops stay, because they are tiles themselves.
@@ -68,13 +68,13 @@ def covering(extent: int, max_innermost: int, *, is_vector: bool) -> int:
 
 
 def _ways(extent: int, parts: int) -> int:
-    """In how many ways `extent` is an ordered product of `parts` numbers."""
+    """Number of ordered products of `parts` numbers that equal `extent`."""
     # Stars and bars for each prime: its exponent is distributed over the parts independently of the others.
     return prod(comb(exponent + parts - 1, parts - 1) for _, exponent in prime_factors(extent))
 
 
 def sample_factorizations(rng: np.random.Generator, count: int, extent: int, levels: int, max_last: int) -> Ints:
-    """Draw `count` factorisations uniformly, without listing them.
+    """Draw `count` factorizations uniformly, without listing them.
 
     Returns an int64 array (count, levels + 1): column 0 is the outermost part, the others are the tile lengths; each
     row's product is `extent` and the last column is at most `max_last`.
@@ -102,12 +102,10 @@ def _exponents(values: Ints, prime: int, most: int) -> Ints:
 
 
 def _compositions(rng: np.random.Generator, count: int, total: int, parts: int) -> Ints:
-    """`count` uniform ordered sums of `total` with `parts` terms of at least 0: bars drawn among stars. Shape (count,
-    parts).
-    """
+    """`count` uniform compositions of `total` into `parts` terms of at least 0, shape (count, parts)."""
     if parts == 1:
         return np.full((count, 1), total, dtype=np.int64)
-    places = total + parts - 1
-    bars = np.sort(np.argsort(rng.random((count, places)), axis=1)[:, : parts - 1], axis=1)
-    edges = np.concatenate([np.full((count, 1), -1), bars, np.full((count, 1), places)], axis=1)
+    positions = total + parts - 1
+    bars = np.sort(np.argsort(rng.random((count, positions)), axis=1)[:, : parts - 1], axis=1)
+    edges = np.concatenate([np.full((count, 1), -1), bars, np.full((count, 1), positions)], axis=1)
     return (np.diff(edges, axis=1) - 1).astype(np.int64)

@@ -22,7 +22,7 @@ _MIX = 0x9E3779B97F4A7C15
 @dataclass(frozen=True, slots=True)
 class SplitColumns:
     """The columns `start` … `start + parts - 1` hold the parts of the split that step `step` of the sketch makes. Their
-    product is `extent`, which may be a little more than that of the loop, see `factorize.covering`.
+    product is `extent`, which may exceed the loop's extent, see `factorize.covering`.
     """
 
     step: int
@@ -82,15 +82,15 @@ class Layout:
         for step, extent, parts in splits:
             columns.append(SplitColumns(step, extent, start, parts))
             start += parts
-        parallel = tuple((stage, start + 1 + place) for place, stage in enumerate(stages))
-        vector = tuple((stage, start + 1 + len(stages) + place) for place, stage in enumerate(stages))
-        unroll = tuple((stage, start + 1 + 2 * len(stages) + place) for place, stage in enumerate(unrolled))
+        parallel = tuple((stage, start + 1 + index) for index, stage in enumerate(stages))
+        vector = tuple((stage, start + 1 + len(stages) + index) for index, stage in enumerate(stages))
+        unroll = tuple((stage, start + 1 + 2 * len(stages) + index) for index, stage in enumerate(unrolled))
         end = start + 1 + 2 * len(stages) + len(unrolled)
-        others = tuple(WidthColumn(step, end + place, choices) for place, (step, choices) in enumerate(widths))
-        return cls(tuple(columns), start, parallel, vector, unroll, end + len(others), others)
+        width_columns = tuple(WidthColumn(step, end + index, choices) for index, (step, choices) in enumerate(widths))
+        return cls(tuple(columns), start, parallel, vector, unroll, end + len(width_columns), width_columns)
 
     def groups(self) -> tuple[slice, ...]:
-        """The column ranges that crossover exchanges as one: a split, or a single other column."""
+        """The column ranges that crossover exchanges as a unit: a split, or a single other column."""
         single = (slice(column, column + 1) for column in range(self.placement, self.width))
         return (*(split.columns for split in self.splits), *single)
 

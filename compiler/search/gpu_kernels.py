@@ -28,13 +28,13 @@ _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
 
 def kernels_of(nests: Sequence[StageNest], count: int, facts: GpuFacts | None = None) -> list["DeviceKernel"]:
-    """The kernels in the order in which they run: a root stage each, and what is computed inside its loops. `facts` are
-    those of the GPU, by default of a usual one.
+    """The kernels in execution order: a root stage and the stages computed inside its loops each. `facts` defaults to a
+    common GPU.
     """
-    found: dict[int, list[StageNest]] = {}
+    stages_of: dict[int, list[StageNest]] = {}
     for nest in nests:
-        found.setdefault(nest.loops[0].key[0] if nest.loops else nest.stage, []).append(nest)
-    return [DeviceKernel(tuple(found[root]), count, facts or facts_of("")) for root in sorted(found)]
+        stages_of.setdefault(nest.loops[0].key[0] if nest.loops else nest.stage, []).append(nest)
+    return [DeviceKernel(tuple(stages_of[root]), count, facts or facts_of("")) for root in sorted(stages_of)]
 
 
 def own_loops(nest: StageNest) -> Sequence[Loop]:
@@ -43,12 +43,12 @@ def own_loops(nest: StageNest) -> Sequence[Loop]:
 
 
 def outer_loops(nest: StageNest) -> Sequence[Loop]:
-    """The loops of other stages that it stands in."""
+    """The loops of other stages around the stage."""
     return nest.loops[: len(nest.loops) - nest.own]
 
 
 def iterations(loops: Iterable[Loop], annotations: Sequence[Annotation], count: int) -> Counts:
-    """How many iterations the loops with one of the annotations have together, (B,)."""
+    """Product of the extents (B,) of the loops that have one of the annotations."""
     total: Number = np.ones(count, dtype=np.int64)
     for loop in loops:
         if loop.annotation in annotations:
@@ -81,12 +81,12 @@ class DeviceKernel:
 
     @cached_property
     def product(self) -> StageNest | None:
-        """The statement that tensor cores do."""
+        """The statement that runs on tensor cores."""
         return product_of(self.nests)
 
     @cached_property
     def memory(self) -> tuple[Counts, Counts]:
-        """Bytes of shared memory of a block, and of buffers of a thread."""
+        """Bytes of shared memory per block, and of local buffers per thread."""
         shared, local = np.zeros(self.count, dtype=np.int64), np.zeros(self.count, dtype=np.int64)
         for nest in self.nests:
             if nest is self.product:
@@ -117,8 +117,8 @@ class DeviceKernel:
         lines, neighbors = (np.asarray(extent) for extent in write.shape[1:])
         return np.where(in_groups(product, self.facts, self.count), lines * neighbors, size)
 
-    def asked(self) -> dict[Limit, Counts]:
-        """How much the kernel asks for of everything that is limited."""
+    def demand(self) -> dict[Limit, Counts]:
+        """The kernel's use of every limited resource."""
         virtual = [iterations(own_loops(nest), (Annotation.VTHREAD,), self.count) for nest in self.nests]
         shared, local = self.memory
         return {
@@ -139,9 +139,9 @@ class DeviceKernel:
         return np.asarray(np.max([iterations(own_loops(nest), (kind,), self.count) for nest in self.nests], axis=0))
 
     def _joined(self, nest: StageNest) -> tuple[Counts, Counts]:
-        """Bytes of shared and of local memory that a reduction takes to join its parts."""
+        """Bytes of shared and of local memory that a cross-thread reduction needs."""
         nothing = np.zeros(self.count, dtype=np.int64)
-        reducing = [loop for loop in own_loops(nest) if _reduces(loop) and loop.annotation in _THREADS]
+        reducing = [loop for loop in own_loops(nest) if _is_reduction(loop) and loop.annotation in _THREADS]
         points, item = _points(nest, self.count), held_bytes(nest)
         alone = nothing
         if item > point_bytes(nest) and (not nest.attached or _is_shared(nest)):
@@ -155,18 +155,18 @@ class DeviceKernel:
         around = np.asarray(prod(others, start=np.int64(1)))
         warps = self._in_warps(each, others)
         first = np.where(across > WARP, across // WARP, 0)
-        # With shuffles only one partial result a warp goes through shared memory.
+        # With shuffles only a partial result per warp goes through shared memory.
         shared = np.where(warps, around * first, around * across) * item
         local = (points + warps) * item
         return np.where(across > 1, shared, 0), np.where(across > 1, local, alone)
 
-    def _others(self, nest: StageNest, kind: Annotation) -> Counts:
-        """Threads along a dimension, for each of which something else is joined."""
-        own = iterations((loop for loop in own_loops(nest) if not _reduces(loop)), (kind,), self.count)
-        return np.where(own > 1, own, iterations(outer_loops(nest), (kind,), self.count))
+    def _others(self, nest: StageNest, dimension: Annotation) -> Counts:
+        """Threads along `dimension` that reduce separate values."""
+        own = iterations((loop for loop in own_loops(nest) if not _is_reduction(loop)), (dimension,), self.count)
+        return np.where(own > 1, own, iterations(outer_loops(nest), (dimension,), self.count))
 
     def _in_warps(self, each: dict[Annotation, Counts], others: Sequence[Counts]) -> Mask:
-        """Whether threads hand each other what is joined; see `retune.compiler.lower.gpu.cross_thread_reduction`."""
+        """Whether threads reduce with warp shuffles; see `retune.compiler.lower.gpu.cross_thread_reduction`."""
         extent, threads = each[Annotation.THREAD_X], self.threads
         alone = (each[Annotation.THREAD_Y] == 1) & (each[Annotation.THREAD_Z] == 1) & (extent > 1)
         whole = extent == self.block[0]
@@ -177,29 +177,29 @@ class DeviceKernel:
         return np.asarray(alone & whole & np.where(threads <= WARP, small, large))
 
 
-def _reduces(loop: Loop) -> bool:
+def _is_reduction(loop: Loop) -> bool:
     return loop.kind is IterKind.REDUCTION
 
 
 def _is_shared(nest: StageNest) -> bool:
-    """Whether the threads of a block share what a stage inside another's loops computes."""
+    """Whether the threads of a block share the results of a stage inside another stage's loops."""
     among_threads = any(loop.annotation in _THREADS for loop in outer_loops(nest))
     return nest.op.name.endswith(SHARED) or not among_threads
 
 
 def _reduction_iterations(nest: StageNest, count: int) -> Counts:
-    """How many values are joined to one."""
+    """Number of values that reduce to one result."""
     total: Number = np.ones(count, dtype=np.int64)
     for loop in own_loops(nest):
-        total = total * loop.extent if _reduces(loop) else total
+        total = total * loop.extent if _is_reduction(loop) else total
     return np.asarray(total)
 
 
 def _points(nest: StageNest, count: int) -> Counts:
-    """Results of a reduction inside its outermost loop: those of the loops over points in there."""
+    """Results of a reduction inside its outermost reduction loop."""
     inside, total = np.zeros(count, dtype=np.bool_), np.ones(count, dtype=np.int64)
     for loop in own_loops(nest):
-        if _reduces(loop):
+        if _is_reduction(loop):
             inside = inside | (np.asarray(loop.extent) > 1)
         elif loop.annotation not in _THREADS:
             total = np.where(inside, total * loop.extent, total)

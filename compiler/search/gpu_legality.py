@@ -20,10 +20,10 @@ from retune.compiler.search.tensor_legality import tensor_promising
 from retune.compiler.target import HardwareParams
 
 _OTHER_REGISTERS = 32
-"""What a thread needs besides its buffers: operands, addresses, loop counters."""
+"""Registers of a thread beyond its buffers: operands, addresses, loop counters."""
 
 REASONS: tuple[Limit | None, ...] = (None, *Limit)
-"""What the numbers of `gpu_refusals` mean."""
+"""Meaning of the numbers of `gpu_refusals`."""
 
 
 def gpu_legal(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> Mask:
@@ -32,20 +32,20 @@ def gpu_legal(nests: Sequence[StageNest], hardware: HardwareParams, count: int) 
 
 
 def gpu_refusals(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> npt.NDArray[np.int8]:
-    """For every program (B,) the first limit that the first of its kernels breaks, as a place in `REASONS`."""
-    found = np.zeros(count, dtype=np.int8)
+    """For every program (B,) the first limit that its first offending kernel breaks, as an index of `REASONS`."""
+    reasons = np.zeros(count, dtype=np.int8)
     most = most_of(hardware)
     for kernel in kernels_of(nests, count, hardware.gpu):
-        asked = kernel.asked()
+        demand = kernel.demand()
         for number, limit in enumerate(REASONS):
             if limit is not None:
-                found = np.where((found == 0) & (asked[limit] > most[limit]), np.int8(number), found)
-    return found
+                reasons = np.where((reasons == 0) & (demand[limit] > most[limit]), np.int8(number), reasons)
+    return reasons
 
 
 def gpu_promising(nests: Sequence[StageNest], hardware: HardwareParams, count: int) -> Mask:
-    """Mask (B,): no vector is longer than one access, and where tiles are bound a block fills a warp, unless there are
-    hardly more points than that, and what a thread holds fits its registers.
+    """Mask (B,): no vector is longer than one access. A block of tiles fills a warp, unless there are hardly more
+    points, and a thread's buffers fit its registers.
     """
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:

@@ -23,8 +23,8 @@ from retune.compiler.search.widths import widths_of
 
 @dataclass(frozen=True, eq=False)
 class GpuSketchSpace(SketchSpace):
-    """All programs of one sketch for a GPU: there is one placement, since loops are bound to blocks and threads; no
-    column says which loop is parallel or a vector loop; widths are columns.
+    """All programs of one sketch for a GPU. Loops are bound to blocks and threads, so there is one placement and no
+    parallel or vector column; widths are columns.
     """
 
     has_registers: ClassVar[bool] = True
@@ -50,8 +50,8 @@ class GpuSketchSpace(SketchSpace):
         return gpu_legal(group.nests, self.hardware, len(group.rows))
 
     def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
-        """Draw rows as for a CPU. Most tilings ask too much of a block, so rows that are not legal are drawn again, at
-        most `sample_attempts` times.
+        """Draw rows as for a CPU. Most tilings exceed a block's limits, so illegal rows are drawn again, at most
+        `sample_attempts` times.
         """
         rows = self._drawn(rng, count, placements)
         if not len(rows):
@@ -69,7 +69,7 @@ class GpuSketchSpace(SketchSpace):
         return rows
 
     def _exchange_kernels(self, rng: np.random.Generator, rows: Rows) -> None:
-        """Give rows of several kernels, which are rarely all legal, legal kernels of other rows."""
+        """Replace kernels of rows with several kernels, which are rarely all legal, by legal kernels of other rows."""
         state = template_state(self.dag, self.sketch)
         (_, group), *_ = self.groups(rows)  # a GPU's programs have one placement
         kernels = kernels_of(group.nests, len(rows), self.hardware.gpu)

@@ -17,8 +17,8 @@ from retune.compiler.schedule.task import SearchTask
 
 
 def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:
-    """Bytes that threads of a program keep in memory because registers do not suffice, of one thread of every kernel; 0
-    without an assembler of the architecture, or for a program that is refused before, which building it says.
+    """Bytes that one thread of every kernel spills. 0 without an assembler for the architecture, or for a program that
+    does not build.
     """
     arch = task.target.arch or USUAL_ARCH
     if not assembles(arch):

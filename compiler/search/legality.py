@@ -43,8 +43,8 @@ def legal(
 def promising(
     nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, options: SearchOptions, count: int
 ) -> Mask:
-    """Mask (B,): register tiles fit the registers together with their operands and read one group, and the code is of
-    bearable length.
+    """Mask (B,): register tiles and their operands fit the registers, vectors read one group, and the code is not too
+    long.
     """
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
@@ -62,7 +62,7 @@ def _crosses_groups(nest: StageNest, vector: Number, hardware: HardwareParams, c
     if not nest.op.reduce_axes or not nest.op.axes:
         return nothing
     loop, alike = nest.loops[-1], shared_columns(nest.op, hardware)
-    # Vectors along another axis read what is alike in each.
+    # Vectors along another axis read the same group.
     if alike == nest.op.axes[-1].extent or loop.key not in nest.write.index[-1].terms:
         return nothing
     return np.broadcast_to((np.asarray(vector) != 0) & (alike % np.asarray(loop.extent) != 0), (count,))

@@ -15,26 +15,24 @@ MOVES = (TILE, UNROLL, PLACEMENT, PARALLEL, VECTOR, WIDTH)
 
 
 def move_tile_factors(rng: np.random.Generator, rows: Rows, layout: Layout, max_innermost: int) -> Rows:
-    """In every row, carry a divisor from one part of one split to another part of it.
+    """In every row, move a divisor from one part of a split to another part of it.
 
-    A row in which the drawn split cannot move (a prime extent above the innermost limit may be stuck) stays as it is.
+    A row whose drawn split cannot move (a prime extent above the innermost limit may be stuck) stays the same.
     """
     movable = [split for split in layout.splits if split.extent > 1]
     children = rows.copy()
     if not movable or not len(rows):
         return children
     drawn = rng.integers(len(movable), size=len(rows))
-    for place, split in enumerate(movable):
-        chosen = np.flatnonzero(drawn == place)
+    for number, split in enumerate(movable):
+        chosen = np.flatnonzero(drawn == number)
         if len(chosen):
             children[chosen, split.columns] = _move_within(rng, rows[chosen, split.columns], split, max_innermost)
     return children
 
 
 def _move_within(rng: np.random.Generator, parts: Rows, split: SplitColumns, max_innermost: int) -> Rows:
-    """Move one divisor in each row of one split's parts: source and destination uniform among the possible, then the
-    divisor.
-    """
+    """Move one divisor in each row of a split's parts: first draw source and destination, then the divisor."""
     count, levels = parts.shape
     factors = np.array(divisors(split.extent)[1:], dtype=np.int64)
     leaves = parts[:, :, None] % factors == 0
@@ -58,7 +56,7 @@ def _move_within(rng: np.random.Generator, parts: Rows, split: SplitColumns, max
 
 
 def redraw_unroll(rng: np.random.Generator, rows: Rows, layout: Layout, limits: tuple[int, ...]) -> Rows:
-    """Give one unroll column of every row a new limit, different where there is more than one."""
+    """Give one unroll column of every row a new limit; a different limit if there is more than one."""
     children = rows.copy()
     if layout.unroll:
         columns = np.array([column for _, column in layout.unroll])[rng.integers(len(layout.unroll), size=len(rows))]
@@ -74,9 +72,7 @@ def redraw_placement(rng: np.random.Generator, rows: Rows, layout: Layout, place
 
 
 def redraw_parallel(rng: np.random.Generator, rows: Rows, layout: Layout, deepest: int) -> Rows:
-    """Give one stage of every row another parallel depth, at most `deepest`; normalization lowers what a stage cannot
-    have.
-    """
+    """Give one stage of every row another parallel depth, at most `deepest`; normalization lowers impossible depths."""
     children = rows.copy()
     if layout.parallel:
         drawn = rng.integers(len(layout.parallel), size=len(rows))
@@ -100,8 +96,8 @@ def redraw_width(rng: np.random.Generator, rows: Rows, layout: Layout) -> Rows:
     children = rows.copy()
     if layout.widths:
         drawn = rng.integers(len(layout.widths), size=len(rows))
-        for place, width in enumerate(layout.widths):
-            chosen = np.flatnonzero(drawn == place)
+        for number, width in enumerate(layout.widths):
+            chosen = np.flatnonzero(drawn == number)
             part = children[chosen]
             _redraw(rng, part, np.full(len(chosen), width.column), np.array(width.choices, dtype=np.int64))
             children[chosen] = part
@@ -109,15 +105,13 @@ def redraw_width(rng: np.random.Generator, rows: Rows, layout: Layout) -> Rows:
 
 
 def exchange_columns(rng: np.random.Generator, rows: Rows, mates: Rows, layout: Layout) -> Rows:
-    """Crossover: every column group of a child comes from its first parent or, with probability one half, from its
-    mate.
-    """
+    """Crossover: every column group of a child comes from its first parent or, with probability 1/2, from its mate."""
     children = rows.copy()
     for group in layout.groups():
         # Uniform crossover over column groups: columns of one split must stay together, since their product is the
         # extent.
-        taken = rng.random(len(rows)) < 0.5
-        children[taken, group] = mates[taken, group]
+        is_mate = rng.random(len(rows)) < 0.5
+        children[is_mate, group] = mates[is_mate, group]
     return children
 
 

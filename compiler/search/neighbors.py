@@ -18,23 +18,23 @@ def neighbors(
     row: Rows, layout: Layout, placements: int, deepest: int, unroll_limits: tuple[int, ...], max_innermost: int
 ) -> Rows:
     """All neighbors (N, G) of a row (G,), not in normal form."""
-    found = [*_of_splits(row, layout, max_innermost)]
+    rows = [*_of_splits(row, layout, max_innermost)]
     for column, values in _columns(layout, placements, deepest, unroll_limits):
         for value in values:
             if value != row[column]:
                 changed = row.copy()
                 changed[column] = value
-                found.append(changed)
-    return np.array(found, dtype=np.int64).reshape(-1, layout.width)
+                rows.append(changed)
+    return np.array(rows, dtype=np.int64).reshape(-1, layout.width)
 
 
 def _of_splits(row: Rows, layout: Layout, max_innermost: int) -> Iterator[Rows]:
     for split in layout.splits:
-        places = range(split.start, split.start + split.parts)
-        for source, target in permutations(places, 2):
+        columns = range(split.start, split.start + split.parts)
+        for source, target in permutations(columns, 2):
             # Primes suffice: a larger move is several of these.
             for prime, _ in prime_factors(split.extent):
-                fits = target < places[-1] or int(row[target]) * prime <= max_innermost
+                fits = target < columns[-1] or int(row[target]) * prime <= max_innermost
                 if fits and row[source] % prime == 0:
                     changed = row.copy()
                     changed[source] //= prime
@@ -45,7 +45,7 @@ def _of_splits(row: Rows, layout: Layout, max_innermost: int) -> Iterator[Rows]:
 def _columns(
     layout: Layout, placements: int, deepest: int, unroll_limits: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The single columns and what they may hold."""
+    """The single columns and their possible values."""
     yield layout.placement, tuple(range(placements))
     for _, column in layout.parallel:
         yield column, tuple(range(deepest + 1))

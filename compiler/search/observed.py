@@ -19,17 +19,17 @@ from retune.compiler.search.scored import Features, TaskFeatures
 from retune.compiler.search.space import SketchSpace
 
 _JUDGED = 256
-"""How many of the latest results judge the analytical model."""
+"""The number of latest results that judge the analytical model."""
 
 
 Located = tuple[Individual | None, Features | None]
-"""A program where it is in the spaces, None where no space contains it, and its features (S, F), None where its steps
-do not fit the task.
+"""A program's individual, None where no space contains it, and its features (S, F), None where its steps do not fit the
+task.
 """
 
 
 class ObservedPrograms:
-    """What a search has observed. `seconds` are the times by steps text, inf for a failure; `keys` the programs that a
+    """Measurements of a search. `seconds` are the times by steps text, inf for a failure; `keys` the programs that a
     space contains. The analytical model weighs as much as `trust` results, less where its predictions were poor.
     """
 
@@ -44,28 +44,30 @@ class ObservedPrograms:
         self._expected: dict[str, Located] = {}
 
     def expect(self, programs: Iterable[str]) -> None:
-        """Extract the features of programs that are observed in later rounds: all at once is quicker than by round.
+        """Extract the features of programs that later rounds observe: one batch is faster than many.
 
         Raises: ScheduleError when a steps text cannot be read at all.
         """
         self._expected |= self._locate([*dict.fromkeys(text for text in programs if text not in self._expected)])
 
     def propose(self, programs: Mapping[str, Located]) -> None:
-        """Keep what the search knows of the programs that it asks for, in place of the last ones, for `observe`."""
+        """Remember the individuals and features of the programs of this round for `observe`, replacing the last
+        round's.
+        """
         self._proposed = dict(programs)
 
     def observe(self, results: Sequence[Observation]) -> list[Features | None]:
-        """Remember every result; features (S, F) of each, None where the steps do not fit the task.
+        """Remember every result; return the features (S, F) of each, None where the steps do not fit the task.
 
         Raises: ScheduleError when a steps text cannot be read at all.
         """
-        texts = [one.steps_text for one in results]
-        located = {text: found for text in texts if (found := self._proposed.get(text)) is not None}
+        texts = [result.steps_text for result in results]
+        located = {text: entry for text in texts if (entry := self._proposed.get(text)) is not None}
         located |= {text: self._expected.pop(text) for text in texts if text in self._expected}
         located |= self._locate([text for text in dict.fromkeys(texts) if text not in located])
-        for one in results:
-            text = one.steps_text
-            self.seconds[text] = one.seconds if one.seconds is not None and one.seconds > 0.0 else inf
+        for result in results:
+            text = result.steps_text
+            self.seconds[text] = result.seconds if result.seconds is not None and result.seconds > 0.0 else inf
             individual, features = located[text]
             if individual is not None and features is not None:
                 self.keys.add(individual.key)
@@ -86,13 +88,13 @@ class ObservedPrograms:
 
     @property
     def uncertainty(self) -> float:
-        """How little is known of the task: 1 before its first result, less with every one."""
+        """Uncertainty about the task: 1 before its first result, decreasing with every result."""
         return self._against_results(self._trust)
 
     @property
     def prior_weight(self) -> float:
-        """The weight of the analytical model against the learned one: 1 before the first result of the task, less with
-        every one, and less the poorer its predictions of those were.
+        """Weight of the analytical model against the learned model: 1 before the task's first result, decreasing with
+        every result, faster the poorer its predictions were.
         """
         if not self._trust:
             return 0.0
@@ -103,7 +105,7 @@ class ObservedPrograms:
         return self._against_results(self._trust * rank_correlation(priors, seconds))
 
     def _against_results(self, trust: float) -> float:
-        """The share of `trust` results among those and the results there are."""
+        """`trust` as a share of `trust` plus the number of results."""
         # A Bayesian-style weight: the prior counts as `trust` pseudo-observations against the number of real ones.
         return trust / (trust + len(self._individuals)) if trust else 0.0
 
@@ -111,7 +113,7 @@ class ObservedPrograms:
         return [text for text in self._individuals if isfinite(self.seconds[text])]
 
     def _locate(self, texts: Sequence[str]) -> dict[str, Located]:
-        """Find programs in the spaces and extract their features, those of one placement at once."""
+        """Find programs in the spaces and extract their features, batched by placement."""
         programs: dict[str, Located] = {}
         rows: list[list[tuple[str, Rows]]] = [[] for _ in self._spaces]
         for text in texts:
@@ -123,11 +125,13 @@ class ObservedPrograms:
                     break
             else:
                 programs[text] = None, self._features.of_steps(steps)
-        for number, found in enumerate(rows):
+        for number, members in enumerate(rows):
             space = self._spaces[number]
-            for which, group in space.groups(np.stack([row for _, row in found])) if found else ():
+            for indices, group in space.groups(np.stack([row for _, row in members])) if members else ():
                 keys = keys_of(number, group.rows)
-                for entry, key, row, block in zip(which, keys, group.rows, self._features.of_group(group), strict=True):
+                for entry, key, row, block in zip(
+                    indices, keys, group.rows, self._features.of_group(group), strict=True
+                ):
                     individual = Individual(number, row, int(key), 0.0, None, mutation.MEASURED)
-                    programs[found[int(entry)][0]] = individual, block
+                    programs[members[int(entry)][0]] = individual, block
         return programs

@@ -22,10 +22,10 @@ _PARAMETERS = {
     "retry_search_one_round_on_empty": "retries",
     "ansor_rules": "ansor_rules",
 }
-"""The parameters of TVM's search policy that mean the same here, and the options that they are."""
+"""The parameters of TVM's search policy that mean the same here, with the names of our options."""
 
 _MEANINGLESS = frozenset({"sample_init_min_population", "max_vectorize_size"})
-"""Those that steer what this search has not: it samples again by itself, and a vector loop is as long as it is."""
+"""Parameters of TVM without a counterpart: this search resamples by itself, and vector loops have no maximum length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class SearchOptions:
     # A round of four programs then takes 0.99 s of CPU time instead of 1.74 s, for programs that the model rates alike
     # (ResNet-18, eight tasks).
     batch_per_generation: int = 16
-    """A batch is evolved for one generation for every so many programs that it measures."""
+    """Each generation evolves for this many measured programs of a batch."""
     # A round of four programs then samples for 0.23 s instead of 0.29 s, and a minute has 460 to 500 trials,
     # not 390 (EfficientNet-B0).
     batch_per_placement: int = 2
-    """So many programs of a batch for each placement of the small producers that is sampled of a sketch."""
+    """Sample a placement of the small producers for each so many programs of a batch."""
     mutation_probability: float = 0.85
     """Share of the children that are mutated."""
     crossover_probability: float = 0.6
-    """Share of the others that exchange columns with another parent."""
+    """Share of the unmutated children that exchange columns with another parent."""
     eps_greedy: float = 0.05
     """Share of each batch that is drawn at random."""
     measured_ratio: float = 0.2
-    """Most of the population that the best measured programs seed."""
+    """Largest share of the population that the best measured programs seed."""
     prior_ratio: float = 0.75
     """Share of the first selection, and of a task's first batch, that the analytical model decides."""
     prior_trials: int = 64
@@ -68,46 +68,46 @@ class SearchOptions:
     tiling: str = "SSRSRS"
     """Loop structure of a tiled stage on a CPU, outermost level first: S spatial, R reduction."""
     gpu_tiling: str = "SSSRRSRS"
-    """The same on a GPU, where the first three levels are blocks, virtual threads and threads."""
+    """Loop structure on a GPU: the first three levels are blocks, virtual threads and threads."""
     max_innermost: int = 64
     """Longest innermost part of a loop."""
     unroll_limits: tuple[int, ...] = (0, 16, 64, 512)
-    """What `auto_unroll_max_step` may be on a CPU."""
+    """Values of `auto_unroll_max_step` on a CPU."""
     gpu_unroll_limits: tuple[int, ...] = (0, 16, 64, 512, 1024)
-    """The same on a GPU."""
+    """Values of `auto_unroll_max_step` on a GPU."""
     max_parallel_ratio: int = 16
-    """A parallel loop has at most about so many pieces a core."""
+    """Most iterations of a parallel loop per core, approximately."""
     ansor_rules: bool = False
-    """Whether only Ansor's rules derive sketches, under its conditions, to compare with it."""
+    """Derive sketches by Ansor's rules and conditions only, for comparison."""
     tensor_cores: bool = True
-    """Whether products of matrices may be done by the tensor cores of GPUs that have them."""
+    """Use the tensor cores of GPUs that have them for matrix products."""
     # Twice the 32 registers of AVX-512: the limit of `RegisterTiles`, beyond which a tile stays in memory.
     max_register_vectors: int = 64
     """Most vectors of a register tile."""
     max_location_variants: int = 6
-    """Most placements of the small producers that are considered a sketch."""
+    """Most placements of the small producers per sketch."""
     max_per_tiling: int = 2
     """Most candidates of a batch that share all their tile sizes."""
     sample_attempts: int = 8
-    """How often sampling is repeated where few programs are valid."""
+    """Most sampling attempts while few programs are valid."""
     retries: int = 1
-    """How often a round that yields nothing new is tried again, with other samples."""
+    """Retries, with other samples, of a round that yields nothing new."""
     # Each placement is replayed for itself, however few programs it has: small ones cost most of a generation's time.
     extinction_ratio: float = 0.5
     """A placement whose programs get less than this share of an equal part of the parents dies out."""
     static_filters: bool = True
-    """Whether programs are dropped that need more registers than exist, or unroll to more than `max_straight_line`."""
+    """Drop programs that need more registers than exist, or unroll to more than `max_straight_line`."""
     max_straight_line: int = 8192
-    """Most vector operations that are written out one after the other."""
+    """Most vector operations of straight-line code."""
     transfer_ratio: float = 0.1
-    """Most of a batch that are good programs of similar tasks, fitted to this one's sizes. 0: none."""
+    """Largest share of a batch that is good programs of similar tasks, fitted to this task's sizes. 0: none."""
     finish_ratio: float = 0.25
     """When at most this share of the budget is left, half of each batch are neighbors of the best programs, one column
     changed. 0: never."""
     finish_parents: int = 2
-    """So many best programs have their neighbors tried."""
+    """Number of best programs whose neighbors are tried."""
     learn_failures: bool = True
-    """Whether failed programs are shown to the model as having no speed."""
+    """Train the model on failed programs as having no speed."""
     refuse_spills: int = -1
     """GPU programs that spill more bytes are dropped where NVIDIA's assembler is found. -1: not checked, which saves
     about half a second a program."""
@@ -127,9 +127,9 @@ class SearchOptions:
 
     @classmethod
     def of_params(cls, params: Mapping[str, Any]) -> Self:
-        """The options that the parameters of TVM's search policy ask for; those that mean nothing here change nothing.
+        """The options for the parameters of TVM's search policy; parameters without a counterpart change nothing.
 
-        Raises: OptionError for a name that TVM does not know, or a value that makes no sense.
+        Raises: OptionError for a name that TVM does not know, or an invalid value.
         """
         values: dict[str, Any] = {}
         for name, value in params.items():

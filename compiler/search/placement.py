@@ -14,27 +14,25 @@ from retune.compiler.schedule.steps import ComputeAt, ComputeInline, ComputeRoot
 from retune.compiler.te.tensor import Axis, ComputeOp
 
 _MOST_ENUMERATED = 256
-"""Far more than `SearchOptions.max_location_variants` choose from; without a bound the time would be exponential."""
+"""Far more than `SearchOptions.max_location_variants`; bounds the exponential enumeration."""
 
 
 def placements_of(sketch: State, limit: int) -> tuple[tuple[Step, ...], ...]:
-    """At most `limit` step lists for a sketch, each placing every movable stage; evenly chosen when there are
-    more ways than that.
-    """
+    """At most `limit` step lists for a sketch, each placing every movable stage; evenly chosen if there are more."""
     movable = [stage for stage in reversed(range(len(sketch.stages))) if _is_movable(sketch, stage)]
-    found: list[tuple[Step, ...]] = []
+    variants: list[tuple[Step, ...]] = []
     for steps in _enumerate(sketch, movable):
-        found.append(steps)
+        variants.append(steps)
         # The number of combinations is exponential in the movable stages.
-        if len(found) == _MOST_ENUMERATED:
+        if len(variants) == _MOST_ENUMERATED:
             break
-    if len(found) <= limit:
-        return tuple(found)
+    if len(variants) <= limit:
+        return tuple(variants)
     if limit == 1:
-        return (found[0],)
+        return (variants[0],)
     # Evenly spaced in the depth-first order, which varies the last stages fastest: the first entries alone would all
     # place the first stage alike.
-    return tuple(found[number * (len(found) - 1) // (limit - 1)] for number in range(limit))
+    return tuple(variants[number * (len(variants) - 1) // (limit - 1)] for number in range(limit))
 
 
 def _enumerate(state: State, movable: Sequence[int]) -> Iterator[tuple[Step, ...]]:
@@ -42,21 +40,21 @@ def _enumerate(state: State, movable: Sequence[int]) -> Iterator[tuple[Step, ...
     if not movable:
         yield ()
         return
-    stage, rest = movable[0], movable[1:]
+    stage, remaining = movable[0], movable[1:]
     for move in (*_stay(state, stage), *candidate_locations(state, stage), *_inlined(state, stage)):
         placed = state if move is None else state.apply(move)
-        for steps in _enumerate(placed, rest):
+        for steps in _enumerate(placed, remaining):
             yield steps if move is None else (move, *steps)
 
 
 def _stay(state: State, stage: int) -> tuple[Step | None, ...]:
-    """The choice of its own nest."""
+    """The choice of a loop nest at the root."""
     return (None,) if isinstance(state.stages[stage].location, Root) else (ComputeRoot(stage),)
 
 
 def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
-    """The choice of computing a cheap stage, such as a padding, at every read; the last one, so that a bounded list of
-    the ways of one stage always has it.
+    """The choice of computing a cheap stage, such as a padding, at every read. It comes last, so that a bounded list of
+    the choices of one stage always contains it.
     """
     op = state.stages[stage].op
     if (
@@ -66,16 +64,16 @@ def _inlined(state: State, stage: int) -> tuple[ComputeInline, ...]:
         or single_consumer(state, stage) is None
         or stage in state.dag.output_ids
         or is_read_by_function(state, stage)
-        # A function is too dear to be repeated at every read.
+        # A function call costs too much to repeat at every read.
         or any(isinstance(node, Call) for node in walk(op.body))
-        or any(isinstance(one.location, Attached) and one.location.stage == stage for one in state.stages)
+        or any(isinstance(other.location, Attached) and other.location.stage == stage for other in state.stages)
     ):
         return ()
     return (ComputeInline(stage),)
 
 
 def _is_movable(state: State, stage: int) -> bool:
-    """Whether a stage is computed, where the sketch does not say, and neither tiled nor worth tiling."""
+    """Whether a stage is computed at a location the sketch leaves open, and neither tiled nor worth tiling."""
     described = state.stages[stage]
     if not described.is_compute or not isinstance(described.location, Root):
         return False
@@ -90,12 +88,12 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
     reader = state.stages[target]
     used = _axes_read(state, stage, target)
     attached = isinstance(reader.location, Attached)
-    found: list[ComputeAt] = []
+    locations: list[ComputeAt] = []
     reducing = False
     for number, iterator in enumerate(reader.iters):
         if iterator.kind is IterKind.REDUCTION:
             reducing = True
-            # Inside a reduction loop of a naive nest the stage would be computed again for each of its iterations.
+            # Inside a reduction loop of a naive nest the stage would be recomputed in each iteration.
             if not reader.is_tiled:
                 break
         elif reducing or iterator.annotation is Annotation.UNROLL:
@@ -107,29 +105,29 @@ def candidate_locations(state: State, stage: int) -> tuple[ComputeAt, ...]:
             continue
         if number == len(reader.iters) - 1:
             break
-        found.append(ComputeAt(stage, target, number))
+        locations.append(ComputeAt(stage, target, number))
         if state.attached_at(target, number):
             break
     if isinstance(reader.location, Attached):
-        places = {number for number, axis in enumerate(_axes(state, target)) if axis in used}
-        found = [*_around(state, stage, reader.location, places), *found]
-    return tuple(found)
+        positions = {number for number, axis in enumerate(_axes(state, target)) if axis in used}
+        locations = [*_around(state, stage, reader.location, positions), *locations]
+    return tuple(locations)
 
 
-def _around(state: State, stage: int, place: Attached, positions: set[int]) -> list[ComputeAt]:
-    """The loops outside the one in which the reader is computed, over the axes at these positions.
+def _around(state: State, stage: int, location: Attached, positions: set[int]) -> list[ComputeAt]:
+    """The loops outside `location`, in which the reader is computed, over the axes at these positions.
 
     The reader's own reader matches it element by element, so their axes correspond.
     """
-    found: list[ComputeAt] = []
-    axes = _axes(state, place.stage)
-    for number, iterator in enumerate(state.stages[place.stage].iters):
-        if iterator.kind is IterKind.REDUCTION or state.attached_at(place.stage, number):
+    locations: list[ComputeAt] = []
+    axes = _axes(state, location.stage)
+    for number, iterator in enumerate(state.stages[location.stage].iters):
+        if iterator.kind is IterKind.REDUCTION or state.attached_at(location.stage, number):
             break
         base = _base(iterator.name)
         if base in axes and axes.index(base) in positions:
-            found.append(ComputeAt(stage, place.stage, number))
-    return found
+            locations.append(ComputeAt(stage, location.stage, number))
+    return locations
 
 
 def _axes(state: State, stage: int) -> tuple[str, ...]:
@@ -140,8 +138,8 @@ def _axes(state: State, stage: int) -> tuple[str, ...]:
 def _axes_read(state: State, stage: int, target: int) -> set[str]:
     """Names of the axes of `target`, longer than 1, that say which part of `stage` it reads.
 
-    Inside a loop over any other axis the same part would be computed again and again. When the read goes through an
-    inlined stage every axis counts.
+    Inside a loop over any other axis the same part would be recomputed. If the read goes through an inlined stage every
+    axis counts.
     """
     op = state.stages[target].op
     reads = [indices for producer, indices in state.dag.reads[target] if producer == stage]

@@ -1,9 +1,9 @@
-"""Search policy of a task: it proposes the programs to measure next, from a cost model and the results so far.
+"""Search policy of a task: proposes the programs to measure next, from a cost model and the results so far.
 
 There is no I/O; equal seeds, options and results give equal candidates.
 
-A round samples programs of all sketches, lets them evolve under the cost model, and proposes the best that were not
-measured yet together with a few random ones. The steps of a round can be called alone, for experiments.
+A round samples programs of all sketches, evolves them under the cost model, and proposes the best unmeasured programs
+together with a few random ones. The steps of a round can be called alone, for experiments.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -78,13 +78,13 @@ class SketchPolicy:
         seed: int = 0,
         init_search_callbacks: Sequence[SearchCallback | PreloadCustomSketchRule] = (),
     ) -> None:
-        """Derive the sketches; custom rules among `init_search_callbacks` are asked before the others."""
+        """Derive the sketches; custom rules among `init_search_callbacks` come before the others."""
         self.task = task
         self.model = model
         self.options = options or SearchOptions()
         self.seed = seed
         context = SketchContext(task.hardware, self.options, self, task.target)
-        custom = [one for one in init_search_callbacks if isinstance(one, PreloadCustomSketchRule)]
+        custom = [callback for callback in init_search_callbacks if isinstance(callback, PreloadCustomSketchRule)]
         self.failed_rules: list[str] = []
         """A sentence for each rule that raised; the search goes on with the other sketches."""
         self._sketches = derive_sketches(task.dag, context, (*custom, *rules_of(context)), self.failed_rules)
@@ -108,15 +108,15 @@ class SketchPolicy:
         return self._sketches
 
     def sample_initial_population(self, count: int = 50) -> tuple[State, ...]:
-        """At most `count` different valid programs with their bounds, of all sketches alike; others at every call."""
+        """At most `count` different valid programs with their bounds, evenly over the sketches, new at every call."""
         first = self._first_generation(self._experiment())
         rng = self._experiment()
-        return tuple(self._state(one) for one in self._with_random(rng, first, {}, count).values())
+        return tuple(self._state(member) for member in self._with_random(rng, first, {}, count).values())
 
     def evolutionary_search(self, states: Sequence[State], out_size: int) -> tuple[State, ...]:
-        """Let programs evolve under the cost model; the best `out_size` met that were not measured, best first.
+        """Evolve programs under the cost model; return the best `out_size` unmeasured ones, best first.
 
-        Those among `states` that are of no sketch are left out.
+        States of no sketch are ignored.
         """
         rows: list[list[Rows]] = [[] for _ in self.spaces]
         for state in states:
@@ -126,11 +126,13 @@ class SketchPolicy:
                     rows[number].append(row)
                     break
         widths = [space.layout.width for space in self.spaces]
-        stacks = [np.array(found, dtype=np.int64).reshape(-1, width) for found, width in zip(rows, widths, strict=True)]
+        stacks = [
+            np.array(members, dtype=np.int64).reshape(-1, width) for members, width in zip(rows, widths, strict=True)
+        ]
         populations = [Population.seeds(stack, mutation.SAMPLE) for stack in stacks]
         first = tuple(evaluate(number, population, self._score) for number, population in enumerate(populations))
         met = evolve(self._specs, first, self._score, self.options, self._experiment())
-        return tuple(self._state(one) for one in islice(ranking(met, self.observed.keys), out_size))
+        return tuple(self._state(member) for member in islice(ranking(met, self.observed.keys), out_size))
 
     def preload(self, results: Sequence[Observation]) -> None:
         """Take in results as `tell` does, without teaching the model."""
@@ -142,15 +144,15 @@ class SketchPolicy:
         self._scored = []
         return np.random.default_rng([self.seed, crc32(self.task.workload_key.encode()), 0, self._experiments])
 
-    def _state(self, one: Individual) -> State:
-        return infer_bounds(replay(self.task.dag, self.spaces[one.space].steps(one.row)))
+    def _state(self, member: Individual) -> State:
+        return infer_bounds(replay(self.task.dag, self.spaces[member.space].steps(member.row)))
 
     def ask(self, count: int, round_index: int, spent: float = 0.0) -> tuple[Candidate, ...]:
-        """Propose at most `count` programs that were not told yet, the most promising first.
+        """Propose at most `count` unmeasured programs, the most promising first.
 
-        `spent` is the share of the budget that is gone: towards the end the neighbors of the best programs get a
-        part. Fewer, or none, come back when no further valid program was found: the task is then exhausted. The result
-        depends only on the task, the seed, the options, the model, `round_index`, `spent`, what was told and advised.
+        `spent` is the used share of the budget: towards the end neighbors of the best programs get a part. Fewer
+        programs, or none, mean that no further valid program was found: the task is exhausted. The result depends only
+        on the task, the seed, the options, the model, `round_index`, `spent`, the results and the advice.
         """
         if count < 1 or not self.spaces:
             return ()
@@ -158,13 +160,13 @@ class SketchPolicy:
             # Seeds depend on the workload and not on the task's position, so the programs of a task do not change when
             # others are added. `crc32` is the same in every process, unlike Python's `hash` of strings.
             seeds = [self.seed, crc32(self.task.workload_key.encode()), round_index, *([attempt] if attempt else [])]
-            # Each placement is replayed for itself, however few programs it has, so a small batch samples few. The last
-            # attempt samples all: nothing may be left where a task ends.
+            # Each placement is replayed separately, however few programs it has, so a small batch samples few
+            # placements. The last attempt samples all, so that a task ends only when it is exhausted.
             is_last = attempt == self.options.retries
             few = None if is_last else -(-count // self.options.batch_per_placement)
-            found = self._try_round(np.random.default_rng(seeds), count, spent, few)
-            if found:
-                return found
+            candidates = self._try_round(np.random.default_rng(seeds), count, spent, few)
+            if candidates:
+                return candidates
         return ()
 
     def _try_round(self, rng: np.random.Generator, count: int, spent: float, few: int | None) -> tuple[Candidate, ...]:
@@ -184,48 +186,48 @@ class SketchPolicy:
         chosen = self._best(first, len(chosen) + sampled, chosen)
         chosen = self._best(met, wanted, chosen)
         chosen = self._with_random(rng, first, chosen, count)
-        for one in ranking(met, self.observed.keys | chosen.keys()):
+        for member in ranking(met, self.observed.keys | chosen.keys()):
             if len(chosen) >= count:
                 break
-            chosen[one.key] = one
+            chosen[member.key] = member
         return self._candidates(chosen.values())
 
     def warm_start(self, programs: Sequence[str]) -> None:
-        """Hear of good programs of similar tasks, as steps strings, the most helpful first.
+        """Take good programs of similar tasks, as steps strings, the most helpful first.
 
-        Those that fit a sketch once their tiles are fitted to this task's sizes are among the next programs asked for,
-        and seed the populations. What was heard before is replaced.
+        Programs that fit a sketch once their tiles are fitted to this task's sizes are among the next candidates, and
+        seed the populations. Earlier advice is replaced.
         """
         self._advice = [[] for _ in self.spaces]
         if not self.options.transfer_ratio:
             return
         for text in programs:
             steps = load_steps(text)
-            found = ((number, refitted(space, steps)) for number, space in enumerate(self.spaces))
-            number, row = next(((number, row) for number, row in found if row is not None), (0, None))
+            fits = ((number, refitted(space, steps)) for number, space in enumerate(self.spaces))
+            number, row = next(((number, row) for number, row in fits if row is not None), (0, None))
             if row is not None:
                 self._advice[number].append(row)
 
     def _fitted(self, count: int) -> dict[int, Individual]:
-        """At most `count` of the advised programs that were not told yet."""
+        """At most `count` unmeasured programs of the advice."""
         met = [
             evaluate(number, Population.seeds(rows, mutation.TRANSFER), self._score)
             for number, rows in enumerate(map(self._stacked, self.spaces, self._advice))
             if count
         ]
         ranked = ranking(met, self.observed.keys)
-        return {one.key: one for one in islice(ranked, count)}
+        return {member.key: member for member in islice(ranked, count)}
 
     def _neighbors(self, count: int, taken: Iterable[int]) -> dict[int, Individual]:
-        """At most `count` programs near the best ones that were measured, the most promising first."""
+        """At most `count` neighbors of the best measured programs, the most promising first."""
         met = []
-        for known in self.observed.best(self.options.finish_parents):
-            spec = self._specs[known.space]
-            limits = self.spaces[known.space].unroll_limits
-            rows = neighbors(known.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost)
-            met.append(evaluate(known.space, Population.children(rows, known.row, mutation.NEIGHBOR), self._score))
+        for parent in self.observed.best(self.options.finish_parents):
+            spec = self._specs[parent.space]
+            limits = self.spaces[parent.space].unroll_limits
+            rows = neighbors(parent.row, spec.layout, spec.placements, spec.deepest, limits, self.options.max_innermost)
+            met.append(evaluate(parent.space, Population.children(rows, parent.row, mutation.NEIGHBOR), self._score))
         ranked = ranking(met, self.observed.keys | set(taken))
-        return {one.key: one for one in islice(ranked, count)}
+        return {member.key: member for member in islice(ranked, count)}
 
     @staticmethod
     def _stacked(space: SketchSpace, rows: Sequence[Rows]) -> Rows:
@@ -234,28 +236,28 @@ class SketchPolicy:
     def tell(self, results: Sequence[Observation]) -> None:
         """Take in results and let the model learn from them in one update.
 
-        Steps of other origin are welcome: those that fit a sketch seed later populations. Steps that do not fit the
-        task teach nothing and are only remembered. Disturbed timings do not train the model, unless most are disturbed.
+        Steps of any origin are accepted: steps that fit a sketch seed later populations. Steps that do not fit the task
+        teach nothing and are only remembered. Disturbed timings do not train the model, unless most are disturbed.
         Raises: ScheduleError when a steps text cannot be read at all.
         """
         rows: list[Features] = []
         seconds: list[float] = []
-        # On a machine that is always busy, disturbed timings are all there is.
-        timed = [one for one in results if one.seconds is not None and one.seconds < inf]
-        includes_disturbed = 2 * sum(one.is_disturbed for one in timed) > len(timed)
-        for told, features in zip(results, self.observed.observe(results), strict=True):
-            came_to = self.observed.seconds[told.steps_text]
-            teaches = includes_disturbed or not told.is_disturbed
-            if features is not None and teaches and (self.options.learn_failures or came_to < inf):
+        # On a machine that is always busy, all timings are disturbed.
+        timed = [result for result in results if result.seconds is not None and result.seconds < inf]
+        includes_disturbed = 2 * sum(result.is_disturbed for result in timed) > len(timed)
+        for result, features in zip(results, self.observed.observe(results), strict=True):
+            best = self.observed.seconds[result.steps_text]
+            teaches = includes_disturbed or not result.is_disturbed
+            if features is not None and teaches and (self.options.learn_failures or best < inf):
                 rows.append(features)
-                seconds.append(came_to)
+                seconds.append(best)
         if rows:
             most = max(len(features) for features in rows)
             block = np.stack([padded(features, most) for features in rows])
             self.model.update(TrainingBatch(self.task.workload_key, block, np.array(seconds, dtype=np.float64)))
 
     def expect(self, programs: Iterable[str]) -> None:
-        """Extract the features of programs, as steps strings, that `tell` is given later: all at once is quicker.
+        """Extract the features of programs, as steps strings, that a later `tell` reports: one batch is faster.
 
         Raises: ScheduleError when a steps text cannot be read at all.
         """
@@ -263,12 +265,12 @@ class SketchPolicy:
 
     @property
     def best_seconds(self) -> float:
-        """The fastest time told so far, inf before any."""
+        """The fastest time so far, inf before any."""
         return self.observed.best_seconds
 
     def _first_generation(self, rng: np.random.Generator, placements: int | None = None) -> tuple[Generation, ...]:
-        """Samples of every space and the best measured programs, scored; sampled again while too few are valid. Each
-        time at most so many placements of a space are drawn.
+        """Scored samples of every space and the best measured programs; sampled again while too few are valid. Each
+        attempt draws at most `placements` placements of a space.
         """
         share = max(1, self.options.population // len(self.spaces))
         seeds = self._seeds()
@@ -307,24 +309,24 @@ class SketchPolicy:
         space = self.spaces[number]
         settled = rows.copy()
         scores, prior = np.full(len(rows), -inf), np.zeros(len(rows))
-        places: list[npt.NDArray[np.intp]] = []
+        positions: list[npt.NDArray[np.intp]] = []
         blocks: list[Features] = []
-        for which, group in space.groups(rows):
-            settled[which] = group.rows
+        for indices, group in space.groups(rows):
+            settled[indices] = group.rows
             good = space.legal(group)
             if good.any():
                 blocks.append(self._features.of_group(group)[good])
-                places.append(which[good])
-        if places:
-            # One call for all: asking the model costs as much as a hundred programs.
-            valid, features = np.concatenate(places), np.concatenate(blocks)
+                positions.append(indices[good])
+        if positions:
+            # One call for all: a prediction costs as much as a hundred programs.
+            valid, features = np.concatenate(positions), np.concatenate(blocks)
             prior[valid] = self._features.prior(features)
             self._scored.append((keys_of(number, settled[valid]), features))
             scores[valid] = self._predicted(space, settled[valid], features, prior[valid])
         return settled, scores, prior
 
     def _predicted(self, space: SketchSpace, rows: Rows, features: Features, prior: Scores) -> Scores:
-        """The scores of programs: those of the learned model, blended with the analytical one's."""
+        """The scores of programs: the learned model's, blended with the analytical model's."""
         if not isinstance(self.model, StateModel):
             return blended(self.model.predict(features), prior, self.observed.prior_weight)
         states = [infer_bounds(replay(self.task.dag, space.steps(row))) for row in rows]
@@ -334,69 +336,69 @@ class SketchPolicy:
         """`taken`, and the best unmeasured individuals, at most `max_per_tiling` of them with the same tile sizes."""
         chosen = dict(taken)
         tilings: dict[tuple[int, bytes], int] = {}
-        for one in ranking(met, self.observed.keys | taken.keys()):
+        for member in ranking(met, self.observed.keys | taken.keys()):
             if len(chosen) >= count:
                 break
-            layout = self.spaces[one.space].layout
-            tiling = (one.space, layout.tiling(one.row[None]).tobytes())
+            layout = self.spaces[member.space].layout
+            tiling = (member.space, layout.tiling(member.row[None]).tobytes())
             # Keeps a batch diverse: programs with equal tile sizes differ only in placement and annotations.
             if layout.splits and tilings.get(tiling, 0) >= self.options.max_per_tiling:
                 continue
             # Tested last: the assembler takes about half a second per program.
-            if self._spills(one):
+            if self._spills(member):
                 continue
             tilings[tiling] = tilings.get(tiling, 0) + 1
-            chosen[one.key] = one
+            chosen[member.key] = member
         return chosen
 
-    def _spills(self, one: Individual) -> bool:
-        """Whether threads of a program for a GPU keep more in memory, for want of registers, than is allowed."""
+    def _spills(self, member: Individual) -> bool:
+        """Whether a GPU program spills more bytes per thread than `refuse_spills` allows."""
         allowed = self.options.refuse_spills
-        if allowed < 0 or not self.spaces[one.space].has_registers:
+        if allowed < 0 or not self.spaces[member.space].has_registers:
             return False
-        if one.key not in self._spilled:
-            self._spilled[one.key] = spilled_bytes(self.task, self.spaces[one.space].steps(one.row))
-        return self._spilled[one.key] > allowed
+        if member.key not in self._spilled:
+            self._spilled[member.key] = spilled_bytes(self.task, self.spaces[member.space].steps(member.row))
+        return self._spilled[member.key] > allowed
 
     def _with_random(
         self, rng: np.random.Generator, first: Sequence[Generation], chosen: dict[int, Individual], count: int
     ) -> dict[int, Individual]:
         """Fill up to `count` with random members of the first generation, evenly over the spaces."""
-        orders = [rng.permutation(len(one.scores)) for one in first]
+        orders = [rng.permutation(len(generation.scores)) for generation in first]
         filled = dict(chosen)
         for position in range(max((len(order) for order in orders), default=0)):
             for generation, order in zip(first, orders, strict=True):
                 if len(filled) >= count:
                     return filled
                 if position < len(order):
-                    one = individual(generation, int(order[position]))
-                    if one.key not in self.observed.keys:
-                        filled.setdefault(one.key, one)
+                    member = individual(generation, int(order[position]))
+                    if member.key not in self.observed.keys:
+                        filled.setdefault(member.key, member)
         return filled
 
     def _candidates(self, chosen: Collection[Individual]) -> tuple[Candidate, ...]:
-        found: dict[str, Candidate] = {}
+        candidates: dict[str, Candidate] = {}
         located: dict[str, Located] = {}
-        features = self._features_of({one.key for one in chosen})
-        for one in chosen:
-            space = self.spaces[one.space]
-            steps = space.steps(one.row)
+        features = self._features_of({member.key for member in chosen})
+        for member in chosen:
+            space = self.spaces[member.space]
+            steps = space.steps(member.row)
             text = dump_steps(steps)
-            if text in self.observed.seconds or text in found:  # told in words only, or of two sketches
+            if text in self.observed.seconds or text in candidates:  # known as steps text, or of two sketches
                 continue
-            parent = None if one.parent is None else program_id(dump_steps(space.steps(one.parent)))
-            found[text] = Candidate(steps, text, one.score, parent, one.move)
+            parent = None if member.parent is None else program_id(dump_steps(space.steps(member.parent)))
+            candidates[text] = Candidate(steps, text, member.score, parent, member.move)
             # Copies: a view would keep the arrays of the whole generation alive.
-            if one.key in features:
-                located[text] = replace(one, row=one.row.copy(), parent=None), features[one.key]
+            if member.key in features:
+                located[text] = replace(member, row=member.row.copy(), parent=None), features[member.key]
         self.observed.propose(located)
-        return tuple(found.values())
+        return tuple(candidates.values())
 
     def _features_of(self, keys: Collection[int]) -> dict[int, Features]:
-        """The features (S, F) of programs that were scored in this round, by key; nothing else of it is kept."""
-        found: dict[int, Features] = {}
+        """Features (S, F) of programs that this round scored, by key. Discards the other features of the round."""
+        features_by_key: dict[int, Features] = {}
         for scored, features in self._scored:
-            for place in np.flatnonzero(np.isin(scored, np.fromiter(keys, dtype=np.uint64, count=len(keys)))):
-                found[int(scored[place])] = features[place].copy()
+            for index in np.flatnonzero(np.isin(scored, np.fromiter(keys, dtype=np.uint64, count=len(keys)))):
+                features_by_key[int(scored[index])] = features[index].copy()
         self._scored = []
-        return found
+        return features_by_key

@@ -13,15 +13,15 @@ from retune.compiler.target import HardwareParams
 
 _CYCLES = FEATURE_NAMES.index("estimate_cycles")
 _FEWEST = 8
-"""So many results judge the analytical model; fewer say nothing."""
+"""Fewer results do not judge the analytical model."""
 _HOPELESS = 1e-3
-"""The least model score that is told from others when it is blended with the prior."""
+"""The smallest model score in a blend with the prior."""
 
 
 def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware: HardwareParams) -> Scores:
     """Predicted throughput of programs (B, S, F) as a share of the machine's peak, shape (B,), always positive.
 
-    `flop_count` is what one call of the whole program computes.
+    `flop_count` counts the operations of one call of the program.
     """
     # A multiply-add is two operations.
     per_cycle = 2.0 * hardware.multiply_adds_per_cycle(PER_CYCLE)
@@ -31,9 +31,8 @@ def prior_scores(features: npt.NDArray[np.float32], flop_count: float, hardware:
 
 
 def rank_correlation(prior: Scores, seconds: Scores) -> float:
-    """How well the analytical model predicted times (B,), in 0 … 1: the share of pairs that it put in the
-    right order, a pair counting by how far apart its times are, rescaled so that chance achieves 0; 1 where there are
-    too few.
+    """Accuracy of the analytical model against times (B,), in 0 … 1: the share of pairs in the right order, each
+    weighted by the difference of its times, rescaled so that chance gives 0; 1 for too few results.
     """
     if len(seconds) < _FEWEST:
         return 1.0
@@ -45,9 +44,9 @@ def rank_correlation(prior: Scores, seconds: Scores) -> float:
 
 
 def blended(scores: Scores, prior: Scores, weight: float) -> Scores:
-    """The geometric mean of model scores and prior, the prior with `weight` in 0 … 1; -inf stays -inf.
+    """Geometric mean of model scores and prior, the prior with `weight` in 0 … 1; -inf stays -inf.
 
-    Whatever the model holds for hopeless (a score of 0 or less) comes last, in the order of the prior.
+    Programs that the model considers hopeless (a score of 0 or less) come last, in the order of the prior.
     """
     if weight <= 0.0:
         return scores

@@ -1,6 +1,6 @@
 """Protocol between search policies and their callers: candidates, observations, and the policy that does not search.
 
-A custom policy is any class with `ask` and `tell`; nothing here knows how programs are found.
+A custom policy is any class with `ask` and `tell`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,16 +23,16 @@ class Candidate:
     steps: tuple[Step, ...]
     steps_text: str
     predicted: float | None
-    """The score that chose it, higher is better."""
+    """The score that selected it, higher is better."""
     parent: str | None
-    """The `program_id` of the program that it was made from."""
+    """The `program_id` of the parent."""
     mutation: str
-    """How it was made from that."""
+    """The move that made it from its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A measured program: seconds per call, None or inf for a failure. Those of a disturbed one are much too long."""
+    """A measured program: seconds per call, None or inf for a failure. Disturbed timings are much too long."""
 
     steps_text: str
     seconds: float | None
@@ -43,15 +43,15 @@ class Policy(Protocol):
     """Proposes programs of one task and learns from their results."""
 
     def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:
-        """At most `count` programs that were not told yet; none when there is nothing left to try."""
+        """At most `count` unmeasured programs; none when the task is exhausted."""
 
     def tell(self, results: Sequence[Observation]) -> None:
-        """Take in results, of programs that were asked for or of any others of the task."""
+        """Take in results, of proposed programs or of any others of the task."""
 
 
 @runtime_checkable
 class StateModel(CostModel, Protocol):
-    """A cost model that wants to see programs rather than their features: slow, but it may ask them anything.
+    """A cost model over programs instead of features: slow, but free to inspect them.
 
     The analytical model is not blended with it.
     """
@@ -61,29 +61,27 @@ class StateModel(CostModel, Protocol):
 
 
 class SearchCallback(Protocol):
-    """Something to do to a policy before its search begins."""
+    """An action on a policy before its search begins."""
 
-    def prepare(self, policy: Any) -> None:
-        """Change the policy, which has just been made."""
+    def prepare(self, policy: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PreloadMeasuredStates:
-    """Tells a policy what was measured in earlier searches: none of it is measured again, and the best of it seeds the
-    populations. The cost model learns nothing from it.
+    """Give a policy the results of earlier searches: no program is measured again, and the best seed the populations.
+    The cost model learns nothing from them.
 
-    `results` are those of the task, or a function that finds them (in a log, say) when the policy is made.
+    `results` are the task's results, or a function of the task that returns them (from a log, say).
     """
 
     results: Sequence[Observation] | Callable[[SearchTask], Sequence[Observation]]
 
     def prepare(self, policy: Any) -> None:
-        """Hand the results to the policy."""
         policy.preload(self.results(policy.task) if callable(self.results) else self.results)
 
 
 class EmptyPolicy:
-    """Measures the unscheduled program once and has nothing else to offer."""
+    """Measures the unscheduled program once."""
 
     def __init__(self, task: SearchTask, init_search_callbacks: Sequence[SearchCallback] = ()) -> None:
         self.task = task
@@ -92,17 +90,16 @@ class EmptyPolicy:
             callback.prepare(self)
 
     def ask(self, count: int, round_index: int) -> tuple[Candidate, ...]:  # noqa: ARG002
-        """The program without any step, until it was told."""
+        """The program without steps, until it is measured."""
         if count < 1 or self._observed:
             return ()
         return (Candidate((), dump_steps(()), None, None, mutation.SAMPLE),)
 
     def tell(self, results: Sequence[Observation]) -> None:
-        """Remember that the program was measured."""
-        self._observed = self._observed or any(not load_steps(told.steps_text) for told in results)
+        self._observed = self._observed or any(not load_steps(result.steps_text) for result in results)
 
     def preload(self, results: Sequence[Observation]) -> None:
-        """As `tell`: there is no model to keep from learning."""
+        """Same as `tell`: there is no model to train."""
         self.tell(results)
 
 

@@ -22,29 +22,28 @@ Counts = npt.NDArray[np.int64]
 def register_tile(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
     """Accumulators (B,) of a statement: its spatial loops inside the innermost reduction, in vectors.
 
-    `vector` says whether the last spatial loop is a vector loop. One a result where no spatial loop is inside a
-    reduction.
+    `vector` says whether the last spatial loop is a vector loop. Without spatial loops inside a reduction, one
+    accumulator per result.
     """
     return _tile_and_row(nest, vector, hardware, count)[0]
 
 
 def tile_registers(nest: StageNest, vector: Number, hardware: HardwareParams, count: int) -> Counts:
-    """Vector registers (B,) that the innermost reduction needs: the accumulators, a row of operands where several rows
-    share it, and what is broadcast to it. 0 where there is no tile, so nothing that has to stay in registers.
+    """Vector registers (B,) of the innermost reduction: the accumulators, a row of operands that several rows share,
+    and a broadcast operand. 0 without a tile.
 
-    A tile of 6 rows of 64 floats needs 24 + 4 + 1; one of 7 rows 33, and with 32 registers each step moves some of them
-    to memory and back.
+    A tile of 6 rows of 64 floats needs 24 + 4 + 1; one of 7 rows 33, and with 32 registers each step spills.
     """
     tile, row = _tile_and_row(nest, vector, hardware, count)
-    # Of the two factors of an outer product one is held as a row of vectors, reused by all rows of the tile; the other
-    # is broadcast into one register. With a single row nothing is reused, so loads go to one register as well.
+    # An outer product keeps one factor as a row of vectors, reused by all rows of the tile, and broadcasts the other
+    # into a register. With a single row nothing is reused, so loads need a single register as well.
     shared = np.where(tile > row * len(nest.writes), row, 1)
     return np.where(tile > len(nest.writes), tile + shared + 1, 0)
 
 
 def straight_line(nest: StageNest, vector: Number, limits: Number, hardware: HardwareParams, count: int) -> Counts:
-    """Vector operations (B,) that are written out one after the other: the register tile, the reduction loops that
-    `limits` unrolls, and the loops that are always unrolled.
+    """Vector operations (B,) of straight-line code: the register tile, the reduction loops that `limits` unrolls, and
+    the loops that are always unrolled.
     """
     lanes = max(1, hardware.vector_unit_bytes // accumulator_bytes(nest))
     tile = np.full(count, len(nest.writes), dtype=np.int64)
@@ -93,10 +92,10 @@ def _tile_and_row(nest: StageNest, vector: Number, hardware: HardwareParams, cou
 def settled_unroll(
     nest: StageNest, vector: Number, limits: Rows, choices: Sequence[int], hardware: HardwareParams
 ) -> Rows:
-    """The least of `choices` that unrolls as many reduction loops as each of `limits` (B,) does.
+    """The least of `choices` that unrolls as many reduction loops as each of `limits` (B,).
 
-    Loops are unrolled whole, from the innermost outwards, while the vector operations stay within the limit, up to the
-    next spatial loop.
+    Loops are unrolled completely, innermost first, while the vector operations stay within the limit, up to the next
+    spatial loop.
     """
     work = register_tile(nest, vector, hardware, len(limits))
     closed = np.zeros(len(limits), dtype=np.bool_)
@@ -128,7 +127,7 @@ def itemsize(nest: StageNest) -> int:
 
 
 def accumulator_bytes(nest: StageNest) -> int:
-    """Bytes of an element of the statement's widest result while it is being joined in registers."""
+    """Bytes of an element of the statement's widest result while registers accumulate it."""
     return max(item_bytes(accumulated(dtype)) for dtype in nest.op.dtypes)
 
 
@@ -138,7 +137,7 @@ def point_bytes(nest: StageNest) -> int:
 
 
 def held_bytes(nest: StageNest) -> int:
-    """Bytes of one element of each of the statement's results while a thread holds them."""
+    """Bytes of one element of each of the statement's results in a thread's buffers."""
     return sum(map(item_bytes, held_types(nest.op)))
 
 

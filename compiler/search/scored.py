@@ -1,6 +1,6 @@
 """Features of a task's programs, and the analytical cost model over them.
 
-A program has the same features alone, as steps, and among thousands, as rows of a sketch's space.
+A program has the same features as steps and as a row of a sketch's space.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ Features = NDArray[np.float32]
 
 
 def scored_hardware(task: SearchTask) -> HardwareParams:
-    """The hardware parameters of features: a GPU has no number of cores, how it shares its work is not among them."""
+    """The hardware parameters of features: `num_cores` is at least 1, since a GPU has none."""
     return replace(task.hardware, num_cores=max(1, task.hardware.num_cores))
 
 
 def scored_dots(task: SearchTask) -> frozenset[Pair]:
-    """The factor types that the target has dot products of; none where no code is generated for it."""
+    """Factor types of the target's dot products; none without code generation for it."""
     try:
         return frozenset(dots_of(task))
     except TargetError:
@@ -51,7 +51,7 @@ def features_of_steps(task: SearchTask, steps: Sequence[Step]) -> Features:
 
 
 class TaskFeatures:
-    """The features of a task's programs, with rows for at least `statements` statements each, so that all are alike."""
+    """The features of a task's programs, padded to at least `statements` statements so that shapes agree."""
 
     def __init__(self, task: SearchTask, statements: int) -> None:
         self._task = task

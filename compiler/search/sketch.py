@@ -28,10 +28,10 @@ def derive_sketches(
     rules: Sequence[SketchRule] | None = None,
     failures: list[str] | None = None,
 ) -> tuple[State, ...]:
-    """Visit the stages from the last to the first, letting every rule that applies branch the derivation.
+    """Visit the stages from the last to the first; every rule that applies branches the derivation.
 
-    `rules` are those of the machine unless given. A rule that raises costs its sketches: a sentence about it is added
-    to `failures`, or logged where there is no such list.
+    `rules` default to the machine's. A rule that raises loses its sketches: `failures` gets a sentence, or the log if
+    `failures` is None.
     """
     rules = rules_of(context) if rules is None else rules
     finished: list[State] = []
@@ -64,7 +64,7 @@ def derive_sketches(
 
 
 def report_failure(failures: list[str] | None, text: str) -> None:
-    """Add a sentence to `failures` once; log it where there is no such list."""
+    """Add a sentence to `failures` once, or log it if `failures` is None."""
     if failures is None:
         _log.warning("%s", text)
     elif text not in failures:
@@ -72,7 +72,7 @@ def report_failure(failures: list[str] | None, text: str) -> None:
 
 
 def _with_open_factors(state: State) -> State:
-    """The sketch with every factor of 1 of a factored reduction unknown in its history; the loops stay those of 1."""
+    """The sketch with every factor of 1 of a factored reduction unknown in its history; its loops stay."""
     steps = list(state.steps)
     for number, step in enumerate(steps):
         # `AddRfactor` splits by 1 for now: the number of parts is searched like a tile length.

@@ -38,13 +38,13 @@ from retune.compiler.te.tensor import ComputeOp
 UNROLL_PRAGMA = "auto_unroll_max_step$"
 
 _UNROLL_DIGITS = 10
-"""No limit of a program of ours has so many."""
+"""No unroll limit has as many digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """What the structure of one stage allows: `depth` outermost loops may run in parallel, loop `vector` may be a
-    vector loop (-1: none).
+    """Loop choices that the structure of one stage allows: `depth` outermost loops may run in parallel, loop `vector`
+    may be a vector loop (-1: none).
     """
 
     stage: int
@@ -54,7 +54,7 @@ class LoopFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Rows of one placement in normal form, with the bounds and loop choices that they mean."""
+    """Rows of one placement in normal form, with their bounds and loop choices."""
 
     rows: Rows
     nests: tuple[StageNest, ...]
@@ -63,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class SketchSpace:
-    """All programs of one sketch. `sketch` are the steps that all of them begin with, `placements` the step lists that
+    """All programs of one sketch. Every program begins with the steps of `sketch`; `placements` are the step lists that
     may follow.
     """
 
@@ -75,7 +75,7 @@ class SketchSpace:
     layout: Layout
 
     has_registers: ClassVar[bool] = False
-    """Whether the threads of a program share out the registers of a GPU, and may spill."""
+    """Whether a program's threads share the registers of a GPU, and may spill."""
 
     @classmethod
     def of(cls, dag: ComputeDAG, context: SketchContext, sketch: State) -> "SketchSpace":
@@ -102,7 +102,6 @@ class SketchSpace:
         stages: tuple[int, ...],
         unrolled: tuple[int, ...],
     ) -> Layout:
-        """The columns of a row."""
         splits = tuple(
             (number, _covering(dag, steps[:number], step, context.options), parts)
             for number, step, parts in open_splits(steps)
@@ -115,8 +114,7 @@ class SketchSpace:
         return placements_of(state, options.max_location_variants)
 
     def _sound_placements(self) -> Iterator[tuple[Step, ...]]:
-        # Whether bounds can be inferred depends on the structure alone, so one program of each placement decides for
-        # all.
+        # The structure alone decides whether bounds can be inferred, so one program of each placement suffices.
         smallest = replay(self.dag, self._filled(self._smallest))
         for placement in self.placements:
             try:
@@ -139,15 +137,17 @@ class SketchSpace:
 
     @cached_property
     def _filtered(self) -> tuple[bool, ...]:
-        """For every placement, whether the static filters apply: not where the definition alone, which the search
-        cannot change, is more than they let pass.
+        """For every placement, whether the static filters apply: not if the definition alone, which the search cannot
+        change, exceeds their limits.
         """
         groups = [self._group(self._smallest, number) for number in range(len(self.placements))]
-        return tuple(bool(promising(one.nests, one.choices, self.hardware, self.options, 1).all()) for one in groups)
+        return tuple(
+            bool(promising(group.nests, group.choices, self.hardware, self.options, 1).all()) for group in groups
+        )
 
     @cached_property
     def facts(self) -> tuple[tuple[LoopFacts, ...], ...]:
-        """For every placement, what each stage allows."""
+        """For every placement, the facts of each stage."""
         sketch = template_state(self.dag, self.sketch)
         states = (_applied(sketch, placement) for placement in self.placements)
         return tuple(tuple(_loop_facts(state, stage) for stage, _ in self.layout.parallel) for state in states)
@@ -159,7 +159,7 @@ class SketchSpace:
 
     @property
     def unroll_limits(self) -> tuple[int, ...]:
-        """What an unroll column may hold."""
+        """Possible values of an unroll column."""
         limits: tuple[int, ...] = getattr(self.options, search_kind(self.hardware).unroll_limits)
         return limits
 
@@ -170,15 +170,15 @@ class SketchSpace:
         return sum(stage.is_compute and not isinstance(stage.location, Inlined) for stage in state.stages)
 
     def legal(self, group: Group) -> Mask:
-        """Which rows of a group may be proposed."""
+        """Mask of the rows of a group that may be proposed."""
         good = legal(group.nests, group.choices, self.hardware, self.options, len(group.rows))
         if self.options.static_filters and self._filtered[int(group.rows[0, self.layout.placement])]:
             good &= promising(group.nests, group.choices, self.hardware, self.options, len(group.rows))
         return good
 
     def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
-        """Draw rows: tile sizes uniform over their factorisations, parallel depths among the sensible ones, placements
-        evenly, or only so many of them.
+        """Draw rows: tile sizes uniform over their factorizations, sensible parallel depths, at most `placements`
+        placements evenly.
         """
         return self._drawn(rng, count, placements)
 
@@ -205,7 +205,7 @@ class SketchSpace:
         return rows
 
     def _with_parallel(self, rng: np.random.Generator, rows: Rows, placement: int) -> Rows:
-        """Draw a parallel depth for every root stage: enough pieces for every core, not many more."""
+        """Draw a parallel depth for every root stage: enough chunks for every core, not many more."""
         state = self._replay(rows, placement)
         least, most = self.hardware.num_cores, self.hardware.num_cores * self.options.max_parallel_ratio
         for fact, (stage, column) in zip(self.facts[placement], self.layout.parallel, strict=True):
@@ -219,7 +219,7 @@ class SketchSpace:
         return rows
 
     def groups(self, rows: Rows) -> Iterator[tuple[Rows, Group]]:
-        """Replay rows by placement; yields the positions (N,) and the group in normal form."""
+        """Replay rows by placement; yields the row indices (N,) and the group in normal form."""
         for placement in np.unique(rows[:, self.layout.placement]):
             which = np.flatnonzero(rows[:, self.layout.placement] == placement)
             yield which, self._group(rows[which], int(placement))
@@ -236,8 +236,7 @@ class SketchSpace:
             nest = by_stage[stage]
             own = [loop.extent for loop in nest.loops[len(nest.loops) - nest.own :]]
             vector = vector_columns[stage]
-            # A vector loop of one iteration is no vector loop: the flag is cleared, so that equal programs have equal
-            # rows.
+            # A loop of one iteration is no vector loop: the flag is cleared, so that equal programs have equal rows.
             wide = np.asarray(own[fact.vector] if fact.vector >= 0 else 1) > 1
             rows[:, vector] *= wide
             # A loop is either the vector loop or in parallel; the vector loop comes first.
@@ -247,8 +246,7 @@ class SketchSpace:
             limits, vector_flags = rows[:, column], rows[:, vector_columns[stage]]
             nest = by_stage[stage]
             rows[:, column] = settled_unroll(nest, vector_flags, limits, self.options.unroll_limits, self.hardware)
-        # One core runs a parallel loop like any other: depths without a meaning are 0, so that equal programs have
-        # equal rows.
+        # On one core parallel loops make no difference: depths become 0, so that equal programs have equal rows.
         if self.hardware.num_cores == 1:
             for _, column in self.layout.parallel:
                 rows[:, column] = 0
@@ -289,7 +287,7 @@ class SketchSpace:
             depth = int(row[column])
             if depth > 1:
                 steps.append(Fuse(stage, tuple(range(depth))))
-                # Fusing moved the loops further in outwards by as many.
+                # Fusing `depth` loops moved the inner loops outward by `depth - 1`.
                 shift[stage] = depth - 1
             if depth:
                 steps.append(Annotate(stage, 0, int(Annotation.PARALLEL)))
@@ -301,33 +299,33 @@ class SketchSpace:
         return tuple(steps)
 
     def row_of(self, steps: Sequence[Step]) -> Rows | None:
-        """The row (G,) whose program is exactly `steps`; None when they are not of this sketch."""
+        """The row (G,) whose program is exactly `steps`; None if they are not of this sketch."""
         row = np.zeros(self.layout.width, dtype=np.int64)
         if len(steps) < len(self.sketch) or not self.placements:
             return None
         splits = {split.step: split for split in self.layout.splits}
         widths = {width.step: width for width in self.layout.widths}
-        for number, (mine, given) in enumerate(zip(self.sketch, steps, strict=False)):
+        for number, (sketch_step, step) in enumerate(zip(self.sketch, steps, strict=False)):
             if number in splits:
-                if not _read_lengths(row, splits[number], mine, given):
+                if not _read_lengths(row, splits[number], sketch_step, step):
                     return None
             elif number in widths:
-                if not read_width(row, widths[number], mine, given):
+                if not read_width(row, widths[number], sketch_step, step):
                     return None
-            elif mine != given:
+            elif sketch_step != step:
                 return None
-        rest = tuple(steps[len(self.sketch) :])
-        fitting = [number for number, moves in enumerate(self.placements) if rest[: len(moves)] == moves]
+        tail = tuple(steps[len(self.sketch) :])
+        fitting = [number for number, moves in enumerate(self.placements) if tail[: len(moves)] == moves]
         if not fitting:
             return None
-        # One placement may be a prefix of another: the longest match is meant.
+        # One placement may be a prefix of another: the longest match counts.
         row[self.layout.placement] = max(fitting, key=lambda number: len(self.placements[number]))
-        self._read_choices(row, rest)
-        # A round trip decides: steps in another order, or that normal form would change, are not of this space.
+        self._read_choices(row, tail)
+        # A round trip decides: steps in another order, or not in normal form, are not of this space.
         return row if row.min() >= 0 and self.steps(row) == tuple(steps) else None
 
     def _read_choices(self, row: Rows, steps: Sequence[Step]) -> None:
-        """Write what the fuse and annotation steps say into `row`; what cannot be said is left out."""
+        """Read the fuse and annotation steps into `row`, ignoring unknown ones."""
         parallel, vector, unroll = dict(self.layout.parallel), dict(self.layout.vector), dict(self.layout.unroll)
         fused: dict[int, int] = {}
         for step in steps:
@@ -364,21 +362,21 @@ def _loop_facts(state: State, stage: int) -> LoopFacts:
     spatial = sorted(free)
     # No stage may be computed inside the vector loop, so it must be further in than all attachments.
     vector = spatial[-1] if spatial and all(number < spatial[-1] for number in taken) else -1
-    # Lowering brings such sums into vectors; lanes of several rows took up to 15 s to build.
+    # Lowering vectorizes such sums itself; lanes of several rows took up to 15 s to build.
     if reduces_rows(state.dag, stage) and not needs_multi_level_tiling(state.dag, stage):
         vector = -1
     return LoopFacts(stage, depth, vector)
 
 
 def open_splits(steps: Sequence[Step]) -> Iterator[tuple[int, Split, int]]:
-    """The splits whose lengths are to be chosen: number, step, and how many parts they make."""
+    """The splits with unknown lengths: number, step, and number of parts."""
     for number, step in enumerate(steps):
         if isinstance(step, Split) and None in step.lengths:
             yield number, step, len(step.lengths) + 1
 
 
 def _covering(dag: ComputeDAG, before: Sequence[Step], step: Split, options: SearchOptions) -> int:
-    """What the parts of a split multiply to: more than the extent where that has no divisor to tile a loop by."""
+    """Product of the parts of a split: more than the extent if the extent has no divisor that makes a tile."""
     stage = template_state(dag, before).stages[step.stage]
     loop = stage.iters[step.iter]
     if loop.kind is not IterKind.SPATIAL or not isinstance(stage.op, ComputeOp):
@@ -386,13 +384,13 @@ def _covering(dag: ComputeDAG, before: Sequence[Step], step: Split, options: Sea
     return covering(step.extent, options.max_innermost, is_vector=loop.name == stage.op.axes[-1].name)
 
 
-def _read_lengths(row: Rows, split: SplitColumns, mine: Step, given: Step) -> bool:
-    """Write the parts of a concrete split into `row`; False when it is not the split that the sketch has there."""
-    if not isinstance(mine, Split) or not isinstance(given, Split) or None in given.lengths:
+def _read_lengths(row: Rows, split: SplitColumns, template: Step, step: Step) -> bool:
+    """Write the parts of a concrete split into `row`; False unless `step` is the split `template` with lengths."""
+    if not isinstance(template, Split) or not isinstance(step, Split) or None in step.lengths:
         return False
-    if replace(mine, lengths=given.lengths) != given or len(mine.lengths) != len(given.lengths):
+    if replace(template, lengths=step.lengths) != step or len(template.lengths) != len(step.lengths):
         return False
-    lengths = [int(length) for length in given.lengths if length is not None]
+    lengths = [int(length) for length in step.lengths if length is not None]
     inner = prod(lengths)
     if inner < 1 or split.extent % inner or min(lengths) < 1:
         return False

@@ -1,4 +1,4 @@
-"""The sketch spaces of a task: one for every sketch that has a sound placement."""
+"""The sketch spaces of a task, one for every sketch that has a sound placement."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +24,9 @@ def build_spaces(
     rules: Sequence[SketchRule] | None = None,
     policy: Any = None,
 ) -> tuple[SketchSpace, ...]:
-    """One space for every sketch of the task that has a sound placement.
+    """A space for every sketch of the task that has a sound placement.
 
-    `rules` are those of the task's kind of machine unless given; `policy` is what custom rules get to see.
+    `rules` default to those of the task's kind of machine; custom rules receive `policy`.
     """
     context = SketchContext(task.hardware, options, policy, task.target)
     return spaces_of(task.scored_dag, context, derive_sketches(task.scored_dag, context, rules))
@@ -35,8 +35,8 @@ def build_spaces(
 def spaces_of(
     dag: ComputeDAG, context: SketchContext, sketches: Sequence[State], failures: list[str] | None = None
 ) -> tuple[SketchSpace, ...]:
-    """One space for every different sketch that has a sound placement, in their order. A sketch whose space cannot be
-    built is left out, and reported as `derive_sketches` reports a rule.
+    """A space for every distinct sketch that has a sound placement, in order. A sketch whose space raises is dropped
+    and reported like a failing rule of `derive_sketches`.
     """
     different: dict[tuple[Any, ...], State] = {}
     for sketch in sketches:

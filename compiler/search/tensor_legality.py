@@ -1,6 +1,6 @@
-"""Masks of the tensor-core programs that are worth a try.
+"""Masks of the tensor-core programs that are worth measuring.
 
-Limits are masks and nothing raises. What passes has the same warps everywhere and its sums in registers.
+Limits are masks and nothing raises. Programs that pass have the same warps in every stage and their sums in registers.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from retune.compiler.search.gpu_kernels import iterations, own_loops
 from retune.compiler.search.register_tile import Counts
 
 _REGISTERS = 255
-"""Of a thread; with the file below in the CUDA C++ Programming Guide."""
+"""Per thread; this and the file size are from the CUDA C++ Programming Guide."""
 _REGISTER_FILE = 1 << 16
-"""Of all threads of a block."""
+"""Shared by all threads of a block."""
 _OTHER_REGISTERS = 40
-"""What a thread needs besides sums and fragments: addresses, loop counters."""
+"""Registers of a thread beyond sums and fragments: addresses, loop counters."""
 
 
 def tensor_promising(kernel: Sequence[StageNest], product: StageNest, facts: GpuFacts, count: int) -> Mask:
-    """Mask (B,): all stages around a product on tensor cores have the same warps, no shared tile is cut to less than
-    these multiply, and sums and fragments fit into registers.
+    """Mask (B,): all stages around a product on tensor cores have the same warps, every shared tile covers the warps'
+    fragments, and sums and fragments fit into registers.
     """
     root = next(nest for nest in kernel if not nest.attached)
     warps = iterations(own_loops(root), (Annotation.THREAD_Y,), count)
@@ -38,13 +38,13 @@ def tensor_promising(kernel: Sequence[StageNest], product: StageNest, facts: Gpu
     good &= _covered(kernel, root, product, rows, columns)
     kind = instruction_of(product)
     fragments = (rows * kind.left_elements + columns * kind.right_elements) // kind.packed
-    held = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, facts, count)
-    registers = held + _OTHER_REGISTERS
+    values = rows * columns * SUM_ELEMENTS + fragments * fragment_sets(product, facts, count)
+    registers = values + _OTHER_REGISTERS
     return np.asarray(good & (registers <= _REGISTERS) & (registers * warps * WARP <= _REGISTER_FILE))
 
 
 def _covered(kernel: Sequence[StageNest], root: StageNest, product: StageNest, rows: Counts, columns: Counts) -> Mask:
-    """Whether the shared tiles are as large as what the warps multiply, and were not cut at the end of a matrix."""
+    """Whether the shared tiles cover the warps' fragments and were not cut at the end of a matrix."""
     good: Mask = np.ones(len(rows), dtype=np.bool_)
     warps = [loop.extent for loop in root.loops if loop.annotation is Annotation.THREAD_Y]
     for extent, tiles, size, axis in ((warps[0], rows, ROWS, "m"), (warps[1], columns, COLUMNS, "n")):

@@ -1,4 +1,4 @@
-"""The steps of a GPU sketch with a length or depth of few choices.
+"""The steps of a GPU sketch whose length or depth has few choices.
 
 Such a length need not divide the loop that it splits; it is one column of the genome.
 """
@@ -16,32 +16,32 @@ from retune.compiler.search.sketch_rules.tensor_core import DEPTHS, choices_of
 from retune.compiler.target import HardwareParams
 
 
-def read_width(row: Rows, width: WidthColumn, mine: Step, given: Step) -> bool:
-    """Write the inner length of a concrete split, or the depth of a pipeline, into `row`; False when it is another step
-    or no choice.
+def read_width(row: Rows, width: WidthColumn, template: Step, step: Step) -> bool:
+    """Write the inner length of a concrete split, or the depth of a pipeline, into `row`; False for another step or an
+    invalid length.
     """
-    if isinstance(given, Pipeline):
-        length: Number | None = given.depth
-    elif isinstance(given, Split) and len(given.lengths) == 1:
-        length = given.lengths[0]
+    if isinstance(step, Pipeline):
+        length: Number | None = step.depth
+    elif isinstance(step, Split) and len(step.lengths) == 1:
+        length = step.lengths[0]
     else:
         return False
-    if not isinstance(length, int) or length not in width.choices or type(mine) is not type(given):
+    if not isinstance(length, int) or length not in width.choices or type(template) is not type(step):
         return False
     row[width.column] = length
-    return with_width(mine, length) == given
+    return with_width(template, length) == step
 
 
 def with_width(step: Step, width: Number) -> Step:
-    """The step with another inner length, of a split, or depth, of a pipeline; one a program in a family."""
+    """`step` with another inner length (split) or depth (pipeline): one value, or one per program."""
     if isinstance(step, Pipeline):
         return replace(step, depth=width)
     return replace(cast(Split, step), lengths=(width,))
 
 
 def widths_of(state: State, steps: Sequence[Step], hardware: HardwareParams) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The splits of a finished GPU sketch whose inner part is a vector access or a block's threads, with what their
-    lengths may be, the depths of pipelines, and the tiles of products on tensor cores.
+    """The steps of a finished GPU sketch with a width column, and its choices: splits into vector accesses or a block's
+    threads, pipelines, and tiles of tensor-core products.
     """
     products = choices_of(steps)
     for number, step in enumerate(steps):
@@ -69,7 +69,7 @@ def widths_of(state: State, steps: Sequence[Step], hardware: HardwareParams) -> 
 
 def _doubling(first: int, most: int) -> tuple[int, ...]:
     """`first` and its doubles up to `most`."""
-    found = [first]
-    while found[-1] * 2 <= most:
-        found.append(found[-1] * 2)
-    return tuple(found)
+    powers = [first]
+    while powers[-1] * 2 <= most:
+        powers.append(powers[-1] * 2)
+    return tuple(powers)

@@ -1,4 +1,4 @@
-"""The sketch rules of CPUs and of GPUs, in the order in which they are asked."""
+"""The sketch rules of CPUs and of GPUs, in the order of their application."""
 
 from retune.compiler.search.sketch_rules.base import (
     CPU_SEARCH,
@@ -27,7 +27,7 @@ from retune.compiler.search.sketch_rules.tensor_core import TensorCoreTiling
 from retune.compiler.search.sketch_rules.transformed import TransformedConvolution
 
 OURS = (TransformedConvolution, BlocksOfRows, TensorCoreTiling, SplitK)
-"""The rules that Ansor has not."""
+"""The rules that Ansor does not have."""
 
 # TVM's order.
 CPU_RULES: tuple[SketchRule, ...] = (

@@ -1,7 +1,4 @@
-"""The interface of sketch rules, and what a rule may read.
-
-The engine that runs the rules knows none of them by name.
-"""
+"""The interface of sketch rules and their context."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +11,7 @@ from retune.compiler.target import HardwareParams, Target
 
 
 class Verdict(Enum):
-    """What a rule says about a visit."""
+    """The answer of a rule to a visit."""
 
     SKIP = 0
     APPLY = 1
@@ -23,8 +20,8 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SearchKind:
-    """What the search does differently on CPUs and on GPUs, as plain values; `name` is the key of tables of the rest:
-    derivation rules, sketch spaces, the steps that end a sketch.
+    """The differences of the search between CPUs and GPUs, as plain values. `name` is the key of the tables of
+    derivation rules, sketch spaces and the steps that end a sketch.
     """
 
     name: str
@@ -33,7 +30,7 @@ class SearchKind:
     unroll_limits: str
     """The option with the limits of unrolling."""
     recomputes: bool
-    """Whether a stage that does not reduce is recomputed at every read, however much that is."""
+    """Whether a stage without a reduction is recomputed at every read, whatever its cost."""
 
 
 CPU_SEARCH = SearchKind("cpu", "tiling", "unroll_limits", recomputes=False)
@@ -41,24 +38,22 @@ GPU_SEARCH = SearchKind("gpu", "gpu_tiling", "gpu_unroll_limits", recomputes=Tru
 
 
 def search_kind(hardware: HardwareParams) -> SearchKind:
-    """The kind of search for a machine."""
     return GPU_SEARCH if hardware.is_gpu else CPU_SEARCH
 
 
 @dataclass(frozen=True, slots=True)
 class SketchContext:
-    """What a rule may read besides the state."""
+    """Inputs of a rule besides the state."""
 
     hardware: HardwareParams
     options: SearchOptions
     policy: Any = None
-    """The policy that asks, for custom rules."""
+    """The calling policy, for custom rules."""
     target: Target | None = None
-    """What code is generated for; None where only the hardware parameters are known."""
+    """The target of code generation; None if only the hardware parameters are known."""
 
     @property
     def kind(self) -> "SearchKind":
-        """What the search does on this kind of machine."""
         return search_kind(self.hardware)
 
     @property
@@ -68,10 +63,10 @@ class SketchContext:
 
 
 class SketchRule(Protocol):
-    """One derivation rule: a frozen value without state of its own."""
+    """A derivation rule: a frozen, stateless value."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """Whether the rule applies to this stage, and whether later rules may still be asked."""
+        """Whether the rule applies to this stage, and whether later rules are tried."""
 
     def expand(self, context: SketchContext, state: State, stage: int) -> Iterable[tuple[State, int]]:
-        """The states that follow, each with the stage to visit next; only called after a verdict other than SKIP."""
+        """The next states, each with the stage to visit next; only called after a verdict other than SKIP."""

@@ -21,7 +21,7 @@ class AddCacheRead:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY_AND_STOP when the first reader is tiled, reads this very stage, and does not reduce across threads."""
+        """APPLY_AND_STOP if the first reader is tiled, reads this very stage, and does not reduce across threads."""
         readers = consumers(state, stage)
         if not readers or not needs_multi_level_tiling(state.dag, readers[0]):
             return Verdict.SKIP
@@ -30,14 +30,14 @@ class AddCacheRead:
         return Verdict.APPLY_AND_STOP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
-        """The state with a shared cache for every tiled reader; one that is not tiled reads the stage itself."""
+        """The state with a shared cache for every tiled reader; other readers read the stage itself."""
         tiled = [
             reader
             for reader in consumers(state, stage)
             if needs_multi_level_tiling(state.dag, reader) and not has_cross_thread_reduction(state, reader)
         ]
         for count, reader in enumerate(tiled):
-            # Every cache is a stage before the readers that are left, whose numbers grow by one.
+            # Every cache is a stage before the remaining readers, whose numbers grow by one.
             state = state.apply(CacheRead(stage, "shared", (reader + count,)))
             moved = reader + count + 1
             state = state.apply(ComputeAt(stage + 1, moved, last_outer_reduction(state, moved)))

@@ -30,7 +30,7 @@ class CrossThreadReduction:
             # terms.
             wanted = space <= context.hardware.max_threads_per_block and space < reduction
         else:
-            # As in Ansor, a reduction that a warp does in one step is not worth spreading.
+            # As in Ansor: a reduction that a warp does in one step is not spread.
             wanted = reduction > 1 and reduction > context.hardware.warp_size
         return Verdict.APPLY if wanted else Verdict.SKIP
 
@@ -40,7 +40,7 @@ class CrossThreadReduction:
         state, reduction = fuse_reductions(state, stage)
         target = single_consumer(state, stage)
         common = 0 if target is None else common_outer_loops(state, stage, target)
-        # A reduction inside the loops of its reader follows the only split of these: that over the threads.
+        # A reduction inside the loops of its reader follows their only split, the split over the threads.
         splits = () if target is None else split_steps(state, target)
         if target is None or not common or not _takes_in(state, target, splits):
             extent = literal_extent(state.stages[stage].iters[reduction])
@@ -55,14 +55,14 @@ class CrossThreadReduction:
 
 
 def _takes_in(state: State, target: int, splits: tuple[int, ...]) -> bool:
-    """Whether a reader has one split, or none and neither the tiles of another producer nor a reduction of its own."""
+    """Whether a reader has a single split, or none and neither another producer's tiles nor a reduction."""
     if splits or needs_multi_level_tiling(state.dag, target):
         return len(splits) == 1 and not needs_multi_level_tiling(state.dag, target)
     return not state.stages[target].is_tiled and not state.stages[target].has_reduce_iter
 
 
 def _spread(state: State, target: int, warp: int) -> State:
-    """The last loop of an elementwise reader over a warp's threads."""
+    """Split the last loop of an elementwise reader over a warp's threads."""
     described = state.stages[target]
     last = len(described.iters) - 1
     state = state.apply(Split(target, last, literal_extent(described.iters[last]), (warp,)))

@@ -1,6 +1,6 @@
 """Sketch rules defined by two functions of the user.
 
-They are asked before the built-in rules, in the order of registration.
+They come before the built-in rules, in the order of registration.
 """
 
 import warnings
@@ -17,12 +17,12 @@ class PreloadCustomSketchRule:
     """A custom rule, given to `SketchPolicy` in `init_search_callbacks`."""
 
     condition: Callable[[Any, State, int], int]
-    """`condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST; else it warns and counts as the
-    last.
+    """`condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST; anything else warns and counts as
+    APPLY_AND_SKIP_REST.
     """
     apply: Callable[[Any, State, int], Iterable[Any]]
-    """`apply(policy, state, stage)` gives pairs of a state and the stage to visit next, -1 to end the derivation. Split
-    lengths that it leaves unknown are searched; known ones stay as they are.
+    """`apply(policy, state, stage)` returns pairs of a state and the stage to visit next, -1 to end the derivation. The
+    search chooses unknown split lengths; known lengths stay.
     """
     name: str = "custom rule"
     """For warnings."""
@@ -32,7 +32,6 @@ class PreloadCustomSketchRule:
     APPLY_AND_SKIP_REST: ClassVar[int] = 2
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """What the user's condition says."""
         answer = self.condition(context.policy, state, stage)
         if isinstance(answer, bool) or not isinstance(answer, int) or answer not in (0, 1, 2):
             warnings.warn(
@@ -42,6 +41,5 @@ class PreloadCustomSketchRule:
         return Verdict(answer)
 
     def expand(self, context: SketchContext, state: State, stage: int) -> Iterable[tuple[State, int]]:
-        """What the user's function gives."""
         for after, following in self.apply(context.policy, state, stage):
             yield after, int(following)

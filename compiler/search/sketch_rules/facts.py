@@ -22,18 +22,20 @@ CONST_INDICES = "auto_scheduler_simplify_const_tensor_indices"
 UNROLL_INNER = "auto_scheduler_always_unroll_inner"
 NO_SPLIT = "auto_scheduler_no_split_at_inner"
 SHARED = ".shared"
-"""How the name of a stage ends that all threads of a GPU block fill together."""
+"""Suffix of the names of stages that all threads of a GPU block fill together."""
 
 
 def named_loops(state: State, stage: int, attribute: str) -> frozenset[str]:
-    """The loop names that an attribute of the stage's operation lists, as they are and as a write cache names them."""
+    """The loop names that an attribute of the stage's operation lists, and the names of the same loops in a write
+    cache.
+    """
     names = state.stages[stage].op.attrs.get(attribute) or ()
     return frozenset((*names, *(f"{name}_c" for name in names)))
 
 
 def should_always_be_inlined(context: SketchContext, state: State, stage: int) -> bool:
-    """Whether computing the stage again at every read costs nothing worth keeping; a GPU recomputes whatever does not
-    reduce.
+    """Whether recomputing the stage at every read costs next to nothing; a GPU recomputes every stage without a
+    reduction.
     """
     described = state.stages[stage]
     if not described.is_compute or stage in state.dag.output_ids or described.has_reduce_iter:
@@ -44,17 +46,19 @@ def should_always_be_inlined(context: SketchContext, state: State, stage: int) -
 
 
 def has_cache_write(state: State, stage: int) -> bool:
-    """Whether the stage is a write cache that an earlier step added; numbers are traced back through the history."""
-    # Backwards, as the number of the stage changes where a step added one before it.
+    """Whether the stage is a write cache that an earlier step added; `stage` is traced back through the history."""
+    # Backwards, as the number of the stage changes at every step that added a stage before it.
     for step in reversed(state.steps):
         if isinstance(step, CacheWrite) and step.stage == stage:
             return True
-        stage = _before(step, stage)
+        stage = _number_before(step, stage)
     return False
 
 
 def elementwise_consumer(state: State, stage: int) -> int | None:
-    """The one stage that reads this one element by element; a shared cache does not count, it belongs to its reader."""
+    """The only stage that reads this stage, element by element; a shared cache does not count, it belongs to its
+    reader.
+    """
     consumer = single_elementwise_consumer(state, stage)
     if consumer is None or state.stages[consumer].op.name.endswith(SHARED):
         return None
@@ -62,8 +66,8 @@ def elementwise_consumer(state: State, stage: int) -> int | None:
 
 
 def fusible_consumer(state: State, stage: int) -> int | None:
-    """The elementwise consumer, when its loops can follow the tiles of the stage: none is split yet, as for another
-    product that the consumer reads, none reduces, and the same axes stay whole.
+    """The elementwise consumer, if its loops can follow the tiles of the stage: none is split yet (for another product
+    of the consumer), none reduces, and the same axes stay unsplit.
     """
     consumer = elementwise_consumer(state, stage)
     if consumer is None or state.stages[consumer].is_tiled or state.stages[consumer].has_reduce_iter:
@@ -77,7 +81,7 @@ def _whole_axes(state: State, stage: int) -> list[bool]:
 
 
 def loop_volumes(state: State, stage: int) -> tuple[int, int]:
-    """How many points the spatial loops of an operation have, and how many its reduction."""
+    """Points of the spatial loops of an operation, and of its reduction."""
     op = state.stages[stage].op
     if not isinstance(op, ComputeOp):
         return 1, 1
@@ -85,7 +89,7 @@ def loop_volumes(state: State, stage: int) -> tuple[int, int]:
 
 
 def needs_rfactor(context: SketchContext, state: State, stage: int) -> bool:
-    """Whether a reduction is too long for the few points that it gives work for."""
+    """Whether a reduction is too long for its few points."""
     if not state.stages[stage].is_compute:
         return False
     space, reduction = loop_volumes(state, stage)
@@ -97,9 +101,13 @@ def needs_rfactor(context: SketchContext, state: State, stage: int) -> bool:
 
 
 def has_cross_thread_reduction(state: State, stage: int) -> bool:
-    """Whether threads of a block reduce together in this stage, or in one computed inside its loops."""
-    places = [one.location for one in state.stages]
-    inside = [number for number, at in enumerate(places) if isinstance(at, Attached) and at.stage == stage]
+    """Whether threads of a block reduce together in this stage, or in a stage computed inside its loops."""
+    locations = [other.location for other in state.stages]
+    inside = [
+        number
+        for number, location in enumerate(locations)
+        if isinstance(location, Attached) and location.stage == stage
+    ]
     return any(
         iterator.kind is IterKind.REDUCTION and iterator.annotation is Annotation.THREAD_X
         for number in (stage, *inside)
@@ -108,23 +116,23 @@ def has_cross_thread_reduction(state: State, stage: int) -> bool:
 
 
 def split_steps(state: State, stage: int) -> tuple[int, ...]:
-    """Numbers of the split steps of a stage, oldest first; its number is traced back through the history, up to the
-    step that made it with loops of its own.
+    """Numbers of the split steps of a stage, oldest first. `stage` is traced back through the history, up to the step
+    that created its loops.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for number in range(len(state.steps) - 1, -1, -1):
         step = state.steps[number]
         if isinstance(step, Split) and step.stage == stage:
-            found.append(number)
+            numbers.append(number)
         elif isinstance(step, Rfactor) and step.stage == stage:
             break
         else:
-            stage = _before(step, stage)
-    return tuple(reversed(found))
+            stage = _number_before(step, stage)
+    return tuple(reversed(numbers))
 
 
-def _before(step: object, stage: int) -> int:
-    """The number that a stage had before a step; that of what it was made of, if the step made it."""
+def _number_before(step: object, stage: int) -> int:
+    """Number of `stage` before `step`. A stage that `step` created maps to the stage it was split from."""
     # `AsMatmul` replaces one operation by four, so later stages move by three.
     if isinstance(step, AsMatmul) and step.stage < stage:
         return max(step.stage, stage - 3)
@@ -132,9 +140,7 @@ def _before(step: object, stage: int) -> int:
 
 
 def spatial_split_steps(state: State, stage: int) -> tuple[int, ...]:
-    """Those split steps of a tiled stage that split spatial axes, in axis order; the splits of its reduction follow
-    them.
-    """
+    """The split steps of a tiled stage's spatial axes, in axis order; the splits of its reduction come later."""
     op = state.stages[stage].op
     whole = named_loops(state, stage, NO_SPLIT)
     reductions = sum(axis.name not in whole for axis in op.reduce_axes) if isinstance(op, ComputeOp) else 0
@@ -143,8 +149,8 @@ def spatial_split_steps(state: State, stage: int) -> tuple[int, ...]:
 
 
 def common_outer_loops(state: State, stage: int, target: int) -> int:
-    """How many leading loops of a stage and a later one that reads it run over the same points; 0 when the later one
-    does not depend on it.
+    """Number of leading loops that a stage and the later stage `target`, which reads it, run over the same points; 0 if
+    `target` does not read it.
     """
     op = state.stages[stage].op
     best = [-1] * len(state.stages)
@@ -159,7 +165,7 @@ def common_outer_loops(state: State, stage: int, target: int) -> int:
 
 
 def _common_pair(dag: ComputeDAG, reader: int, producer: int) -> int:
-    """The leading dimensions of two operations that agree in length and that every read takes one to one."""
+    """Number of leading dimensions of two operations with equal lengths that every read indexes one to one."""
     op, source = dag.ops[reader], dag.ops[producer]
     if not isinstance(op, ComputeOp):
         return 0
@@ -175,14 +181,15 @@ def _common_pair(dag: ComputeDAG, reader: int, producer: int) -> int:
 
 
 def original_names(name: str) -> frozenset[str]:
-    """The axes that a loop came from: `i.0@j.0@` came from i and j."""
+    """The axes of a loop: `i.0@j.0@` has i and j."""
     return frozenset(part.split(".")[0] for part in name.split("@") if part)
 
 
 def last_outer_reduction(state: State, stage: int) -> int:
-    """The innermost loop of the outermost reduction tile of a tiled stage: where what its reduction reads is fetched.
+    """The innermost loop of the outermost reduction tile of a tiled stage: the operands of its reduction are fetched
+    there.
 
-    A reduction of which nothing was split begins at its first loop.
+    The tile of an unsplit reduction is its first loop.
     """
     described = state.stages[stage]
     op = described.op
@@ -200,11 +207,11 @@ def last_outer_reduction(state: State, stage: int) -> int:
 
 def outer_space_loops(state: State, stage: int) -> tuple[int, ...]:
     """The outermost loops that can be fused: up to a reduction, an annotated loop, or just after an attachment."""
-    found: list[int] = []
+    numbers: list[int] = []
     for number, iterator in enumerate(state.stages[stage].iters):
         if iterator.kind is IterKind.REDUCTION or iterator.annotation is not Annotation.NONE:
             break
         if number and state.attached_at(stage, number - 1):
             break
-        found.append(number)
-    return tuple(found)
+        numbers.append(number)
+    return tuple(numbers)

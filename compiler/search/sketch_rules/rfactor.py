@@ -13,7 +13,7 @@ from retune.compiler.search.sketch_rules.facts import has_cache_write, loop_volu
 from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 _NEGLIGIBLE = 16
-"""A stage that another one takes so many times as long as is a negligible part of a kernel's time."""
+"""A stage is negligible if another stage takes this many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class AddRfactor:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY when the reduction is long for its points, the stage no write cache and its work worth the choice."""
+        """APPLY if the reduction is long for its points, the stage is no write cache and its work is not negligible."""
         wanted = needs_rfactor(context, state, stage) and not has_cache_write(state, stage)
         if wanted and not context.options.ansor_rules:
             wanted = not _is_negligible(context, state, stage)
         return Verdict.APPLY if wanted else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
-        """The outer part factored, and the inner one; the factor is 1 until the derivation ends."""
+        """The outer part factored, and the inner part; the factor is 1 until the derivation ends."""
         state, reduction = fuse_reductions(state, stage)
         loop = state.stages[stage].iters[reduction]
         state = state.apply(Split(stage, reduction, literal_extent(loop), (1,)))
@@ -47,7 +47,7 @@ class AddRfactor:
 
 
 def _is_negligible(context: SketchContext, state: State, stage: int) -> bool:
-    """Whether all cores take so much longer for another stage that the order of these terms does not matter. Each stage
+    """Whether another stage takes so much longer on all cores that the order of these terms does not matter. Each stage
     with the choice multiplies the sketches by three.
     """
     cores = context.hardware.num_cores

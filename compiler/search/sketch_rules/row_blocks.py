@@ -21,7 +21,7 @@ class BlocksOfRows:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY_AND_STOP for the last stage of a graph of which some blocks of rows fit a cache."""
+        """APPLY_AND_STOP for the last stage of a graph with blocks of rows that fit a cache."""
         is_first = stage == len(state.stages) - 1 and not state.steps
         return Verdict.APPLY_AND_STOP if is_first and find_row_blocks(state.dag) is not None else Verdict.SKIP
 

@@ -12,22 +12,22 @@ from retune.compiler.search.sketch_rules.facts import CONST_INDICES, named_loops
 
 @dataclass(frozen=True, slots=True)
 class SpecialComputeLocation:
-    """Compute such a stage once before the unrolled loops: inlined, each of its elements would be read from memory
-    again for every row of the matrix.
+    """Compute such a stage once before the unrolled loops: inlined, each of its elements would be read again for every
+    row of the matrix.
 
     before: t = gather(a); for p: unroll e: unroll r: u += t * m
     after:  for p: (for e r: t = gather(a)); unroll e: unroll r: u += t * m
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY_AND_STOP when the stage would be inlined into one product with a constant matrix."""
+        """APPLY_AND_STOP if the stage would be inlined into a product with a constant matrix."""
         readers = consumers(state, stage)
         if len(readers) != 1 or not producers(state, stage) or not should_always_be_inlined(context, state, stage):
             return Verdict.SKIP
         return Verdict.APPLY_AND_STOP if named_loops(state, readers[0], CONST_INDICES) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
-        """The state with the stage in the last loop before the reader's first unrolled one.
+        """The state with the stage in the last loop before the reader's first unrolled loop.
 
         Raises: ScheduleError when all loops of the reader are unrolled.
         """

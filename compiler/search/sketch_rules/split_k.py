@@ -15,23 +15,24 @@ from retune.compiler.search.sketch_rules.tensor_core import in_parts, kind_of
 from retune.compiler.search.sketch_rules.tiling import literal_extent
 
 _THREADS = 128
-"""Of a block, one of which each multiprocessor has at least."""
+"""Threads of a block; each multiprocessor gets at least one block."""
 _ENOUGH_SUMS, _GOOD_SUMS = 4, 32
-"""Sums of a thread from which on a second kernel costs more than it saves, and with which what is loaded is reused."""
+"""Sums per thread: with `_ENOUGH_SUMS` a second kernel costs more than it saves, with `_GOOD_SUMS` loads are reused."""
 _FEWEST_TERMS = 128
-"""Of a part of a sum: so many that its first copies are not all that it waits for."""
+"""Least terms of a part of a sum: enough that its first copies do not dominate its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """Sum parts first where a sum has too few points to keep the GPU busy; they are further points of the same tiling.
+    """Sum parts first if a sum has too few points to keep the GPU busy; the parts are further points of the same
+    tiling.
 
     before: for i: for j: for k: c += a * b
     after:  for k.0: for i: for j: for k.1: c.rf[k.0] += a * b;  for i: for j: for k.0: c += c.rf[k.0]
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY for such a sum, which the other rules may tile as it is."""
+        """APPLY for such a sum; the other rules may also tile it unsplit."""
         return Verdict.APPLY if _parts(context, state, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
@@ -40,15 +41,15 @@ class SplitK:
 
 
 def _parts(context: SketchContext, state: State, stage: int) -> tuple[int, ...]:
-    """Into how many parts a sum may be cut: the largest two powers of two that divide its longest loop, leave each part
-    some terms, and make no more tiles than twice the multiprocessors. None for what tensor cores may do, what has so
-    few points that the threads of a block share each of its sums, or what would be rounded to halves.
+    """Numbers of parts for a sum: the largest two powers of two that divide its longest loop, leave each part enough
+    terms, and make at most twice as many tiles as there are multiprocessors. None for tensor-core products, sums with
+    so few points that a block's threads share each, and sums that would be rounded to halves.
     """
     described = state.stages[stage]
     plain = described.is_compute and isinstance(described.location, Root) and not described.is_tiled
     if not plain or described.op.dtype != "float32" or not needs_multi_level_tiling(state.dag, stage):
         return ()
-    # A sum that was cut once (`Rfactor`) is not cut again.
+    # A sum that is already split (`Rfactor`) is not split again.
     if has_cache_write(state, stage) or any(isinstance(step, Rfactor) for step in state.steps):
         return ()
     spread = CrossThreadReduction().judge(context, state, stage) is not Verdict.SKIP

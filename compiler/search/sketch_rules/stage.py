@@ -18,10 +18,9 @@ from retune.compiler.search.sketch_rules.tiling import follow_tiling, tile_stage
 
 @dataclass(frozen=True, slots=True)
 class SkipStage:
-    """Leave the stage as it is. It always applies, so that a derivation never gets stuck."""
+    """Leave the stage unchanged. It always applies, so that a derivation never gets stuck."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """Always APPLY."""
         return Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
@@ -55,11 +54,11 @@ class AddCacheWrite:
     """
 
     ends_visit: bool = False
-    """Whether no later rule is asked, as on a GPU, where accumulators belong in registers."""
+    """Whether no later rule is tried, as on a GPU, where accumulators belong in registers."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY, or APPLY_AND_STOP where `ends_visit`, when the stage needs tiling and has no elementwise consumer to
-        fuse with.
+        """APPLY, or APPLY_AND_STOP with `ends_visit`, if the stage needs tiling and has no elementwise consumer to fuse
+        with.
         """
         # A CPU tiles a further product of the same consumer in memory: a cache of each would triple the sketches.
         consumer = fusible_consumer if self.ends_visit else elementwise_consumer
@@ -68,7 +67,7 @@ class AddCacheWrite:
         return Verdict.APPLY_AND_STOP if self.ends_visit else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
-        """The state with the cache stage, which takes the number of the original and is visited next."""
+        """The state with the cache stage, which gets the number of the original and is visited next."""
         return ((state.apply(CacheWrite(stage, "local")), stage),)
 
 
@@ -81,7 +80,6 @@ class MultiLevelTiling:
         return Verdict.APPLY_AND_STOP if needs_multi_level_tiling(state.dag, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
-        """The tiled state."""
         tiled, _ = tile_stage(state, stage, context.tiling)
         return ((tiled, stage - 1),)
 
@@ -96,22 +94,24 @@ class MultiLevelTilingWithFusion:
 
     levels: tuple[int, ...] = (1, 2)
     ends_visit: bool = False
-    """Whether no later rule is asked, as on a GPU, where tiles stay in registers."""
+    """Whether no later rule is tried, as on a GPU, where tiles stay in registers."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY, or APPLY_AND_STOP for a cache stage, pointless to tile without its copy, and where `ends_visit`."""
+        """APPLY, or APPLY_AND_STOP with `ends_visit` and for a cache stage, which is pointless to tile without its
+        copy.
+        """
         if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is None:
             return Verdict.SKIP
         return Verdict.APPLY_AND_STOP if self.ends_visit or has_cache_write(state, stage) else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> Iterator[tuple[State, int]]:
-        """One state for each level of the structure at which the consumer may take the stage in."""
+        """A state for each level of the structure at which the consumer can compute the stage."""
         consumer = fusible_consumer(state, stage)
         assert consumer is not None, "judge() has found a consumer"
         structure = context.tiling
         tiled, splits = tile_stage(state, stage, structure)
         for level in self.levels:
-            # At the innermost level no loop of the consumer would be left inside.
+            # At the innermost level no loop of the consumer would be inside.
             if level <= len(structure) and structure[level - 1] == "S" and level < structure.count("S"):
                 followed = follow_tiling(tiled, consumer, splits, level)
                 yield followed.apply(ComputeAt(stage, consumer, level * len(splits) - 1)), stage - 1

@@ -43,19 +43,19 @@ _OLDEST = 80
 """The first architecture with bfloat16 and tf32 products (m16n8k16, m16n8k8) and `cp.async`: PTX ISA."""
 _TILES = (1, 2, 4, 8)
 _COLUMN_TILES = (1, 2, 4, 8, 16, 32)
-"""A warp's part of the result, in fragments; an instruction of a warpgroup has at most 32 columns of them."""
+"""Fragments in a warp's part of the result; a warpgroup instruction has at most 32 columns of them."""
 _WARPS = (1, 2, 4, 8)
-"""Of a block, along the rows or the columns."""
+"""Warps of a block, along the rows or the columns."""
 _STEPS = (1, 2, 4)
-"""Of the instruction's depth that are fetched at once."""
+"""Multiples of the instruction's depth that are fetched together."""
 DEPTHS = (1, 2, 3, 4)
-"""Iterations whose copies are under way or at hand at once."""
+"""Iterations whose copies are in flight or available together."""
 _USUAL_TILE = 64
-"""Rows, and columns, of the result that a block computes at least, if its warps are to share what is fetched."""
+"""Least rows, and columns, of the result per block for its warps to share fetched tiles."""
 _FEWEST_SUMS = 256
-"""Terms of a part of a sum: so many that its first copies are not all that it waits for."""
+"""Least terms of a part of a sum: enough that its first copies do not dominate its time."""
 _GROUPS = (1, 2, 4, 8, 16)
-"""Rows of blocks that are gone through together, column by column."""
+"""Rows of blocks that are traversed together, column by column."""
 
 _BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
     int(kind)
@@ -64,13 +64,13 @@ _BLOCK, _WARP_LOOP, _LANE, _UNROLL, _TENSOR = (
 
 
 def copies_asynchronously(target: Target) -> bool:
-    """Whether a GPU has tensor cores as we use them, and asynchronous copies; one that is not named has not."""
-    found = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
-    return found is not None and int(found[1]) >= _OLDEST
+    """Whether a GPU has the tensor cores that we use, and asynchronous copies; False for an unnamed GPU."""
+    match = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
+    return match is not None and int(match[1]) >= _OLDEST
 
 
 def kind_of(context: SketchContext, state: State, stage: int) -> str | None:
-    """The kind of instruction that may do a stage in its naive loops; float32 only where the target allows tf32."""
+    """The kind of instruction for a stage in its naive loops; float32 only if the target allows tf32."""
     target = context.target
     if not context.options.tensor_cores or target is None or not copies_asynchronously(target):
         return None
@@ -83,45 +83,47 @@ def kind_of(context: SketchContext, state: State, stage: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TensorCoreTiling:
-    """Write a product of matrices as one of gathered tiles, and tile it for blocks, warps and fragments.
+    """Rewrite a matrix product as a product of gathered tiles, and tile it for blocks, warps and fragments.
 
     before: for i: for j: for k: c += a * b;  for i: for j: r = f(c)
     after:  blockIdx i j: warp i j: (for k: (copy a tile; copy b tile); for k i j: mma);  lane i j: for i j: r = f(c)
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY for such a product of a size that fills an instruction; the other rules may tile it for plain code."""
+        """APPLY for such a product that fills an instruction; the other rules may tile it for plain code."""
         return Verdict.SKIP if kind_of(context, state, stage) is None else Verdict.APPLY
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:
-        """The tiled state; where the result has too few tiles to keep the GPU busy, also states in which parts of the
-        sum are further matrices of a batch, to be added up by what reads them.
+        """The tiled state. If the result has too few tiles to keep the GPU busy, also states in which parts of the sum
+        are further matrices of a batch, added up by their reader.
         """
-        found = contraction_of(state.dag, stage)
-        assert found is not None, "judge() has looked"
-        split = (in_parts(state, stage, parts) for parts in _parts(context, state, stage, found))
-        return tuple((_tiled(context, each, stage), stage - 1) for each in (state, *split))
+        contraction = contraction_of(state.dag, stage)
+        assert contraction is not None, "judge() has looked"
+        split = (in_parts(state, stage, parts) for parts in _parts(context, state, stage, contraction))
+        return tuple((_tiled(context, variant, stage), stage - 1) for variant in (state, *split))
 
 
-def _parts(context: SketchContext, state: State, stage: int, found: Contraction) -> tuple[int, ...]:
-    """Into how many parts a sum may be cut: the largest two powers of two that divide its longest loop, leave each part
-    a few iterations, and make no more tiles than twice the multiprocessors. None for sums that are rounded to halves.
+def _parts(context: SketchContext, state: State, stage: int, contraction: Contraction) -> tuple[int, ...]:
+    """Numbers of parts for a sum: the largest two powers of two that divide its longest loop, leave each part a few
+    iterations, and make at most twice as many tiles as there are multiprocessors. None for sums that are rounded to
+    halves.
     """
     op = state.stages[stage].op
     batch, rows, columns, sums = (
-        prod(axis.extent for axis in axes) for axes in (found.batch, found.rows, found.columns, found.sums)
+        prod(axis.extent for axis in axes)
+        for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.sums)
     )
     tiles = batch * -(-rows // _USUAL_TILE) * -(-columns // _USUAL_TILE)
     most = min(2 * context.hardware.gpu.multiprocessors // tiles, sums // _FEWEST_SUMS)
-    longest = max(axis.extent for axis in found.sums)
+    longest = max(axis.extent for axis in contraction.sums)
     fitting = tuple(parts for parts in (2, 4, 8, 16, 32) if parts <= most and longest % parts == 0)
-    # The parts are added by a second kernel: halves would be rounded once more in between.
+    # A second kernel adds the parts: halves would be rounded once more in between.
     return fitting[-2:] if op.dtype == "float32" else ()
 
 
 def in_parts(state: State, stage: int, parts: int) -> State:
-    """The longest loop of a sum cut into parts, each summed for itself; what adds them up stands inside the loops of
-    what reads the sum element by element.
+    """Split the longest loop of a sum into parts with separate sums. The stage that adds the parts is computed inside
+    the loops of its elementwise reader.
     """
     iters = state.stages[stage].iters
     sums = [number for number, iterator in enumerate(iters) if iterator.kind is IterKind.REDUCTION]
@@ -137,15 +139,18 @@ def in_parts(state: State, stage: int, parts: int) -> State:
 def _tiled(context: SketchContext, state: State, stage: int) -> State:
     """The product on tensor cores."""
     kind = kind_of(context, state, stage)
-    found = contraction_of(state.dag, stage)
+    contraction = contraction_of(state.dag, stage)
     op = state.stages[stage].op
     assert kind is not None, "a part of a product is one"
-    assert found is not None
+    assert contraction is not None
     assert isinstance(op, ComputeOp)
     consumer = fusible_consumer(state, stage)
-    groups = tuple(tuple(op.axes.index(axis) for axis in axes) for axes in (found.batch, found.rows, found.columns))
+    groups = tuple(
+        tuple(op.axes.index(axis) for axis in axes)
+        for axes in (contraction.batch, contraction.rows, contraction.columns)
+    )
     # Rasterization matters only if factors leave the shared cache between their uses.
-    beyond_cache = _is_beyond_cache(context, found)
+    beyond_cache = _is_beyond_cache(context, contraction)
     state = state.apply(AsMatmul(stage, kind))
     root = stage + 3
     if consumer is not None:
@@ -158,32 +163,34 @@ def _tiled(context: SketchContext, state: State, stage: int) -> State:
     return state
 
 
-def _is_beyond_cache(context: SketchContext, found: Contraction) -> bool:
-    """Whether the factors are more than the cache holds that all blocks share, so that their order matters."""
-    rows, columns, sums = (prod(axis.extent for axis in axes) for axes in (found.rows, found.columns, found.sums))
-    return (rows + columns) * sums * item_bytes(found.dtype) > context.hardware.gpu.cache
+def _is_beyond_cache(context: SketchContext, contraction: Contraction) -> bool:
+    """Whether the factors exceed the cache that all blocks share, so that their order matters."""
+    rows, columns, sums = (
+        prod(axis.extent for axis in axes) for axes in (contraction.rows, contraction.columns, contraction.sums)
+    )
+    return (rows + columns) * sums * item_bytes(contraction.dtype) > context.hardware.gpu.cache
 
 
 def _tiled_result(
     state: State, root: int, groups: Sequence[Sequence[int]], beyond_cache: bool
 ) -> tuple[State, tuple[int, int]]:
-    """The stage that writes the result, over blocks, warps and lanes, each of which has two neighbors in two rows of
-    every fragment; and the numbers of the steps that say how many warps there are along rows and columns. Blocks whose
-    factors are `beyond_cache` go through some rows at a time: those that run together share rows and columns.
+    """Tile the stage that writes the result over blocks, warps and lanes; each lane has two neighbors in two rows of
+    every fragment. Also returns the numbers of the steps with the warps along rows and columns. With `beyond_cache`,
+    blocks traverse some rows at a time, so that concurrent blocks share rows and columns.
     """
     order = tuple(number for group in groups for number in group)
     if order != tuple(range(len(order))):
         state = state.apply(Reorder(root, order))
     batch = len(groups[0])
-    for place, group in enumerate(groups[1:]):
+    for position, group in enumerate(groups[1:]):
         if len(group) > 1:
-            first = batch + place
+            first = batch + position
             state = state.apply(Fuse(root, tuple(range(first, first + len(group)))))
     warps = []
     # Rows of a fragment are split by (2, 8), columns by (4, 2): lane 4 r + c holds two columns of each row r.
-    for place, (tile, inner) in enumerate(((2 * ROWS, (2, MATRIX)), (4 * COLUMNS, (4, 2)))):
-        loop = batch + 5 * place
-        # Single lengths, and the depth of the pipeline, stand until the search chooses, see `choices_of`.
+    for position, (tile, inner) in enumerate(((2 * ROWS, (2, MATRIX)), (4 * COLUMNS, (4, 2)))):
+        loop = batch + 5 * position
+        # Single lengths, and the depth of the pipeline, are placeholders until the search chooses, see `choices_of`.
         state = state.apply(Split(root, loop, 0, (tile,)))
         warps.append(len(state.steps))
         state = state.apply(Split(root, loop, 0, (2,)))
@@ -192,10 +199,21 @@ def _tiled_result(
     if beyond_cache:
         state = state.apply(Split(root, batch, 0, (1,)))
         blocks = 3
-    # Of rows and of columns: block, warp, fragment and what lies in it.
-    one, other = ([batch + 5 * place + blocks - 2 + number for number in range(5)] for place in range(2))
-    outer = (batch, other[0], batch + 1)[:blocks]
-    reordered = (*range(batch), *outer, one[1], other[1], one[4], other[3], one[2], one[3], other[2], other[4])
+    # Loops of rows and of columns: block, warp, fragment, inside the fragment.
+    rows, columns = ([batch + 5 * position + blocks - 2 + number for number in range(5)] for position in range(2))
+    outer = (batch, columns[0], batch + 1)[:blocks]
+    reordered = (
+        *range(batch),
+        *outer,
+        rows[1],
+        columns[1],
+        rows[4],
+        columns[3],
+        rows[2],
+        rows[3],
+        columns[2],
+        columns[4],
+    )
     state = state.apply(Reorder(root, reordered))
     state = state.apply(Fuse(root, tuple(range(batch + blocks)))).apply(Annotate(root, 0, _BLOCK))
     for number, annotation in ((1, _WARP_LOOP), (2, _LANE)):
@@ -206,7 +224,7 @@ def _tiled_result(
 
 
 def _tiled_product(state: State, product: int, root: int, depth: int) -> State:
-    """The product of a warp, fragment by fragment, inside the loop over warps."""
+    """Tile the product of a warp, fragment by fragment, inside the loop over warps."""
     for number, length in ((1, ROWS), (3, COLUMNS), (5, depth), (5, 2)):
         state = state.apply(Split(product, number, 0, (length,)))
     state = state.apply(Reorder(product, (0, 5, 6, 1, 3, 2, 4, 7)))
@@ -217,7 +235,7 @@ def _tiled_product(state: State, product: int, root: int, depth: int) -> State:
 
 
 def _fetched(state: State, operand: int, product: int, warps: tuple[int, int]) -> State:
-    """A factor's tile, copied by all threads of the block together for every iteration over the sum."""
+    """Copy a factor's tile with all threads of the block in every iteration over the sum."""
     op = state.stages[operand].op
     assert isinstance(op, ComputeOp)
     factor, offset = row_padding(op.dtype, inner=depth_is_inner(op))
@@ -239,33 +257,33 @@ def _fetched(state: State, operand: int, product: int, warps: tuple[int, int]) -
 
 
 def unrolls(stage: Stage) -> bool:
-    """Whether an unroll limit means anything for a stage: it reduces, and not on tensor cores."""
+    """Whether an unroll limit has an effect on a stage: it reduces, and not on tensor cores."""
     return stage.has_reduce_iter and all(loop.annotation is not Annotation.TENSORIZE for loop in stage.iters)
 
 
 def choices_of(steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
-    """What the lengths and depths that this rule writes may be, by the number of the step; nothing for those that are
-    as they must be.
+    """Choices of the lengths and depths that this rule writes, by the number of the step; steps with fixed lengths are
+    missing.
     """
-    found: dict[int, tuple[int, ...]] = {}
+    choices_by_step: dict[int, tuple[int, ...]] = {}
     for first, step in enumerate(steps):
         if isinstance(step, AsMatmul):
             behind = range(first, len(steps))
             pipeline = next(n for n in behind if isinstance(steps[n], Pipeline))
             # Before it are the splits of the result and then of the product, after it those of the factors.
             splits = [n for n in behind if isinstance(part := steps[n], Split) and len(part.lengths) == 1]
-            mine = [n for n in splits if n < pipeline and steps[n].stage == step.stage + 2]
-            result = [n for n in splits if n < pipeline and n not in mine]
+            product_splits = [n for n in splits if n < pipeline and steps[n].stage == step.stage + 2]
+            result = [n for n in splits if n < pipeline and n not in product_splits]
             tiles, product, fetch = _choices(INSTRUCTIONS[step.kind].dtype)
             factors = [n for n in splits if n > pipeline]
-            for numbers, choices in ((result, tiles), (mine, product), (factors, fetch)):
-                found.update(zip(numbers, choices, strict=False))
-            found[pipeline] = DEPTHS
-    return found
+            for numbers, choices in ((result, tiles), (product_splits, product), (factors, fetch)):
+                choices_by_step.update(zip(numbers, choices, strict=False))
+            choices_by_step[pipeline] = DEPTHS
+    return choices_by_step
 
 
 def _choices(dtype: str) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Of every split with one length, in their order: of the result, of the product, and of both factors."""
+    """Choices of every split with one length, in order: of the result, of the product, and of both factors."""
     rows, columns = (tuple(ROWS * tile for tile in _TILES), tuple(COLUMNS * tile for tile in _COLUMN_TILES))
     fetch = tuple(width for width in (1, 2, 4, 8) if width * item_bytes(dtype) <= ROW_BYTES), ()
     return (rows, _WARPS, columns, _WARPS, _GROUPS), ((), (), (), _STEPS), (*fetch, *fetch)

@@ -86,7 +86,7 @@ def follow_tiling(state: State, stage: int, splits: tuple[int, ...], levels: int
 
 
 def literal_extent(iterator: Iterator) -> int:
-    """The extent of a loop that has not been split yet.
+    """The extent of an unsplit loop.
 
     Raises: ScheduleError when it is not a known number.
     """

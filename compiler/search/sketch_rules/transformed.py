@@ -38,8 +38,8 @@ class TransformedConvolution:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY_AND_STOP for the last stage of a graph that ends in such a convolution, or in elementwise stages
-        after it.
+        """APPLY_AND_STOP for the last stage of a graph that ends in such a convolution, or in elementwise stages after
+        it.
         """
         last = len(state.stages) - 1
         if stage != last or state.steps:
@@ -47,13 +47,13 @@ class TransformedConvolution:
         result = _result(state)
         if result is None:
             return Verdict.SKIP
-        follows = [one for one in state.stages[result:] if one.is_compute]
-        plain = all(not one.has_reduce_iter and one.shape == follows[0].shape for one in follows)
+        follows = [other for other in state.stages[result:] if other.is_compute]
+        plain = all(not other.has_reduce_iter and other.shape == follows[0].shape for other in follows)
         return Verdict.APPLY_AND_STOP if plain and set(state.dag.output_ids) == {last} else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> Iterator[tuple[State, int]]:
-        """The transformed input made beforehand with the channels of the result outermost, or with its tiles; or made
-        for the tiles of a block.
+        """The transformed input computed in advance, with the channels of the result outermost or with its tiles; or
+        computed for the tiles of a block.
         """
         # Only float32 convolutions are transformed.
         lanes = max(1, context.hardware.vector_unit_bytes // 4)
@@ -67,17 +67,17 @@ class TransformedConvolution:
 
 
 def _result(state: State) -> int | None:
-    """The stage that the transformed convolution ends in."""
-    found = [
+    """The final stage of the transformed convolution."""
+    numbers = [
         number
         for number, stage in enumerate(state.stages)
         if isinstance(stage.op, ComputeOp) and stage.op.attrs.get(TRANSFORMED)
     ]
-    return found[0] if len(found) == 1 else None
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _inlined(state: State) -> State:
-    """The stages from the convolution's result on, all but the last, inlined into the last."""
+    """Inline the stages from the convolution's result on, except the last, into the last."""
     first = _result(state)
     for stage in range(len(state.stages) - 2, -1 if first is None else first - 1, -1):
         if state.stages[stage].is_compute:
@@ -87,8 +87,8 @@ def _inlined(state: State) -> State:
 
 @dataclass(slots=True)
 class _Sketch:
-    """A state that grows; loops of the last stage `last` go by the names n, h, w and co, with their parts, and z where
-    the result has three spatial dimensions.
+    """A mutable state. The loops of the last stage `last` are named n, h, w and co, with their parts, and z if the
+    result has three spatial dimensions.
     """
 
     state: State
@@ -114,7 +114,7 @@ class _Sketch:
         return self.names(stage).index(name)
 
     def names(self, stage: int) -> list[str]:
-        """The loops of a stage; those of the last one under the names that they have here."""
+        """The loops of a stage; the last stage's under the names of this class."""
         described = self.state.stages[stage]
         names = [iterator.name for iterator in described.iters]
         if stage != self.last or not isinstance(described.op, ComputeOp):
@@ -123,7 +123,7 @@ class _Sketch:
         return [".".join([known[name.split(".")[0]], *name.split(".")[1:]]) for name in names]
 
     def split(self, stage: int, name: str, lengths: tuple[int | None, ...]) -> int:
-        """Split a loop; the number of the step."""
+        """Split a loop; return the number of the step."""
         at = self.loop(stage, name)
         extent = self.state.stages[stage].iters[at].extent
         self.put(Split(stage, at, extent if isinstance(extent, int) else 0, lengths))
@@ -142,7 +142,7 @@ class _Sketch:
         return order.format(z=f"{loops} " if self.depth else "")
 
     def blocks(self, order: str, lanes: int) -> "_Sketch":
-        """The loops over blocks of the result in this order, and the products and the way back inside them."""
+        """Reorder the loops over blocks of the result, with the products and the inverse transform inside."""
         last, products, back = self.last, self.number("bgemm"), self.number("inverse_rows")
         tile = self.state.stages[back].op.shape[0]
         sources = {}
@@ -156,7 +156,9 @@ class _Sketch:
         self.unroll(last, "h.1", "w.1")
         for name, source in sources.items():
             self.put(FollowSplit(products, self.loop(products, name), source, _LEVELS - 1))
-        terms = " ".join(one.name for one in self.state.stages[products].iters if one.kind is IterKind.REDUCTION)
+        terms = " ".join(
+            iterator.name for iterator in self.state.stages[products].iters if iterator.kind is IterKind.REDUCTION
+        )
         loops = [self.with_depth(f"{{z}}th.{level} tw.{level}", f"z.{level}") for level in range(_LEVELS)]
         outer, middle, inner = loops
         self.reorder(products, f"eps nu n co.0 {outer} co.1 {middle} {terms} {inner} co.2")
