@@ -358,12 +358,12 @@ class Ours:
 
     def __init__(self, gpu: Gpu, artifact: KernelArtifact, arrays: Mapping[str, Array]) -> None:
         cuda, number = gpu.driver, gpu.device.number
-        made = [DeviceArray.made(cuda, gpu.stream, number, spec.shape, spec.dtype) for spec in artifact.args]
+        made = [DeviceArray.allocate(cuda, gpu.stream, number, spec.shape, spec.dtype) for spec in artifact.args]
         given = list(arrays.values())
         for array, values in zip(made, given, strict=False):
             array.write(values)
         self._output = made[len(given)]
-        workspace = DeviceArray.made(cuda, gpu.stream, number, (max(artifact.workspace_bytes, 1),), "uint8")
+        workspace = DeviceArray.allocate(cuda, gpu.stream, number, (max(artifact.workspace_bytes, 1),), "uint8")
         self._arrays = (*made, workspace)
         self._call = DeviceProgram(cuda, gpu.stream, artifact).bind(made, workspace.address)
         self._watch = Stopwatch(cuda, gpu.stream)

@@ -76,7 +76,7 @@ def measured_bandwidth(driver: Driver, stream: Any, device: GpuDevice, elements:
 
 
 def _fastest(driver: Driver, stream: Any, device: GpuDevice, artifact: KernelArtifact) -> float:
-    arrays = [DeviceArray.made(driver, stream, device.number, spec.shape, spec.dtype) for spec in artifact.args]
+    arrays = [DeviceArray.allocate(driver, stream, device.number, spec.shape, spec.dtype) for spec in artifact.args]
     try:
         arrays[0].write(np.full(arrays[0].shape, 0.5, "float32"))
         call = DeviceProgram(driver, stream, artifact).bind(arrays)

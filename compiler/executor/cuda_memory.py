@@ -165,7 +165,7 @@ class CudaMemory(DeviceMemory):
         return array
 
     def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        return DeviceArray.made(self.driver, self.stream, self.device.device_id, shape, dtype)
+        return DeviceArray.allocate(self.driver, self.stream, self.device.device_id, shape, dtype)
 
     def _shown(self, spec: BufferSpec, array: Any, what: str) -> DeviceArray:
         self.ready()

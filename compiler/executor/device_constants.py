@@ -42,7 +42,7 @@ class DeviceConstants:
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                array = DeviceArray.made(driver, stream, number, source.shape, source.dtype.name)
+                array = DeviceArray.allocate(driver, stream, number, source.shape, source.dtype.name)
                 array.write(source)
                 found = self._known[key] = DeviceConstant(driver, source, array)
             return found

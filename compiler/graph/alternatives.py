@@ -1,11 +1,11 @@
 """Alternative computations of a fused group, such as Winograd's for a convolution.
 
-An alternative replaces the nodes of a group and computes constants of its own from the network's. The result of the
-group and its inputs from other groups stay the same.
+An alternative replaces the nodes of a group and derives constants from the network's. The result of the group and its
+inputs from other groups stay the same.
 
-A kind of alternative is a `Rewrite`. Measurement decides which one is the fastest: `retune.compiler.graph.partition`
-makes a task of each, and the network is compiled with the one whose record is the fastest. Where none was measured, one
-that is predicted to be much faster is used.
+A `Rewrite` is a kind of alternative. `retune.compiler.graph.partition` makes a task of each alternative; the network is
+compiled with the one whose record is fastest. Without records, an alternative that is predicted to be much faster is
+used.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from retune.compiler.target import HardwareParams
 
 
 @dataclass(frozen=True, slots=True)
-class MadeConstant:
-    """A constant that an alternative needs, computed when the network is compiled.
+class DerivedConstant:
+    """A constant of an alternative, computed when the network is compiled.
 
-    `value` describes it, `source` names the network's constant it is computed from, and `make` computes it.
+    `value` describes it; `make` computes it from the network's constant `source`.
     """
 
     value: Value
@@ -33,51 +33,55 @@ class MadeConstant:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The nodes that compute the result of a group in another way.
+    """Another way to compute the result of a group.
 
-    `values` describes their results, `made` are the constants they need, and `place` is the index of the node that is
-    the group's anchor operator.
+    `nodes` have the results `values` and need the constants `made`; `anchor` is the index of the anchor operator's
+    node.
     """
 
     nodes: tuple[Node, ...]
     values: tuple[Value, ...]
-    made: tuple[MadeConstant, ...]
-    place: int
+    made: tuple[DerivedConstant, ...]
+    anchor: int
 
     @property
     def group(self) -> FusedOp:
-        """The nodes as a group."""
-        return FusedOp(self.nodes, self.place)
+        return FusedOp(self.nodes, self.anchor)
 
-    def described(self, graph: Graph) -> Graph:
-        """The graph with the new values described; the new constants have a shape and no contents yet."""
-        # Strides of 0: a description needs shapes alone, and transformed weights of a network may have hundreds of MB.
-        hollow = {one.value.name: np.broadcast_to(np.zeros((), one.value.dtype), one.value.shape) for one in self.made}
-        return self._with(graph, hollow)
+    def declare(self, graph: Graph) -> Graph:
+        """The graph with the new values, and new constants without contents."""
+        # Strides of 0: the description needs shapes only, and transformed weights of a network may have hundreds of MB.
+        constants = {
+            constant.value.name: np.broadcast_to(np.zeros((), constant.value.dtype), constant.value.shape)
+            for constant in self.made
+        }
+        return self._with(graph, constants)
 
-    def computed(self, graph: Graph) -> Graph:
-        """The graph with the new constants."""
-        return self._with(graph, {one.value.name: one.make(graph.constants[one.source]) for one in self.made})
+    def compute(self, graph: Graph) -> Graph:
+        """The graph with the new values and constants."""
+        return self._with(
+            graph, {constant.value.name: constant.make(graph.constants[constant.source]) for constant in self.made}
+        )
 
     def _with(self, graph: Graph, constants: dict[str, Array]) -> Graph:
-        values = {value.name: value for value in (*self.values, *(one.value for one in self.made))}
+        values = {value.name: value for value in (*self.values, *(constant.value for constant in self.made))}
         return replace(graph, constants={**graph.constants, **constants}, values={**graph.values, **values})
 
 
 class Rewrite(Protocol):
-    """One kind of alternative: an immutable value without state."""
+    """A kind of alternative: a stateless value."""
 
     @property
     def name(self) -> str:
-        """A word that is part of the names of its tasks."""
+        """Part of the names of its tasks."""
 
     def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
-        """The group in another form; None where this kind does not apply or has no prospect."""
+        """The group in another form; None if the rewrite does not apply or has no prospect."""
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
-        """Whether the variant's rounding errors are small with the constants that the group has."""
+        """Whether the variant's rounding errors are small with the group's constants."""
 
     def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
-        """How many times as fast as the group the variant is expected to be, both in their default schedules. Only for
-        groups that have a variant.
+        """Predicted speedup of the variant over the group, both in their default schedules, for groups with a
+        variant.
         """

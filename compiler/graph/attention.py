@@ -1,7 +1,7 @@
 """Joins the kernels of attention: two products and the softmax of the scores between them.
 
-A kernel of its own for each writes all scores to memory and reads them again, two or three times. One kernel computes a
-block of their rows after the other (`retune.compiler.schedule.row_blocks`).
+A kernel for each writes all scores to memory and reads them two or three times. A joined kernel computes one block of
+their rows after another (`retune.compiler.schedule.row_blocks`).
 
     product ─► scale ─► mask ─► softmax ─► product      three groups become one
     product ─► softmax ─► product ─► silu               three groups become two
@@ -14,11 +14,11 @@ from retune.compiler.graph.fuse import FusedOp, Fusion
 from retune.compiler.graph.ir import Graph
 
 PRODUCTS = ("contract", "batch_matmul", "dense")
-"""Products of two tensors of which neither need be a constant."""
+"""Products of two tensors, neither of which needs to be constant."""
 
 
 def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]) -> Fusion:
-    """The groups with those of each attention joined, where that `fits` what one kernel can do."""
+    """`fusion` with the groups of each attention joined if `fits` accepts the joined group."""
     made = {group.output: group for group in fusion.groups}
     readers: dict[str, int] = dict.fromkeys(graph.outputs, 1)
     for node in graph.nodes:
@@ -29,29 +29,29 @@ def join_attention(graph: Graph, fusion: Fusion, fits: Callable[[FusedOp], bool]
     for group in fusion.groups:
         softmax = made.get(group.core.inputs[0]) if group.core.op in PRODUCTS else None
         first = made.get(softmax.core.inputs[0]) if softmax is not None else None
-        # Of two in a chain, the second product of the one may not be the first of the other.
+        # In a chain of two, the second product of the first must not be the first product of the second.
         if softmax is None or first is None or {softmax.output, first.output} & {*taken, *joined}:
             continue
         alone = readers[softmax.output] == readers[first.output] == 1
         if alone and _is_softmax(graph, softmax) and first.core.op in PRODUCTS:
-            parts = next((parts for parts in _ways(first, softmax, group) if fits(parts[0])), None)
+            parts = next((parts for parts in _joinings(first, softmax, group) if fits(parts[0])), None)
             if parts is not None:
                 joined[group.output] = parts
                 taken |= {softmax.output, first.output}
-    # A joined group stands where its last part stood: what it reads was computed before.
+    # A joined group takes the position of its last part: all its inputs are computed by then.
     groups = (joined.get(group.output, (group,)) for group in fusion.groups if group.output not in taken)
     return Fusion(tuple(chain.from_iterable(groups)), fusion.aliases)
 
 
-def _ways(first: FusedOp, softmax: FusedOp, second: FusedOp) -> Iterator[tuple[FusedOp, ...]]:
-    """The three groups as one, and as one with what follows the second product behind it: to store and to read its
-    result is less than to store and to read all scores.
+def _joinings(first: FusedOp, softmax: FusedOp, second: FusedOp) -> Iterator[tuple[FusedOp, ...]]:
+    """The three groups as one group; and as one group followed by what comes after the second product: storing and
+    reloading its result costs less than storing and reloading all scores.
     """
-    before, place = (*first.nodes, *softmax.nodes), len(first.nodes) + 1 + second.place
-    yield (FusedOp((*before, *second.nodes), place),)
-    core, others = second.nodes[: second.place + 1], second.nodes[second.place + 1 :]
-    if others:
-        yield FusedOp((*before, *core), place), FusedOp(others)
+    before, anchor = (*first.nodes, *softmax.nodes), len(first.nodes) + 1 + second.anchor
+    yield (FusedOp((*before, *second.nodes), anchor),)
+    core, followers = second.nodes[: second.anchor + 1], second.nodes[second.anchor + 1 :]
+    if followers:
+        yield FusedOp((*before, *core), anchor), FusedOp(followers)
 
 
 def is_attention(group: FusedOp) -> bool:
@@ -60,7 +60,7 @@ def is_attention(group: FusedOp) -> bool:
 
 
 def _is_softmax(graph: Graph, group: FusedOp) -> bool:
-    """Whether the group is a softmax along the last axis, and nothing else."""
+    """Whether the group is just a softmax along the last axis."""
     node = group.core
     return (
         len(group.nodes) == 1

@@ -1,4 +1,4 @@
-"""Builds a `Graph` of operators in order; shape rules describe every result, and dead nodes are left out."""
+"""Builds a `Graph` of operators in order; shape rules describe every result, and `finish` drops dead nodes."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
@@ -12,20 +12,23 @@ from retune.compiler.graph.verify import call_of, infer_value
 from retune.compiler.ir.dims import Dim, integers
 
 KEPT = ("identity", "dequantize")
-"""Nodes that stay where they read constants alone: the bytes of a weight are worth more than its numbers."""
+"""Nodes on constants that are not folded: bytes of a weight cost less memory traffic than its numbers."""
 
 
-# A visitor takes some frames a level, and Python has a thousand; 64 levels leave room for what is fused around them.
+# A visitor uses several frames per level of Python's thousand; 64 levels leave room for fused operators around them.
 _MOST_JOINED = 64
-"""Operands of a concatenation; one of more is a concatenation of others. Its expression is as deep as it has operands.
+"""Operands of a concatenation; more become a concatenation of concatenations. Its expression is as deep as its operands
+are many.
 """
 _MOST_ELEMENTS, _MOST_FOLDED = 2**32, 2**28
-"""No network has tensors of more elements, or constants made of small ones; a broken one may ask for any number."""
+"""Limits on elements of a tensor, and of a constant made of small constants; a broken network may ask for any
+number.
+"""
 
 
 class GraphBuilder:
-    """Collects nodes. Names of values are made unique, and what is emitted on constants alone becomes a constant, as
-    does what has no elements or is computed of none.
+    """Collects nodes. Names of values are made unique. A node on constants alone becomes a constant, like a node whose
+    result or operands have no elements.
     """
 
     def __init__(self, name: str, inputs: Iterable[Value] = ()) -> None:
@@ -41,27 +44,26 @@ class GraphBuilder:
             self.input(value)
 
     def input(self, value: Value) -> str:
-        """Declare something the caller feeds."""
+        """Declare an input of the graph."""
         self._inputs.append(value)
         self._values[value.name] = value
         return value.name
 
     def constant(self, array: Array, name: str = "constant") -> str:
-        """Add a constant (copied only when it is not contiguous) and return its name."""
+        """Add a constant (copied only if not contiguous) and return its name."""
         name = self._fresh(name)
-        held = np.ascontiguousarray(array).reshape(array.shape).view()
-        # Passes share constants between graphs: a write to one would change all.
-        held.flags.writeable = False
-        self._constants[name] = held
-        self._values[name] = Value(name, held.shape, held.dtype.name)
+        view = np.ascontiguousarray(array).reshape(array.shape).view()
+        # Passes share constants between graphs: a write would change them all.
+        view.flags.writeable = False
+        self._constants[name] = view
+        self._values[name] = Value(name, view.shape, view.dtype.name)
         return name
 
     def scalar(self, number: float, dtype: str) -> str:
-        """A constant of rank 0."""
         return self.constant(integers(number) if isinstance(number, Dim) else np.asarray(number, dtype=dtype), "scalar")
 
     def arange(self, count: int, shape: Sequence[int] | None = None, *, start: int = 0, step: int = 1) -> str:
-        """The constant start, start + step, ...: `count` integers, as an array of this shape if one is given."""
+        """The constant start, start + step, ... of `count` integers, reshaped to `shape` if given."""
         line = self.emit("arange", [], {"start": start, "count": count, "step": step})
         return line if shape is None else self.emit("reshape", [line], {"shape": tuple(shape)})
 
@@ -77,20 +79,20 @@ class GraphBuilder:
     ) -> str:
         """Append a node and return the name of its result.
 
-        `name` is the node's name for messages, `output` the wished name of the result; `known` is a checked value that
-        the same operator computes of operands of the same shapes and types. Raises: DefinitionError when operands or
+        `name` is the node's name for messages, `output` the preferred name of the result; `known` is a checked result
+        of the same operator for operands of the same shapes and types. Raises: DefinitionError when operands or
         attributes do not fit the operator.
         """
         wish = output or name or op
         if op == "concat" and len(inputs) > _MOST_JOINED:
-            # A tree of concatenations: expressions are walked recursively, and one operand is one level.
+            # A tree of concatenations: expressions are walked recursively, with one level per operand.
             chunks = [inputs[start : start + _MOST_JOINED] for start in range(0, len(inputs), _MOST_JOINED)]
             inputs = [self.emit(op, chunk, attrs, name=name, output=wish) for chunk in chunks]
             return self.emit(op, inputs, attrs, name=name, output=wish)
         node = Node(op, tuple(inputs), (self._fresh(wish),), dict(attrs or {}), name)
         described = [self._values[operand] for operand in inputs]
         value = infer_value(node, described) if known is None else Value(node.output, known.shape, known.dtype)
-        # Checked before anything of that size is allocated or folded.
+        # Before anything of that size is allocated or folded.
         if isinstance(value.size, int) and value.size > _MOST_ELEMENTS:  # a `Dim` is no int, and may be any number
             raise call_of(node, described).misfit(f"{value} has too many elements")
         constant = self._folded(node, value, described)
@@ -102,9 +104,9 @@ class GraphBuilder:
         return node.output
 
     def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
-        """The constant that takes the place of a node; None when there is none. Raises: DefinitionError."""
-        # Constant folding on construction, so every pass folds what it emits. A constant far larger than its operands
-        # is an error: a broken network may ask for any size.
+        """The constant that replaces a node, if there is one. Raises: DefinitionError."""
+        # Constant folding on construction, so every pass folds the nodes it emits. A constant far larger than its
+        # operands is an error: a broken network may ask for any size.
         if node.op not in KEPT and all(operand in self._constants for operand in node.inputs):
             if value.size > max([_MOST_FOLDED, *(operand.size for operand in described)]):
                 raise call_of(node, described).misfit(f"{value} has too many elements for a constant")
@@ -118,15 +120,14 @@ class GraphBuilder:
         return None
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> str:
-        """The constant of this shape whose elements are all one number."""
+        """A constant of this shape whose elements all equal `number`."""
         return self.emit("broadcast_to", [self.scalar(number, dtype)], {"shape": tuple(shape)}, output="filled")
 
     def value(self, name: str) -> Value:
-        """The description of a value."""
         return self._values[name]
 
     def array(self, name: str) -> Array | None:
-        """The content of a constant, or of a dequantized one; None for anything else."""
+        """The content of a constant, dequantized if needed; None for any other value."""
         node = self._producers.get(name)
         if node is None or node.op != "dequantize":
             return self._constants.get(name)
@@ -134,7 +135,7 @@ class GraphBuilder:
         return evaluate_node(node, arrays) if len(arrays) == len(node.inputs) else None
 
     def is_constant(self, name: str) -> bool:
-        """Whether the content of a value is known before the network runs: whether `array` has it."""
+        """Whether the content of a value is known at compile time: `array` has it."""
         return self.array(name) is not None
 
     def producer(self, name: str) -> Node | None:
@@ -142,33 +143,33 @@ class GraphBuilder:
         return self._producers.get(name)
 
     def inputs_of(self, name: str) -> tuple[str, ...]:
-        """The inputs that a value depends on, in their order."""
-        found, stack = {name}, [name]
+        """The inputs that a value depends on, in order."""
+        reached, stack = {name}, [name]
         while stack:
             producer = self._producers.get(stack.pop())
-            fresh = [] if producer is None else [operand for operand in producer.inputs if operand not in found]
-            found.update(fresh)
+            fresh = [] if producer is None else [operand for operand in producer.inputs if operand not in reached]
+            reached.update(fresh)
             stack += fresh
-        return tuple(value.name for value in self._inputs if value.name in found)
+        return tuple(value.name for value in self._inputs if value.name in reached)
 
     def finish(self, outputs: Mapping[str, str]) -> Graph:
-        """The graph whose outputs have the names of the keys and are the values that they map to.
+        """The graph with the outputs `outputs`, from name to value.
 
-        What no output needs is left out; the others get the names they were emitted with, numbered where these clash.
+        Nodes that no output needs are dropped; the other values keep their emitted names, numbered on clashes.
         """
         alive = set(outputs.values())
-        kept: list[Node] = []
+        live_nodes: list[Node] = []
         # Dead code elimination by one backward sweep: nodes are in topological order, so all readers come before a
         # node.
         for node in reversed(self._nodes):
             if alive.intersection(node.outputs):
-                kept.append(node)
+                live_nodes.append(node)
                 alive.update(node.inputs)
         alive.update(value.name for value in self._inputs)
         final, copies = self._final_names(outputs, alive)
         nodes = [
-            Node(one.op, _named(final, one.inputs), _named(final, one.outputs), one.attrs, one.name)
-            for one in reversed(kept)
+            Node(node.op, _named(final, node.inputs), _named(final, node.outputs), node.attrs, node.name)
+            for node in reversed(live_nodes)
         ]
         nodes += [Node("identity", (final[source],), (wanted,)) for wanted, source in copies.items()]
         described = {final[name]: value for name, value in self._values.items() if name in alive}
@@ -213,14 +214,14 @@ class GraphBuilder:
         return name
 
 
-# Below that looking for a free number costs less than remembering where to begin.
+# Below that, searching for a free number is cheaper than remembering the next.
 _MANY = 100
-"""So many values of one name are no accident."""
+"""Values of one name from which on `_unused` counts."""
 
 
 def _unused(wish: str, taken: Container[str], counts: dict[str, int]) -> str:
-    """The wish, or the wish with the first number that is free. A loop that is unrolled wishes for the same names again
-    and again: from a number on, `counts` says where to go on looking.
+    """`wish`, or `wish` with the first free number. An unrolled loop asks for the same names again and again: `counts`
+    then keeps the next number.
     """
     if wish not in taken:
         return wish
@@ -242,8 +243,8 @@ Convert = Callable[[GraphBuilder, Node], str | None]
 def rewrite(graph: Graph, convert: Convert) -> Graph:
     """Rebuild `graph` node by node.
 
-    `convert(builder, node)` sees a node with its operands already renamed to the builder's values and returns the value
-    that takes the place of its result, or None to keep the node. Inputs and the names and order of outputs stay.
+    `convert(builder, node)` gets a node whose operands are values of the builder, and returns the value that replaces
+    its result, or None to keep the node. Inputs and the names and order of outputs stay.
     """
     builder = GraphBuilder(graph.name, graph.inputs)
     new_name = {value.name: value.name for value in graph.inputs}
@@ -260,7 +261,7 @@ def rewrite(graph: Graph, convert: Convert) -> Graph:
 
 
 def _has_same_types(graph: Graph, node: Node, builder: GraphBuilder, renamed: Node) -> bool:
-    """Whether the operands of a node, whose shapes are numbers, have kept their shapes and types."""
+    """Whether the operands of a node with static shapes kept their shapes and types."""
     for name, new in zip(node.inputs, renamed.inputs, strict=True):
         before, now = graph.values[name], builder.value(new)
         if before.shape != now.shape or before.dtype != now.dtype:

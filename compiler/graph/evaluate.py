@@ -1,7 +1,4 @@
-"""Evaluation of a graph by NumPy, without passes or kernels.
-
-It is the oracle of the tests and what constant folding computes with; it is slow and has no other use.
-"""
+"""Slow evaluation of a graph by NumPy, without passes or kernels: the oracle of the tests, and constant folding."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +11,7 @@ from retune.compiler.graph.verify import call_of
 def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
     """Run `graph` and return its outputs in order.
 
-    Raises: DefinitionError when an input is missing or has another shape or dtype than the graph says.
+    Raises: DefinitionError when an input is missing or does not have the graph's shape or dtype.
     """
     arrays: dict[str, Array] = dict(graph.constants)
     for value in graph.inputs:

@@ -1,17 +1,17 @@
-"""Groups the nodes of a graph into kernels, and finds the values that are only another view of one.
+"""Groups the nodes of a graph into kernels, and finds the values that are views of other values.
 
-Every node is in one group or is an alias; a group has one visible result; groups stand in running order.
+Every node is in one group or is an alias; a group has one visible result; groups are in execution order.
 
 A convolution, a matrix product or a reduction takes the element-wise operators after it into its group; element-wise
-and injective operators start groups of their own. What lies between an operator and its immediate post-dominator (the
-node that every path to a graph output passes first) is taken whole or not at all, so a group never waits for itself:
+and injective operators start groups of their own. The nodes between an operator and its immediate post-dominator (the
+node that every path to a graph output passes first) are taken all or none, so a group never waits for itself:
 
     conv ─► add ─► relu        one group          conv ─► sigmoid ─► mul ─► ...    one group
              ▲                                      └────────────────▲
         other branch, computed before
 
-What widens bytes to numbers on such a branch is taken too: the bytes are read, and the numbers are never stored. So is
-what resamples a smaller tensor there.
+A branch that widens bytes to numbers is fused, so the numbers are never stored. So is a branch that resamples a smaller
+tensor.
 """
 
 from collections.abc import Mapping
@@ -22,35 +22,34 @@ from retune.compiler.ops import OPS, FusionKind
 
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _BYTES = ("int8", "uint8")
-# What is fused on a branch is recomputed with each tile of the convolution: a few operations an element, not many.
+# A fused branch is recomputed with each tile of the convolution: only a few operations per element are worth it.
 _LONGEST_CHAIN = 8
 DEEPEST = 24
-"""Element-wise nodes of a group that read each other. They become one expression, which many visitors walk
-recursively: each of these nodes is some twenty of Python's thousand frames.
+"""Longest chain of element-wise nodes in a group. They become one expression, which visitors walk recursively, with
+some twenty of Python's thousand frames per node.
 """
 LARGEST_EXPRESSION = 64
-"""Nodes of that expression, in which a node stands as often as it is read: `x + x`, of itself, doubles with each node.
-"""
+"""Nodes of that expression, in which a node occurs as often as it is read: `x + x` doubles it with each node."""
 _TAKES_FOLLOWERS = (FusionKind.COMPLEX, FusionKind.REDUCTION, *_POINTWISE, FusionKind.INJECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedOp:
-    """Nodes of one kernel in topological order: the last gives its result, the one at `place` is the operator that the
-    group grew from.
+    """Nodes of one kernel in topological order: the last computes its result, the one at `anchor` is the operator that
+    the group grew from.
     """
 
     nodes: tuple[Node, ...]
-    place: int = 0
+    anchor: int = 0
 
     @property
     def core(self) -> Node:
         """The operator that the group grew from."""
-        return self.nodes[self.place]
+        return self.nodes[self.anchor]
 
     @property
     def kind(self) -> FusionKind:
-        """Fusion kind of the operator that the group grew from."""
+        """Fusion kind of `core`."""
         return OPS[self.core.op].kind
 
     @property
@@ -64,14 +63,13 @@ class FusedOp:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """`groups` in running order; `aliases` maps a value to the one whose memory it shows in another shape."""
+    """`groups` in execution order; `aliases` maps a value to the value whose memory it views in another shape."""
 
     groups: tuple[FusedOp, ...]
     aliases: Mapping[str, str]
 
 
 def fuse(graph: Graph) -> Fusion:
-    """Group the nodes of `graph`."""
     aliases = _aliases(graph)
     free = [node.output not in aliases for node in graph.nodes]
     flow = _Flow(graph)
@@ -80,42 +78,41 @@ def fuse(graph: Graph) -> Fusion:
         if free[start]:
             free[start] = False
             groups.append(_grow(graph, flow, start, free))
-    # By its last node: a group's inputs are all computed before that, and nodes are in topological order.
+    # By its last node: a group's inputs are all computed before it, and nodes are in topological order.
     groups.sort(key=lambda group: group[-1])
     return Fusion(tuple(FusedOp(tuple(graph.nodes[index] for index in members)) for members in groups), aliases)
 
 
 def _aliases(graph: Graph) -> dict[str, str]:
     """The operand of each node that computes nothing, by the node's result. Outputs are never parts of other values."""
-    shown, found = set(graph.outputs), dict[str, str]()
+    visible, aliases = set(graph.outputs), dict[str, str]()
     # Backward, so that a value whose view is a graph output is known as visible before its own producer is visited:
     # visible values must not be slices of others.
     for node in reversed(graph.nodes):
         whole = _is_view(graph, node)
-        if whole or (node.output not in shown and _is_beginning(graph, node)):
-            found[node.output] = node.inputs[0]
-        if whole and node.output in shown:
-            shown.add(node.inputs[0])
-    return dict(reversed(found.items()))
+        if whole or (node.output not in visible and _is_beginning(graph, node)):
+            aliases[node.output] = node.inputs[0]
+        if whole and node.output in visible:
+            visible.add(node.inputs[0])
+    return dict(reversed(aliases.items()))
 
 
 def _is_beginning(graph: Graph, node: Node) -> bool:
-    """Whether the node takes the first elements of its operand as they lie in memory."""
+    """Whether the node takes a prefix of its operand's memory."""
     if node.op != "slice" or node.inputs[0] in graph.constants:
         return False
     shape, taken = graph.values[node.inputs[0]].shape, graph.values[node.output].shape
     cut = [axis for axis, extent in enumerate(taken) if extent != shape[axis]]
     in_front = shape[: cut[0]] if cut else ()
-    # Only the outermost axis that is longer than 1 may be cut: then the elements taken are the first in row-major
-    # order.
+    # Only the outermost axis longer than 1 may be cut: then the elements are the first in row-major order.
     steady = all(step == 1 for step in node.ints("steps"))
     return steady and len(cut) <= 1 and not any(node.ints("starts")) and all(extent == 1 for extent in in_front)
 
 
 def _is_view(graph: Graph, node: Node) -> bool:
-    """Whether the node only gives its operand another shape: a reshape, or a transpose that moves axes of extent 1.
+    """Whether the node only reshapes its operand: a reshape, or a transpose that moves axes of extent 1.
 
-    An output that is a constant without elements is one too.
+    An output that is a constant without elements counts too.
     """
     if node.op == "identity":
         return graph.values[node.output].size == 0
@@ -131,8 +128,8 @@ def _is_view(graph: Graph, node: Node) -> bool:
 def _starts(graph: Graph) -> list[int]:
     """Nodes in the order in which they may claim others.
 
-    Of two convolutions that are added, the one with more work takes the addition (the later one when they are alike).
-    In a residual block that makes the same kernel whether or not the shortcut has a convolution: fewer tasks to tune.
+    Of two convolutions that are added, the more expensive takes the addition (the later for a tie). That gives a
+    residual block the same kernel with or without a convolution in the shortcut: fewer tasks to tune.
     """
     order = range(len(graph.nodes))
     kinds = [OPS[node.op].kind for node in graph.nodes]
@@ -145,12 +142,12 @@ def _starts(graph: Graph) -> list[int]:
 
 
 def _work(graph: Graph, node: Node) -> int:
-    """Grows with the multiplications of a convolution or product; for operators with results of one shape only."""
+    """Grows with the multiplications of a convolution or product; comparable for results of one shape only."""
     return graph.values[node.output].size * graph.values[node.inputs[1]].size
 
 
 def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int]:
-    """The group that grows from `start`; its nodes are taken from `free`."""
+    """The group that grows from `start`; its nodes are removed from `free`."""
     members = [start]
     if OPS[graph.nodes[start].op].kind not in _TAKES_FOLLOWERS:
         return members
@@ -166,9 +163,9 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
             break
         for index, node in zip(region, nodes, strict=True):
             read = [flow.number[name] for name in node.inputs if flow.number.get(name) in depth]
-            depth[index] = 1 + max(depth[one] for one in read)
+            depth[index] = 1 + max(depth[operand] for operand in read)
             # An operator that reads its operand several times duplicates the whole expression of the operand.
-            size[index] = 1 + OPS[node.op].reads * sum(size[one] for one in read)
+            size[index] = 1 + OPS[node.op].reads * sum(size[operand] for operand in read)
         if depth[region[-1]] > DEEPEST or size[region[-1]] > LARGEST_EXPRESSION:
             break
         for index in region:
@@ -178,23 +175,23 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
-    """Nodes, taken from `free`, that make numbers of bytes, or large tensors of small ones, which only members other
+    """Nodes, removed from `free`, that widen bytes to numbers or upsample small tensors, and that only members other
     than the first read.
     """
-    inside, found = set(members[1:]), list[int]()
+    inside, chains = set(members[1:]), list[int]()
     for member in members[1:]:
         for name in graph.nodes[member].inputs:
             chain = _from_less(graph, flow, name, members[0], free, _LONGEST_CHAIN)
             if chain and all(flow.read_by(index) <= inside | set(chain) for index in chain):
                 for index in chain:
                     free[index] = False
-                found += chain
+                chains += chain
                 inside.update(chain)
-    return found
+    return chains
 
 
 def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
-    """At most `most` free nodes that compute `name` in the shape of `first` from bytes, element by element, or from a
+    """At most `most` free nodes that compute `name` in the shape of `first` element by element from bytes, or from a
     smaller tensor; else none.
     """
     index = flow.number.get(name)
@@ -220,7 +217,7 @@ def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bo
 
 
 class _Flow:
-    """Which node reads which, and where all paths from a node meet again."""
+    """The readers of each node, and the nodes where all paths from a node meet again."""
 
     def __init__(self, graph: Graph) -> None:
         count = len(graph.nodes)
@@ -253,36 +250,36 @@ class _Flow:
             equal = self._depth[meeting] - self._depth[far] == self._depth[far] - self._depth[self._jump[far]]
             self._jump[index] = self._jump[far] if equal else meeting
 
-    def _common(self, one: int, two: int) -> int:
+    def _common(self, left: int, right: int) -> int:
         depth, jump, meet = self._depth, self._jump, self._meet
-        if depth[one] < depth[two]:
-            one, two = two, one
+        if depth[left] < depth[right]:
+            left, right = right, left
         # First the deeper node rises to the depth of the other, then both rise together; a jump is taken if it does not
         # pass the common ancestor.
-        while depth[one] > depth[two]:
-            one = jump[one] if depth[jump[one]] >= depth[two] else meet[one]
-        while one != two:
-            apart = jump[one] != jump[two]
-            one, two = (jump[one], jump[two]) if apart else (meet[one], meet[two])
-        return one
+        while depth[left] > depth[right]:
+            left = jump[left] if depth[jump[left]] >= depth[right] else meet[left]
+        while left != right:
+            apart = jump[left] != jump[right]
+            left, right = (jump[left], jump[right]) if apart else (meet[left], meet[right])
+        return left
 
     def read_by(self, index: int) -> set[int]:
-        """The nodes that read the result of a node; the exit where it is an output of the graph."""
+        """The nodes that read the result of a node; the exit for an output of the graph."""
         return {*self._readers[index], *((self._exit,) if index in self._outputs else ())}
 
     def region(self, start: int) -> list[int] | None:
-        """The nodes after `start` up to its immediate post-dominator, which comes last; None when that is the exit, or
-        these are too many for one kernel.
+        """The nodes after `start` up to its immediate post-dominator, which comes last; None if that is the exit, or
+        for too many nodes for one kernel.
         """
         last = self._meet[start]
         if last == self._exit:
             return None
-        found = {last}
+        reached = {last}
         stack = [start]
-        # Depth-first search that stops at the post-dominator, which is in `found` from the start.
-        while stack and len(found) <= LARGEST_EXPRESSION:
+        # Depth-first search that stops at the post-dominator, which is in `reached` from the start.
+        while stack and len(reached) <= LARGEST_EXPRESSION:
             for reader in self._readers[stack.pop()]:
-                if reader not in found:
-                    found.add(reader)
+                if reader not in reached:
+                    reached.add(reader)
                     stack.append(reader)
-        return None if stack else sorted(found)
+        return None if stack else sorted(reached)

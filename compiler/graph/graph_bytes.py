@@ -24,19 +24,18 @@ _LENGTH = 8
 
 
 def graph_to_bytes(graph: Graph) -> bytes:
-    """The graph with its constants."""
     head, constants = graph_to_parts(graph)
-    arrays = {f"constants/{place}.npy": array for place, array in enumerate(constants)}
+    arrays = {f"constants/{index}.npy": array for index, array in enumerate(constants)}
     return archive_bytes(_KIND, _VERSION, {"graph.json": head, **arrays})
 
 
 def graph_from_bytes(data: bytes) -> Graph:
-    """The graph that `graph_to_bytes` was given. Raises: ArtifactError when the bytes are not those of a graph."""
+    """The graph of `graph_to_bytes`. Raises: ArtifactError when the bytes are not a graph."""
     try:
         if data.startswith(_ZIP):
             archive = Archive(data, _KIND, _VERSION)
             head = archive.json("graph.json")
-            arrays = [archive.array(f"constants/{place}.npy") for place in range(len(head["constants"]))]
+            arrays = [archive.array(f"constants/{index}.npy") for index in range(len(head["constants"]))]
         else:
             start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
             head = json.loads(data[_LENGTH:start])
@@ -64,9 +63,9 @@ def graph_to_parts(graph: Graph) -> tuple[dict[str, Any], Sequence[Array]]:
 
 
 def graph_from_parts(head: Mapping[str, Any], constants: Sequence[Array]) -> Graph:
-    """The graph that `graph_to_parts` was given; its nodes are not checked against their operators.
+    """The graph of `graph_to_parts`; its nodes are not checked against their operators.
 
-    Raises: DefinitionError when its parts do not fit each other; an error of `archive.DAMAGE` for other JSON.
+    Raises: DefinitionError when the parts are inconsistent; an error of `archive.DAMAGE` for other JSON.
     """
     values = {name: _value(name, *row) for name, row in head["values"].items()}
     graph = Graph(
@@ -77,7 +76,7 @@ def graph_from_parts(head: Mapping[str, Any], constants: Sequence[Array]) -> Gra
         constants=dict(zip(head["constants"], constants, strict=True)),
         values=values,
     )
-    # Its structure first: `verify` of the operators indexes values by names that must exist.
+    # Structure first: `verify` of the operators indexes values by names that must exist.
     graph.verify()
     return graph
 

@@ -71,7 +71,7 @@ _PRINTED_INTEGERS = 8
 
 
 def _contents(array: Array) -> str:
-    """What a graph prints of a constant: one number, or a few integers such as a shape."""
+    """Printed contents of a constant: one number, or a few integers such as a shape."""
     if array.size == 1 or (0 < array.size <= _PRINTED_INTEGERS and array.dtype.kind in "iu"):
         return f" = {array.tolist()}"
     return ""
@@ -81,9 +81,9 @@ def _contents(array: Array) -> str:
 class Graph:
     """A network. Compared by identity; `fingerprint()` compares content.
 
-    `inputs` are the values the caller feeds, `outputs` the names of the results, `nodes` are in topological order,
-    `constants` hold read-only arrays, and `values` describes every name in the graph. An output is
-    an input or computed by a node: by an `identity` node where it would be a constant or an input of another name.
+    `inputs` are the fed values, `outputs` the names of the results, `nodes` are in topological order, `constants` hold
+    read-only arrays, and `values` describes every name. Every output is an input or computed by a node: an `identity`
+    node for a constant or for an input under another name.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Graph:
         return {output: node for node in self.nodes for output in node.outputs}
 
     def consumers(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes that read each value, in order; a node that reads it twice is listed once."""
+        """The distinct nodes that read each value, in order."""
         readers: dict[str, list[Node]] = {name: [] for name in self.values}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -106,7 +106,6 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in readers.items()}
 
     def output_values(self) -> tuple[Value, ...]:
-        """The descriptions of the outputs, in order."""
         return tuple(self.values[name] for name in self.outputs)
 
     def verify(self) -> None:
@@ -154,7 +153,7 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash (32 hex digits) of structure, attributes, shapes and constants; names do not matter."""
         digest = hashlib.sha256()
-        # Numbers in place of names: two exports of one network differ in names alone.
+        # Numbers instead of names: two exports of one network differ in names alone.
         number: dict[str, int] = {}
 
         def describe(name: str) -> str:
@@ -162,7 +161,7 @@ class Graph:
                 return f"%{number[name]}"
             number[name] = len(number)
             array = np.ascontiguousarray(self.constants[name])
-            # The bytes in place: a copy of all weights takes as long as hashing them.
+            # The bytes in place: copying all weights would cost as much as hashing them.
             content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
             return f"const {array.dtype.name}{list(array.shape)} {content}"
 

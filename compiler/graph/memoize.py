@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from retune.compiler.graph.ir import Array
 
-# Below a MiB computing again takes under a millisecond, and would push large results out of the cache.
+# Below a MiB recomputing takes under a millisecond, and entries would push large results out of the cache.
 _LARGE_BYTES = 1 << 20
-# Every specialization computes factors and biases again, at other addresses with the same content.
+# Every specialization recomputes factors and biases, at other addresses with the same content.
 _SMALL_BYTES = 1 << 16
 _active = threading.local()
 
@@ -28,7 +28,7 @@ class MemoizedConstants:
         self._lock = threading.Lock()
 
     def result(self, what: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
-        """The result of `compute`, which depends on `what` and the sources alone."""
+        """The result of `compute`, which depends only on `what` and the sources."""
         if sum(source.nbytes for source in sources) < _LARGE_BYTES:
             return compute()
         key = (what, *map(_identity, sources))
@@ -37,15 +37,15 @@ class MemoizedConstants:
                 self._entries.move_to_end(key)
                 return self._entries[key][1]
         # Without the lock: packing a weight may take seconds. Two threads may compute one result, and both are right.
-        found = compute()
+        array = compute()
         with self._lock:
             if key not in self._entries:
-                self._entries[key] = (tuple(sources), found)
-                self._bytes += found.nbytes
+                self._entries[key] = (tuple(sources), array)
+                self._bytes += array.nbytes
             while self._bytes > self._most_bytes:
                 _, (_, dropped) = self._entries.popitem(last=False)
                 self._bytes -= dropped.nbytes
-        return found
+        return array
 
 
 def _identity(array: Array) -> Hashable:
@@ -56,7 +56,7 @@ def _identity(array: Array) -> Hashable:
 
 @contextmanager
 def memoizing(store: MemoizedConstants) -> Iterator[None]:
-    """Remember, in this thread, what is computed on large constants."""
+    """Cache, in this thread, results computed from large constants."""
     before = getattr(_active, "store", None)
     _active.store = store
     try:
@@ -66,6 +66,6 @@ def memoizing(store: MemoizedConstants) -> Iterator[None]:
 
 
 def memoized(what: Hashable, sources: Sequence[Array], compute: Callable[[], Array]) -> Array:
-    """The result of `compute`, which depends on `what` and the sources alone and must not be written to."""
+    """The read-only result of `compute`, which depends only on `what` and the sources."""
     store: MemoizedConstants | None = getattr(_active, "store", None)
     return compute() if store is None else store.result(what, sources, compute)

@@ -1,7 +1,7 @@
 """Places buffers of known sizes and life spans in one arena; two that live at the same step never overlap.
 
-Step numbers are positions in the order of kernel calls; a buffer lives from the call that writes it to the last
-call that reads it, both included. Big buffers are placed first, each into the tightest gap that its life span leaves.
+Steps are positions in the order of kernel calls; a buffer lives from the call that writes it to the last call that
+reads it, both included. Big buffers are placed first, each into the tightest gap of its life span.
 """
 
 from bisect import bisect_left, insort
@@ -44,7 +44,7 @@ def plan_memory(requests: Sequence[Request]) -> MemoryPlan:
     # are placed first, because small ones fit the gaps between them.
     by_size = sorted(range(len(requests)), key=lambda i: (-requests[i].nbytes, requests[i].first, i))
     offsets: dict[int, int] = {}
-    # Spans of less than 2^k steps by their first steps: those that live at a step began less than 2^k steps before.
+    # Spans shorter than 2^k steps by their first steps: those alive at a step began less than 2^k steps before.
     placed: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     for index in by_size:
         request = requests[index]
@@ -64,12 +64,12 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _tightest_gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
-    """The start of the smallest gap of at least `nbytes` between the sorted spans `taken`, else the end of them all."""
+def _tightest_gap(spans: Sequence[tuple[int, int]], nbytes: int) -> int:
+    """The start of the smallest gap of at least `nbytes` between the sorted `spans`, else the end of them all."""
     # Best fit: the smallest sufficient gap leaves the larger ones for larger requests.
     best: tuple[int, int] | None = None
     end = 0
-    for start, stop in taken:
+    for start, stop in spans:
         gap = start - end
         if gap >= nbytes and (best is None or gap < best[0]):
             best = (gap, end)

@@ -1,10 +1,10 @@
 """Partition of an optimized graph into kernels: search tasks and how often each kernel is called.
 
 Equal computations become one task. Names inside a task are canonical (`p0`, `p1`, operator names), so its workload key
-depends on what is computed and not on where in which network it appears.
+depends on the computation only, not on its position in a network.
 
-A task may have alternatives: other tasks whose kernels compute the same result. The calls are those of the direct
-kernels until `with_alternatives` replaces some.
+A task may have alternatives: other tasks whose kernels compute the same result. The calls are the direct kernels' until
+`with_alternatives` replaces some.
 """
 
 import math
@@ -34,7 +34,7 @@ _CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_phases2d", "qconv
 _STRIDED = (*_CONVOLUTIONS, "max_pool2d", "avg_pool2d")
 # Names become file names in archives and symbols of libraries, with prefixes and suffixes: 255 bytes are the limit.
 _LONGEST = 96
-"""Letters of a kernel's name, at the most."""
+"""Maximal length of a kernel's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class FusedCall:
 
 
 CLEARLY_FASTER = 1.25
-"""A predicted speedup from which on another way to compute a layer is used unmeasured; predictions err by a fifth."""
+"""The predicted speedup from which on an unmeasured alternative is used; predictions err by a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another way to compute a task: `task` computes what the task with workload key `of` does, by the rewrite
-    `rewrite`, and is expected to be `speedup` times as fast, both in their default schedules.
+    """`task` computes the same result as the task with workload key `of`, by the rewrite `rewrite`; it is predicted to
+    be `speedup` times as fast, both in their default schedules.
     """
 
     task: SearchTask
@@ -72,11 +72,11 @@ class Alternative:
 class Partition:
     """A network as a sequence of kernel calls.
 
-    `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, and `weights` is
-    how often each is called. `tunable` tells which tasks have loops worth searching: convolutions and products, which
-    reuse data, reductions, where the loop order matters, and what else takes a part of the network's time; the others
-    run with the default schedule. `aliases` maps a value to the one whose buffer it shares. `alternatives` are further
-    tasks, each equivalent to one of `tasks`.
+    `kernels` are the calls in execution order. `tasks` are the distinct kernels in order of first use, `weights` their
+    numbers of calls. `tunable` flags the tasks with loops worth searching: convolutions and products (data reuse),
+    reductions (loop order), and other tasks with a share of the network's time; the rest keep the default schedule.
+    `aliases` maps a value to the value whose buffer it shares. `alternatives` are further tasks, each equivalent to one
+    of `tasks`.
     """
 
     kernels: tuple[FusedCall, ...]
@@ -92,12 +92,14 @@ class Partition:
         return tuple(self.tasks[index] for index in chosen), tuple(self.weights[index] for index in chosen)
 
     def of_reductions(self) -> "Partition":
-        """The same, where only what reuses data or reduces is worth tuning."""
-        tunable = tuple(known and _reduces(task.dag) for task, known in zip(self.tasks, self.tunable, strict=True))
+        """The partition with only data reuse and reductions tunable."""
+        tunable = tuple(
+            is_tunable and _reduces(task.dag) for task, is_tunable in zip(self.tasks, self.tunable, strict=True)
+        )
         return replace(self, tunable=tunable)
 
     def layers(self) -> tuple["Layer", ...]:
-        """The tunable tasks, each with all ways to compute it."""
+        """The tunable tasks, each with its alternatives."""
         layers = []
         for task, weight in zip(*self.worth_tuning(), strict=True):
             ways = (task, *(other.task for other in self.alternatives_of(task)))
@@ -108,12 +110,12 @@ class Partition:
         return tuple(layers)
 
     def predicted(self, task: SearchTask) -> Alternative | None:
-        """The alternative to one of `tasks` that is expected to be clearly the fastest, if there is one."""
+        """The fastest alternative to `task` by prediction, if it is clearly faster."""
         best = max(self.alternatives_of(task), key=lambda other: other.speedup, default=None)
         return best if best is not None and best.speedup >= CLEARLY_FASTER else None
 
     def alternatives_of(self, task: SearchTask) -> tuple[Alternative, ...]:
-        """The other ways to compute what one of `tasks` computes."""
+        """The alternatives to `task`."""
         return tuple(other for other in self.alternatives if other.of == task.workload_key)
 
     def __str__(self) -> str:
@@ -126,8 +128,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A tunable computation of a network: `tasks` are the equivalent ways to compute it, first the one that serves
-    while none is measured, and `weight` is how often the network calls it.
+    """A tunable computation of a network: `tasks` are the equivalent ways to compute it, first the default while none
+    is measured; `weight` is its number of calls.
     """
 
     tasks: tuple[SearchTask, ...]
@@ -141,10 +143,10 @@ def partition(
     rewrites: Sequence[Rewrite] = (),
     names: set[str] | None = None,
 ) -> Partition:
-    """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives that its tasks may have.
-    `names` are those of other kernels, which its own, that are added, must differ from.
+    """Cut `graph` into kernels for `target`; `rewrites` are the kinds of alternatives for its tasks. `names` are the
+    names of other kernels to avoid; the new names are added.
 
-    Raises: DefinitionError when an operator is lowered in another layout alone.
+    Raises: DefinitionError when an operator is lowered in another layout only.
     """
     expressions = _ExpressionCache(graph)
     fusion = _fusion(graph, target, expressions)
@@ -158,14 +160,14 @@ def partition(
     for group in fusion.groups:
         inputs, dag = expressions.of(group)
         key = dag.workload_key
-        # Hash consing by workload key: layers that compute the same are tuned once, and their weights add up.
+        # Hash consing by workload key: equal layers are tuned once, and their weights add up.
         if key not in tasks:
             name = _unique(_kernel_name(graph, group), names)
             tasks[key] = SearchTask(name, dag, target, hardware, layout=layout)
             kinds[key] = group.kind
             alternatives += _alternatives(graph, group, tasks[key], rewrites, names)
         # An alternative serves every call of its task, so its error must be small with the constants of each call.
-        alternatives = [one for one in alternatives if one.of != key or one.rewrite.is_accurate(graph, group)]
+        alternatives = [other for other in alternatives if other.of != key or other.rewrite.is_accurate(graph, group)]
         weights[key] = weights.get(key, 0) + 1
         labels = tuple(node.name or node.output for node in group.nodes)
         kernels.append(FusedCall(tasks[key].name, tasks[key], inputs, (group.output,), labels))
@@ -184,7 +186,7 @@ def partition(
 
 
 class _ExpressionCache:
-    """The tensor expressions of groups of one graph. Layers repeat, and a signature takes a hundredth of the
+    """Cache of the tensor expressions of groups of one graph. Layers repeat, and a signature takes a hundredth of the
     time of an expression.
     """
 
@@ -201,7 +203,7 @@ class _ExpressionCache:
 
 
 def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusion:
-    """The groups of nodes that are kernels on a target."""
+    """The groups of nodes that form kernels on a target."""
     fusion = fuse(graph)
     if target.traits.uses_threads:
         fusion = join_attention(graph, fusion, lambda group: find_row_blocks(expressions.of(group)[1]) is not None)
@@ -209,7 +211,7 @@ def _fusion(graph: Graph, target: Target, expressions: _ExpressionCache) -> Fusi
 
 
 def _nests(dag: ComputeDAG) -> int:
-    """The loop nests of the default schedule."""
+    """Number of loop nests of the default schedule."""
     stages = inlined_by_default(dag).stages
     return sum(stage.is_compute and not isinstance(stage.location, Inlined) for stage in stages)
 
@@ -217,33 +219,35 @@ def _nests(dag: ComputeDAG) -> int:
 def _alternatives(
     graph: Graph, group: FusedOp, task: SearchTask, rewrites: Sequence[Rewrite], names: set[str]
 ) -> list[Alternative]:
-    """The other ways to compute a group, whose own task is `task`."""
-    found = []
+    """The alternatives to a group, whose own task is `task`."""
+    alternatives = []
     for rewrite in rewrites:
         variant = rewrite.variant(graph, group)
         if variant is not None:
-            dag = express(variant.described(graph), variant.group)
+            dag = express(variant.declare(graph), variant.group)
             name = _unique(f"{rewrite.name}_{task.name}"[:_LONGEST], names)
             speedup = rewrite.speedup(graph, group, task.hardware)
-            found.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite, speedup))
-    return found
+            alternatives.append(Alternative(replace(task, name=name, dag=dag), task.workload_key, rewrite, speedup))
+    return alternatives
 
 
 def with_alternatives(graph: Graph, cut: Partition, chosen: Sequence[Alternative]) -> tuple[Graph, Partition]:
-    """The graph and its kernels with `chosen` alternatives, one a task at most, in place of the direct ones."""
-    taken = {one.of: one for one in chosen}
+    """The graph and its kernels with `chosen` alternatives, at most one per task, in place of the direct kernels."""
+    alternative_of = {other.of: other for other in chosen}
     kernels = []
     groups = _fusion(graph, cut.tasks[0].target, _ExpressionCache(graph)).groups if cut.tasks else ()
     for group, call in zip(groups, cut.kernels, strict=True):
-        other = taken.get(call.task.workload_key)
+        other = alternative_of.get(call.task.workload_key)
         variant = None if other is None else other.rewrite.variant(graph, group)
         if other is None or variant is None:
             kernels.append(call)
             continue
-        graph = variant.computed(graph)
+        graph = variant.compute(graph)
         inputs, _ = group_signature(graph, variant.group)
         kernels.append(replace(call, name=other.task.name, task=other.task, inputs=inputs))
-    tasks = tuple(taken[task.workload_key].task if task.workload_key in taken else task for task in cut.tasks)
+    tasks = tuple(
+        alternative_of[task.workload_key].task if task.workload_key in alternative_of else task for task in cut.tasks
+    )
     return graph, replace(cut, kernels=tuple(kernels), tasks=tasks, alternatives=())
 
 
@@ -252,7 +256,7 @@ def _reduces(dag: ComputeDAG) -> bool:
 
 
 def group_signature(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
-    """The graph values that the group reads, in the order of its arguments, and a string; groups of one string have the
+    """The graph values that the group reads, in the order of its arguments, and a key; groups with equal keys have the
     same tensor expressions.
     """
     uses = [name for node in group.nodes for name in node.inputs]
@@ -268,7 +272,7 @@ def group_signature(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]
             if name not in numbers:
                 numbers[name] = len(numbers)
                 inputs.append(name)
-            # What `express` asks of a constant.
+            # The condition of `express` for a constant.
             packs = name in graph.constants and uses.count(name) == 1
             words.append(f"%{numbers[name]}: {value.dtype}{value.shape}{' constant' * packs}")
         numbers[node.output] = len(numbers)
@@ -279,7 +283,7 @@ def group_signature(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]
 def express(graph: Graph, group: FusedOp) -> ComputeDAG:
     """The group as tensor expressions. The arguments are those of `group_signature`.
 
-    Raises: DefinitionError when an operator is lowered in another layout alone.
+    Raises: DefinitionError when an operator is lowered in another layout only.
     """
     inside = {node.output for node in group.nodes}
     uses = [name for node in group.nodes for name in node.inputs]
@@ -311,7 +315,7 @@ def express(graph: Graph, group: FusedOp) -> ComputeDAG:
 
 
 def _ordered(node: Node, inside: set[str]) -> tuple[str, ...]:
-    """Operands; of a commutative operator the one computed in the group comes first."""
+    """Operands; for a commutative operator, the operand computed in the group comes first."""
     if OPS[node.op].commutative and node.inputs[1] in inside and node.inputs[0] not in inside:
         # One order for `a + b` and `b + a` gives them one workload key.
         return node.inputs[::-1]
@@ -324,7 +328,7 @@ def _operand(graph: Graph, node: Node, name: str, operands: Mapping[str, Operand
 
 
 def _literal(graph: Graph, node: Node, name: str) -> Const | None:
-    """The constant `name` as a literal, when it is a single number that a binary operator combines with a tensor."""
+    """The constant `name` as a literal if it is a single number that a binary operator combines with a tensor."""
     array = graph.constants.get(name)
     if OPS[node.op].kind is not FusionKind.BROADCAST or array is None or array.size != 1:
         return None
@@ -343,7 +347,7 @@ def _unique(wish: str, taken: set[str]) -> str:
 
 
 def _kernel_name(graph: Graph, group: FusedOp) -> str:
-    """A readable name of a kernel that is a C identifier too, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
+    """A readable kernel name that is a C identifier, such as `conv2d_3x3_c64_s2_1x28x28x128_add_relu`."""
     first, others = group.core, [node for node in group.nodes if node is not group.core]
     words = [first.op]
     if is_attention(group):

@@ -26,17 +26,17 @@ from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
 
 PIPELINE: tuple[GraphPass, ...] = (
-    # First: pairs of quantize and dequantize still stand around single operators, as the exporter put them.
+    # First: pairs of quantize and dequantize still surround single operators, as the exporter put them.
     Quantized(),
     FoldConstants(),
     FoldBatchNorm(),
-    # Before what looks for 1x1 convolutions: some dilated 3x3 ones become such.
+    # Before the search for 1x1 convolutions: some dilated 3x3 convolutions become such.
     DropPaddingTaps(),
     CommonSubexpressions(),
-    # On what exporters write, before simplification merges constants that patterns name.
+    # On the exporter's text, before simplification merges constants that patterns name.
     Recognize(),
     Simplify(),
-    # Simplified arithmetic shows more of them, as x * (1 / n) for a mean.
+    # Simplified arithmetic shows more patterns, as x * (1 / n) for a mean.
     Recognize(name="recognize_simplified"),
     FoldScales(),
     # After scales are in the weights: a slice has fewer nodes to move through.
@@ -46,12 +46,12 @@ PIPELINE: tuple[GraphPass, ...] = (
     # After transposes have sunk to the products, and before those of ChannelsLast are added.
     TransposedProducts(),
     ChannelsLast(),
-    # What follows knows channels-last convolutions only.
+    # The following passes know channels-last convolutions only.
     SubpixelConv(),
     Simplify(),
     ResampleLater(),
     MergeProducts(),
-    # After what wants constant weights.
+    # After the passes that need constant weights.
     ScaleWeights(),
     # Late: its pads and slices would stop the rules above.
     PadRows(),
@@ -64,7 +64,7 @@ PIPELINE: tuple[GraphPass, ...] = (
 
 
 NECESSARY: tuple[GraphPass, ...] = (FoldBatchNorm(), ChannelsLast())
-"""The passes without which there are operators and layouts that no kernel computes."""
+"""The passes that remove operators and layouts without kernels."""
 
 
 def optimize(graph: Graph, passes: Sequence[GraphPass] = PIPELINE) -> Graph:

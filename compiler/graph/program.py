@@ -1,6 +1,6 @@
 """`Program`: a network with control flow, or with shapes that are known only at run time. Its text is deterministic.
 
-A program is a few functions. Their statements call *regions*: subgraphs without control flow at run time, each of which
+A program is a few functions. Their statements call *regions*: subgraphs without run-time control flow, each of which
 yields one `Graph` for every set of input shapes that occurs.
 
     Program   = functions by name (`main` is the entry point), constants by name
@@ -8,8 +8,8 @@ yields one `Graph` for every set of input shapes that occurs.
     Statement = Call | HostCall | Branch | Loop
     Region    = name, inputs, constants, determining inputs, outputs; makes a `Graph` once shapes are known
 
-In a function every name is defined once, by a parameter or a statement, and statements read only what is defined before
-them. Functions are closed: what a branch or a loop body needs from outside is passed to it.
+In a function every name is defined once, by a parameter or a statement, and statements read only earlier names.
+Functions are closed: outside values of a branch or a loop body are arguments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,16 +62,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Runs `body` until `count` iterations are done or the condition is false.
+    """Run `body` until `count` iterations are done or the condition is false.
 
     `body` is called with (iteration, condition, *carried, *captured) and returns (condition, *carried, *rows): the
     iteration number is an int64 and the condition a bool, both of rank 0. Shapes of carried values may change between
-    iterations. `condition` is the first iteration's condition, the body's result those of the others. Without `count`
+    iterations. `condition` is the first iteration's condition, the body returns the next iteration's. Without `count`
     only the condition ends the loop; without `condition` it is true before the first iteration.
 
     `outputs` are the carried values after the last iteration. Each of `collected` stacks one of the rows of all
-    iterations along a new first axis. If there was no iteration, it has zero rows, with the dimensions of the body's
-    result, 0 where these are unknown.
+    iterations along a new first axis. Without iterations it has zero rows, with the dimensions of the body's result, 0
+    for unknown ones.
     """
 
     count: str | None
@@ -87,7 +87,7 @@ Statement = Call | HostCall | Branch | Loop
 
 
 def reads(statement: Statement) -> tuple[str, ...]:
-    """The names that a statement reads, each once."""
+    """The distinct names that a statement reads."""
     match statement:
         case Call() | HostCall():
             names: tuple[str, ...] = statement.inputs
@@ -100,7 +100,6 @@ def reads(statement: Statement) -> tuple[str, ...]:
 
 
 def defines(statement: Statement) -> tuple[str, ...]:
-    """The names that a statement defines."""
     return (*statement.outputs, *statement.collected) if isinstance(statement, Loop) else statement.outputs
 
 
@@ -118,7 +117,7 @@ def calls(statement: Statement) -> tuple[str, ...]:
 class Function:
     """Statements over parameters.
 
-    `results` names the returned values, each with what is known of its dtype and dimensions. A result is any name of
+    `results` names the returned values, each with the known part of its dtype and dimensions. A result is any name of
     the function or a constant of the program, and may repeat.
     """
 
@@ -156,27 +155,26 @@ class Program:
 
     @property
     def main(self) -> Function:
-        """What the caller calls; its parameters are the inputs of the network."""
+        """The entry point; its parameters are the inputs of the network."""
         return self.functions[MAIN]
 
     @property
     def inputs(self) -> tuple[Param, ...]:
-        """The inputs of the network."""
         return self.main.params
 
     def regions(self) -> tuple[Region, ...]:
-        """All regions, each once, in order."""
+        """All distinct regions, in order."""
         calls = (s for function in self.functions.values() for s in function.body if isinstance(s, Call | HostCall))
         return tuple({call.region.key: call.region for call in calls}.values())
 
     def static_graph(self) -> Graph | None:
-        """The network as one graph, when all shapes are known and there is no control flow at run time."""
+        """The network as one graph, if all shapes are known and there is no run-time control flow."""
         shapes = {param.name: param.shape for param in self.inputs}
         known = {name: shape for name, shape in shapes.items() if shape is not None}
         match self.main.body:
             case (Call(region=region, inputs=names, outputs=outputs),) if len(known) == len(shapes):
                 results = tuple(result.name for result in self.main.results)
-                # A graph fixes names, order and shapes of its outputs: one that renames or repeats them stays a
+                # A graph fixes names, order and shapes of its outputs: a region that renames or repeats them stays a
                 # program.
                 if region.determining or outputs != results or self.outputs != region.outputs:
                     return None
@@ -230,9 +228,9 @@ class Program:
                 raise DefinitionError(f"{where}: nothing computes its result {result.name}")
 
     def _verify_arity(self, where: str, statement: Statement) -> None:
-        for what, wanted, given in self._arities(statement):
-            if wanted != given:
-                raise DefinitionError(f"{where}: '{_text(statement)}' has {given} of {what}, which are {wanted}")
+        for what, wanted, count in self._arities(statement):
+            if wanted != count:
+                raise DefinitionError(f"{where}: '{_text(statement)}' has {count} of {what}, which are {wanted}")
 
     def _arities(self, statement: Statement) -> Iterator[tuple[str, int, int]]:
         match statement:
@@ -288,7 +286,7 @@ def _text(statement: Statement) -> str:
 
 
 def of_graph(graph: Graph) -> Program:
-    """A program that is one call of one graph."""
+    """A program with one call of `graph`."""
     region = GraphRegion.of(graph)
     params = tuple(Param(value.name, value.dtype, value.shape) for value in graph.inputs)
     results = tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values())

@@ -16,14 +16,14 @@ from retune.compiler.graph.graph_bytes import graph_from_bytes, graph_to_bytes
 from retune.compiler.graph.ir import Array, Graph
 
 Dimension = int | str | None
-"""A number; a symbol, which stands for one number wherever a function's parameters name it; None when unknown."""
+"""A number; a symbol, equal for all of a function's parameters that use it; None if unknown."""
 Dims = tuple[Dimension, ...]
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What is statically known of a tensor: `dims` is None if the rank is unknown, `dtype` is None if the dtype is."""
+    """The static type of a tensor: `dims` is None if the rank is unknown, `dtype` is None if the dtype is."""
 
     name: str
     dtype: str | None
@@ -37,12 +37,11 @@ class Param:
         return numbers if self.dims is not None and len(numbers) == len(dims) else None
 
     def to_json(self) -> list[object]:
-        """The description as JSON."""
         return [self.name, self.dtype, self.dims]
 
     @classmethod
     def from_json(cls, name: object, dtype: object, dims: object) -> "Param":
-        """The description that `to_json` was asked for. Raises: TypeError when there is none."""
+        """The inverse of `to_json`. Raises: TypeError for anything else."""
         if not isinstance(name, str) or not isinstance(dtype, str | None) or not isinstance(dims, list | None):
             raise TypeError(f"{name!r} is not described")
         extents: list[Dimension] = [dim for dim in dims or () if isinstance(dim, int | str | None)]
@@ -57,16 +56,16 @@ class Param:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Region(ABC):
-    """A subgraph of a network without control flow at run time.
+    """A subgraph of a network without run-time control flow.
 
-    `inputs` and `constants` are the region's own names for what it reads: run-time arrays, in the order in which a call
-    passes them, and the program's constants of those names. `determining` are the inputs whose values, not only their
-    shapes, determine the shapes of results: a `Graph` is valid only for inputs with the same values of these. `results`
-    say what is known of the outputs beforehand, in order; a virtual machine must know their dtypes at least.
+    `inputs` and `constants` are the region's names for the arrays it reads: call arguments, in order, and the program's
+    constants of those names. `determining` are the inputs whose values, not only their shapes, determine the shapes of
+    results: a `Graph` is valid only for inputs with the same values of these. `results` are the static types of the
+    outputs, in order; a virtual machine needs at least their dtypes.
     """
 
     kind: ClassVar[str]
-    """Which function reads what `to_bytes` writes."""
+    """The key of the function that reads `to_bytes`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -76,7 +75,7 @@ class Region(ABC):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What a call gets, in order; the outputs of every `Graph` of the region have these names."""
+        """The results of a call, in order; the outputs of every `Graph` of the region have these names."""
         return tuple(result.name for result in self.results)
 
     @cached_property
@@ -87,30 +86,30 @@ class Region(ABC):
 
     @abstractmethod
     def _content(self) -> bytes:
-        """What regions that compute the same have in common."""
+        """The hashed content of `key`."""
 
     @abstractmethod
     def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
-        """The graph, not optimized, for inputs of these shapes.
+        """The unoptimized graph for inputs of these shapes.
 
         `shapes` has every input, `values` at least the determining ones; inputs in `values` are constants of the graph,
-        so the graph's inputs are the others, in the region's order, and `constants` are those of the program.
-        Raises: UnknownValueError that names inputs whose values are needed too: call again with these;
+        so the graph's inputs are the others, in the region's order, and `constants` are the program's.
+        Raises: UnknownValueError that names further inputs whose values are needed: call again with these;
         ShapeMismatchError, with the node's name, when the shapes do not fit.
         """
 
     @abstractmethod
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs, by NumPy: correct for all inputs, slow. Raises: ShapeMismatchError when these do not fit."""
+        """The outputs, by NumPy: correct for all inputs, slow. Raises: ShapeMismatchError for invalid inputs."""
 
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> "Region":
-        """The region with symbolic dimensions, so that `specialize` needs nothing of a front end; the region itself
-        where it needs nothing of one already, or cannot be said so. `dims` are what inputs most likely have, `fixed`
-        are inputs that are the same array in every call.
+        """The region with symbolic dimensions, whose `specialize` does not need the front end; the region itself if it
+        does not need it already, or has no symbolic form. `dims` are the inputs' most likely dimensions, `fixed` the
+        inputs that are the same array in every call.
         """
         del dims, fixed, constants
         return self
@@ -120,7 +119,7 @@ class Region(ABC):
         """The region as data, without the program's constants."""
 
     def _description(self) -> dict[str, object]:
-        """The fields but for the name, as JSON."""
+        """The fields except the name, as JSON."""
         return {
             "inputs": self.inputs,
             "constants": self.constants,
@@ -130,28 +129,28 @@ class Region(ABC):
 
     @staticmethod
     def _fields(head: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields in what was written of them and the name. Raises: KeyError or TypeError for anything else."""
+        """The inverse of `_description`, with the name. Raises: KeyError or TypeError for anything else."""
         names = {key: names_in(head[key]) for key in ("inputs", "constants", "determining")}
         return {"name": str(head["name"]), **names, "results": tuple(Param.from_json(*row) for row in head["results"])}
 
 
 def check_results(region: Region, graph: Graph) -> None:
-    """Check that a graph gives what is known of the results: who makes room for them, or compiles what reads them,
-    relies on that. Raises: ShapeMismatchError.
+    """Check a graph's outputs against the static types of the region's results, which buffers and compiled readers rely
+    on. Raises: ShapeMismatchError.
     """
-    for result, found in zip(region.results, graph.output_values(), strict=True):
-        known = result.dims if result.dims is not None else (None,) * len(found.shape)
-        fits = len(known) == len(found.shape) and result.dtype in (None, found.dtype)
-        numbers = [(dim, extent) for dim, extent in zip(known, found.shape, strict=False) if isinstance(dim, int)]
+    for result, output in zip(region.results, graph.output_values(), strict=True):
+        known = result.dims if result.dims is not None else (None,) * len(output.shape)
+        fits = len(known) == len(output.shape) and result.dtype in (None, output.dtype)
+        numbers = [(dim, extent) for dim, extent in zip(known, output.shape, strict=False) if isinstance(dim, int)]
         if not fits or any(dim != extent for dim, extent in numbers):
-            raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {found}")
+            raise ShapeMismatchError(f"region {region.name}: {result}, as was inferred, turns out to be {output}")
 
 
-def names_in(found: object) -> tuple[str, ...]:
-    """The names in a list that was read. Raises: TypeError when there is anything else."""
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise TypeError(f"{found!r:.80} is no list of names")
-    return tuple(found)
+def names_in(names: object) -> tuple[str, ...]:
+    """The names in a list that was read. Raises: TypeError for anything else."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{names!r:.80} is no list of names")
+    return tuple(names)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -164,7 +163,6 @@ class GraphRegion(Region):
 
     @classmethod
     def of(cls, graph: Graph) -> "GraphRegion":
-        """The region that is this graph."""
         return cls(
             name=graph.name,
             inputs=tuple(value.name for value in graph.inputs),
@@ -188,25 +186,24 @@ class GraphRegion(Region):
         return self.graph
 
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs for arrays of the graph's inputs. Raises: DefinitionError when they do not fit."""
+        """The outputs for arrays of the graph's inputs. Raises: DefinitionError for invalid inputs."""
         del constants
         return evaluate(self.graph, inputs)
 
     def to_bytes(self) -> bytes:
-        """The graph."""
         return graph_to_bytes(self.graph)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "GraphRegion":
-        """The region that these bytes were made of. Raises: ArtifactError when there is none."""
+        """The inverse of `to_bytes`. Raises: ArtifactError for anything else."""
         return cls.of(graph_from_bytes(data))
 
 
 def bind(params: Sequence[Param], arrays: Mapping[str, Array], where: str) -> dict[str, int]:
-    """The number that each symbol in `params` stands for in `arrays`, one for each of them.
+    """The value of each symbol of `params`, from the shapes of `arrays`.
 
     Raises: ShapeMismatchError that names `where` and the input when an array is missing or has another dtype, rank or
-    extent, and when two extents that have one symbol differ.
+    extent, and when two extents of one symbol differ.
     """
     bound: dict[str, tuple[int, str]] = {}
     for param in params:
@@ -226,10 +223,10 @@ def bind(params: Sequence[Param], arrays: Mapping[str, Array], where: str) -> di
             if isinstance(dim, int) and dim != extent:
                 raise ShapeMismatchError(f"{where}: the input {param} is given an array of {list(array.shape)}")
             if isinstance(dim, str):
-                place = f"dimension {axis} of {param.name}"
-                first, whence = bound.setdefault(dim, (extent, place))
+                dimension = f"dimension {axis} of {param.name}"
+                first, whence = bound.setdefault(dim, (extent, dimension))
                 if first != extent:
                     raise ShapeMismatchError(
-                        f"{where}: {dim} is {first} in {whence} and {extent} in {place}; these must be equal"
+                        f"{where}: {dim} is {first} in {whence} and {extent} in {dimension}; these must be equal"
                     )
     return {symbol: extent for symbol, (extent, _) in bound.items()}

@@ -1,8 +1,8 @@
-"""Graphs with symbolic dimensions, and the static graphs that they become for numbers.
+"""Graphs with symbolic dimensions, and their static graphs for concrete numbers.
 
-A front end converts its network once with `SymbolicBuilder`, in place of once for each set of shapes. What it decides
-on the way, such as whether two extents broadcast, holds for some numbers only: these decisions are the `guards` of the
-`SymbolicGraph`. For all numbers that fit the guards, substitution gives what the front end would give for them.
+A front end converts its network once with `SymbolicBuilder`, instead of once for each set of shapes. Decisions on the
+way, such as whether two extents broadcast, hold for some numbers only: they are the `guards` of the `SymbolicGraph`.
+For all numbers that satisfy the guards, substitution gives the front end's graph for these numbers.
 """
 
 from collections import deque
@@ -20,30 +20,30 @@ from retune.compiler.graph.verify import call_of
 from retune.compiler.ir.dims import Dim, Guard, integers, substitute
 
 _SCALES = (7, 37, 211)
-"""Extents that most networks take: the first ones are small, pooling needs larger ones."""
-# With the first scale these are the primes from 7 to 31. At no scale does one number divide another, so a relation that
-# holds for the numbers is one of the network and no accident.
+"""Extents that most networks accept: small ones first, since pooling needs larger ones."""
+# With the first scale these are the primes from 7 to 31. At no scale does one number divide another, so a relation
+# between the numbers is a relation of the network and no accident.
 _APART = (0, 4, 6, 10, 12, 16, 22, 24)
-"""What is added to a scale for each symbol, so that symbols differ."""
+"""Added to a scale for each symbol, so that symbols differ."""
 _MOST_TRIES = 16
-"""A conversion takes about as long as one for known shapes; a network with few symbols needs three to six."""
+"""A conversion takes about as long as for known shapes; a network with few symbols needs three to six."""
 _MOST_ELEMENTS = 8
-"""Of an input whose elements are symbols: a size, some extents, not data."""
+"""Most elements of an input with symbolic elements: a size, some extents, not data."""
 
 _MOVING = ("reshape", "transpose", "concat", "slice", "broadcast_to", "gather", "identity")
 _COMPUTING = ("add", "sub", "mul", "div", "mod", "neg", "abs", "maximum", "minimum", "reduce_sum", "reduce_prod")
 _COMPARING = ("equal", "less", "less_equal", "where")
 _EVALUATED = frozenset((*_MOVING, *_COMPUTING, *_COMPARING))
-"""Operators whose NumPy meaning serves arrays of `Dim` as it does arrays of integers."""
+"""Operators whose NumPy evaluation works on arrays of `Dim`."""
 
 
 class SymbolicBuilder(GraphBuilder):
-    """Collects nodes over symbolic dimensions. Nothing is folded: what is known of a constant is computed when it is
-    asked for, and substitution folds it.
+    """Collects nodes over symbolic dimensions. Nothing is folded: elements of constants are computed on demand, and
+    substitution folds them.
     """
 
     def __init__(self, name: str, inputs: Iterable[Value], known: Mapping[str, Array]) -> None:
-        """`known` has those inputs that are constants: their elements, which may be `Dim`s."""
+        """`known` has the elements, possibly `Dim`s, of the inputs that are constants."""
         super().__init__(name, inputs)
         self._known: dict[str, Array | None] = {name: known[name] for name in known}
 
@@ -55,14 +55,14 @@ class SymbolicBuilder(GraphBuilder):
         return vector if array.ndim == 1 else self.emit("reshape", [vector], {"shape": array.shape}, output=name)
 
     def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> None:
-        """Note a constant, of which nothing is computed yet."""
+        """Register a constant without computing it."""
         is_known = node.op not in KEPT and all(map(self._is_known, node.inputs))
         if is_known or value.size == 0 or all(operand.size == 0 for operand in described):
             self._known[node.output] = None
 
     def array(self, name: str) -> Array | None:
-        """As `GraphBuilder.array`; some elements may be `Dim`s. Raises: DefinitionError for a constant whose elements
-        cannot be known before the dimensions are.
+        """Like `GraphBuilder.array`; some elements may be `Dim`s. Raises: DefinitionError for a constant whose elements
+        depend on unknown dimensions.
         """
         node = self._producers.get(name)
         if node is not None and node.op == "dequantize" and all(map(self._is_known, node.inputs)):
@@ -75,7 +75,7 @@ class SymbolicBuilder(GraphBuilder):
         return self._known.get(name)
 
     def is_constant(self, name: str) -> bool:
-        """As `GraphBuilder.is_constant`, also where `array` raises."""
+        """Like `GraphBuilder.is_constant`, also if `array` raises."""
         node = self._producers.get(name)
         is_weight = node is not None and node.op == "dequantize" and all(map(self._is_known, node.inputs))
         return is_weight or self._is_known(name)
@@ -98,8 +98,10 @@ class SymbolicBuilder(GraphBuilder):
         is_whole = node.op == "cast" and dtype.startswith("int") and described[0].dtype.startswith("int")
         if not is_whole and (node.op not in _EVALUATED or any(map(_is_symbolic, node.attrs.values()))):
             raise call_of(node, described).misfit("its elements are not known before the dimensions")
-        found = operands[0] if is_whole else np.asarray(ops.OPS[node.op].evaluate(call_of(node, described), operands))
-        return _within(integers(found), dtype) if found.dtype == object else found.astype(dtype)
+        elements = (
+            operands[0] if is_whole else np.asarray(ops.OPS[node.op].evaluate(call_of(node, described), operands))
+        )
+        return _within(integers(elements), dtype) if elements.dtype == object else elements.astype(dtype)
 
 
 def _is_symbolic(value: object) -> bool:
@@ -120,8 +122,8 @@ def _within(array: Array, dtype: str) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SymbolicGraph:
-    """A graph whose shapes and attributes may have `Dim`s, and the numbers that it is right for: those that fit the
-    guards. Inputs in `constants` are constants of every static graph.
+    """A graph whose shapes and attributes may have `Dim`s, valid for the numbers that satisfy the guards. Inputs in
+    `constants` are constants of every static graph.
     """
 
     graph: Graph
@@ -129,27 +131,29 @@ class SymbolicGraph:
     constants: frozenset[str]
 
     def numbers(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> dict[str, int] | None:
-        """What the symbols are for inputs of these shapes and constants of these elements; None when the graph is not
-        right for them.
+        """The values of the symbols for inputs of these shapes and constants of these elements; None if the graph is
+        not valid for them.
         """
-        found: dict[str, int] = {}
+        bound: dict[str, int] = {}
         for value in self.graph.inputs:
             shape = values[value.name].shape if value.name in values else shapes.get(value.name)
             if shape is None or len(shape) != len(value.shape):
                 return None
             for dim, extent in zip(value.shape, shape, strict=True):
                 symbol = str(dim) if isinstance(dim, Dim) else None
-                if (dim if symbol is None else found.setdefault(symbol, extent)) != extent:
+                if (dim if symbol is None else bound.setdefault(symbol, extent)) != extent:
                     return None
             symbols = element_symbols(value) if value.name in self.constants else None
             if symbols is not None:
                 pairs = zip(map(str, symbols.flat), map(int, values[value.name].flat), strict=True)
-                if any(found.setdefault(symbol, number) != number for symbol, number in pairs):
+                if any(bound.setdefault(symbol, number) != number for symbol, number in pairs):
                     return None
-        return found if all(guard.fits(found) for guard in self.guards) else None
+        return bound if all(guard.fits(bound) for guard in self.guards) else None
 
     def static(self, numbers: Mapping[str, int], constants: Mapping[str, Array]) -> Graph:
-        """The graph for numbers that fit. Raises: DefinitionError when a constant is none that it was made for."""
+        """The graph for numbers that satisfy the guards. Raises: DefinitionError when a constant violates its
+        symbols.
+        """
         fed = [value for value in self.graph.inputs if value.name not in constants]
         shapes = [tuple(substitute(dim, numbers) for dim in value.shape) for value in fed]
         inputs = [Value(value.name, shape, value.dtype) for value, shape in zip(fed, shapes, strict=True)]
@@ -171,62 +175,64 @@ def _substituted(attr: Attribute, numbers: Mapping[str, int]) -> Attribute:
 
 
 def element_symbols(value: Value) -> Array | None:
-    """Symbols for the elements of an input that decides on shapes; None where these are too many, or no integers."""
+    """Symbols for the elements of an input that decides on shapes; None for too many elements, or no integers."""
     if not value.dtype.startswith(("int", "uint", "bool")) or not all(isinstance(dim, int) for dim in value.shape):
         return None
     if value.size > _MOST_ELEMENTS:
         return None
     elements = np.empty(value.shape, object)
-    for place in np.ndindex(value.shape):
-        elements[place] = Dim.symbol(f"{value.name}{list(place)}")
+    for index in np.ndindex(value.shape):
+        elements[index] = Dim.symbol(f"{value.name}{list(index)}")
     return elements
 
 
 def variants(
     convert: Callable[[Mapping[str, int]], SymbolicGraph | None], symbols: Sequence[str]
 ) -> tuple[SymbolicGraph, ...]:
-    """The symbolic graphs that `convert` makes: it gets numbers that decide what the symbols leave open, and gives None
-    when it cannot convert for them. First comes the most general one. The others are for numbers just beside the guards
-    of those before, such as an extent of 1, or two that are equal.
+    """The symbolic graphs of `convert`, which gets numbers to resolve decisions, and returns None if it cannot convert
+    for them. The most general comes first. The others are for numbers just beyond earlier guards, such as an extent of
+    1, or two equal extents.
     """
-    found: list[SymbolicGraph] = []
+    graphs: list[SymbolicGraph] = []
     # Breadth first: variants close to the general one are the likeliest to occur.
     waiting, tried = deque(_general(symbols)), set[tuple[int, ...]]()
     while waiting and len(tried) < _MOST_TRIES:
         numbers = waiting.popleft()
         key = tuple(numbers.values())
-        if key in tried or any(all(guard.fits(numbers) for guard in one.guards) for one in found):
+        if key in tried or any(all(guard.fits(numbers) for guard in known.guards) for known in graphs):
             continue
         tried.add(key)
-        made = convert(numbers)
-        if made is not None:
-            found.append(made)
-            beside = (pair for guard in made.guards for pair in _beside(guard, numbers))
+        graph = convert(numbers)
+        if graph is not None:
+            graphs.append(graph)
+            beside = (pair for guard in graph.guards for pair in _beside(guard, numbers))
             waiting.extend({**numbers, symbol: number} for symbol, number in beside)
-    return tuple(found)
+    return tuple(graphs)
 
 
 def _general(symbols: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Numbers for the symbols: all different, at several scales; then those of one axis equal."""
+    """Numbers for the symbols: all different, at several scales; then equal for equal axes."""
     for scale in _SCALES:
-        yield {symbol: scale + _APART[place % len(_APART)] for place, symbol in enumerate(symbols)}
+        yield {symbol: scale + _APART[number % len(_APART)] for number, symbol in enumerate(symbols)}
     axes = [symbol.rpartition(".")[2] for symbol in symbols]
-    places = {axis: place for place, axis in enumerate(dict.fromkeys(axes))}
-    yield {symbol: _SCALES[0] + _APART[places[axis] % len(_APART)] for symbol, axis in zip(symbols, axes, strict=True)}
+    positions = {axis: number for number, axis in enumerate(dict.fromkeys(axes))}
+    yield {
+        symbol: _SCALES[0] + _APART[positions[axis] % len(_APART)] for symbol, axis in zip(symbols, axes, strict=True)
+    }
 
 
 _MOST = 1 << 16
-"""The largest dimension that is tried: exporters write 2^31 - 1 for "to the end", and no array has such a dimension."""
+"""The largest tried dimension: exporters write 2^31 - 1 for "to the end", and no array has such a dimension."""
 
 
 def _beside(guard: Guard, numbers: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """A number for one symbol of a guard, with which it does not hold, and as few other guards as can be."""
+    """A number for one symbol of a guard that violates it, and as few other guards as possible."""
     if guard.is_zero and guard.holds:
         return
     beyond = 1 if not guard.is_zero and not guard.holds else 0
     for (symbol, *others), factor in ((monomial, factor) for monomial, factor in guard.dim.terms.items() if monomial):
-        rest = substitute(guard.dim, numbers) - (factor * numbers[symbol] if isinstance(symbol, str) else 0)
+        constant = substitute(guard.dim, numbers) - (factor * numbers[symbol] if isinstance(symbol, str) else 0)
         if isinstance(symbol, str) and not others and factor in (1, -1):
-            number = (beyond - rest) * factor
+            number = (beyond - constant) * factor
             if 0 <= number <= _MOST and guard.fits(numbers) and not guard.fits({**numbers, symbol: number}):
                 yield symbol, number

@@ -1,7 +1,7 @@
-"""Regions whose shapes are symbolic: what a front end made of a part of a network, for all shapes at once.
+"""Regions whose shapes are symbolic: a front end's conversion of a part of a network, for all shapes at once.
 
-Which of its symbolic graphs serves is decided by their guards. Shapes that fit none are left to the front end's own
-region, the `origin`, which is read when that happens.
+The guards of its symbolic graphs select the valid graph. For shapes without a valid graph the front end's own region,
+the `origin`, is read on demand.
 """
 
 import json
@@ -21,20 +21,18 @@ from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_dam
 _ARCHIVE, _VERSION = "region", 1
 
 ReadRegion = Callable[[str, bytes], Region]
-"""Makes the region of a kind that bytes were made of. Raises: ArtifactError."""
+"""Reads the region of a kind from bytes. Raises: ArtifactError."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionBytes:
-    """The region of a front end, as data."""
-
     kind: str
     data: bytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SymbolicRegion(Region):
-    """A region as symbolic graphs, the first that fits serves."""
+    """A region as symbolic graphs; the first valid graph is used."""
 
     kind: ClassVar[str] = "symbolic"
 
@@ -53,7 +51,7 @@ class SymbolicRegion(Region):
     def specialize(
         self, shapes: Mapping[str, Shape], values: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Graph:
-        """The graph for inputs of these shapes: see `Region`. Raises: as the original where no variant serves."""
+        """The graph for inputs of these shapes: see `Region`. Raises: like the original if no variant is valid."""
         every = {**{name: constants[name] for name in self.constants}, **values}
         for variant in self.variants:
             numbers = variant.numbers(shapes, every) if variant.constants <= set(every) else None
@@ -61,33 +59,32 @@ class SymbolicRegion(Region):
                 try:
                     graph = variant.static(numbers, every)
                 except (LookupError, ArithmeticError, ValueError):  # of NumPy, for shapes that fit no operator
-                    break  # the original says what is wrong with them
-                # What reads the results was compiled for the shapes that were inferred.
+                    break  # the original reports what is wrong with them
+                # Readers of the results were compiled for the inferred shapes.
                 check_results(self, graph)
                 return graph
         return self.original.specialize(shapes, values, constants)
 
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs. Raises: as `specialize`."""
+        """The outputs. Raises: like `specialize`."""
         values = {name: array for name, array in inputs.items() if name in self.determining}
         graph = self.specialize({name: array.shape for name, array in inputs.items()}, values, constants)
         return evaluate(graph, {name: array for name, array in inputs.items() if name not in values})
 
     @property
     def likely_dims(self) -> tuple[Dims, ...]:
-        """The dimensions of the outputs where the most general graph serves: numbers and symbols of inputs."""
+        """The dimensions of the outputs of the most general graph: numbers and symbols of inputs."""
         graph = self.variants[0].graph
         return tuple(tuple(map(_likely, value.shape)) for value in graph.output_values())
 
     def to_bytes(self) -> bytes:
-        """The region as an archive."""
         rows: list[object] = []
         arrays: dict[str, object] = {}
         for number, variant in enumerate(self.variants):
             head, constants = graph_to_parts(variant.graph)
             guards = [[dim_to_json(guard.dim), guard.is_zero, guard.holds] for guard in variant.guards]
             rows.append({"graph": head, "guards": guards, "constants": sorted(variant.constants)})
-            arrays |= {f"variants/{number}/{place}.npy": array for place, array in enumerate(constants)}
+            arrays |= {f"variants/{number}/{index}.npy": array for index, array in enumerate(constants)}
         head = {
             "name": self.name,
             **self._description(),
@@ -99,7 +96,7 @@ class SymbolicRegion(Region):
 
     @classmethod
     def from_bytes(cls, data: bytes, read: ReadRegion) -> "SymbolicRegion":
-        """The region that these bytes were made of; `read` makes its original. Raises: ArtifactError."""
+        """The inverse of `to_bytes`; `read` reads the original. Raises: ArtifactError."""
         with refusing_damage("region", "these bytes"):
             archive = Archive(data, _ARCHIVE, _VERSION)
             head = archive.json("region.json")
@@ -120,13 +117,13 @@ def _likely(dim: int) -> Dimension:
 
 def _variant(row: Mapping[str, Any], archive: Archive, part: str) -> SymbolicGraph:
     count = len(row["graph"]["constants"])
-    graph = graph_from_parts(row["graph"], [archive.array(part.format(place)) for place in range(count)])
-    guards = tuple(_guard(*each) for each in row["guards"])
+    graph = graph_from_parts(row["graph"], [archive.array(part.format(index)) for index in range(count)])
+    guards = tuple(_guard(*guard) for guard in row["guards"])
     return SymbolicGraph(graph, guards, frozenset(names_in(row["constants"])))
 
 
 def _guard(dim: object, is_zero: object, holds: object) -> Guard:
-    found = dim_from_json(dim)
-    if not isinstance(found, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
+    value = dim_from_json(dim)
+    if not isinstance(value, Dim) or not isinstance(is_zero, bool) or not isinstance(holds, bool):
         raise TypeError(f"{dim!r:.80} is not guarded")
-    return Guard(found, is_zero, holds)
+    return Guard(value, is_zero, holds)

@@ -1,6 +1,6 @@
-"""Makes the executor's plan of a partitioned graph and its kernels, and packs constants as the kernels want them.
+"""Makes the executor's plan of a partitioned graph and its kernels, and packs constants for the kernels.
 
-One buffer per value that has memory of its own; intermediates share one arena, aliases are views.
+One buffer per value with memory of its own; intermediates share one arena, aliases are views.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from retune.compiler.runtime.buffers import aligned_array, constant_array, froze
 def to_plan(
     graph: Graph, cut: Partition, kernels: Mapping[str, KernelArtifact], *, release: bool = False
 ) -> tuple[Plan, dict[int, Array]]:
-    """The plan of `graph`, and the constants by buffer number, packed where a kernel asks for it. With `release` the
+    """The plan of `graph`, and the constants by buffer number, packed as their kernels require. With `release` the
     graph loses each constant once it is packed.
 
     Raises: LoweringError when a kernel wants another layout of a value that is not a constant.
@@ -43,7 +43,7 @@ def to_plan(
         for call in cut.kernels
     ]
     outputs = tuple(table.output(name) for name in graph.outputs)
-    offsets, arena = _place(table, calls)
+    offsets, arena = _plan_arena(table, calls)
     buffers = tuple(
         BufferSpec(spec.name, spec.shape, spec.dtype, spec.kind, spec.storage, offsets.get(spec.storage, 0))
         for spec in table.buffers
@@ -59,14 +59,14 @@ def _arguments(table: "_Table", call: FusedCall, kernel: KernelArtifact) -> list
 
 @dataclass(slots=True)
 class _Table:
-    """Buffers as they are asked for, numbered in that order."""
+    """Buffers, numbered in the order of first use."""
 
     graph: Graph
     cut: Partition
     buffers: list[BufferSpec] = field(default_factory=list)
     constants: dict[int, Array] = field(default_factory=dict)
     unpacked: Counter[str] = field(default_factory=Counter)
-    """How often constants that may be released are still to be read."""
+    """Number of remaining reads of constants that may be released."""
     _numbers: dict[tuple[str, Packing | None], int] = field(default_factory=dict)
     _visible: frozenset[str] = field(init=False)
     _fed: frozenset[str] = field(init=False)
@@ -103,7 +103,7 @@ class _Table:
         return self._numbers[key]
 
     def output(self, name: str) -> int:
-        """The buffer through which output `name` is read, a view where the value is an alias."""
+        """The buffer of output `name`, a view if the value is an alias."""
         root = self.root(name)
         number = self._constant(root, None) if root in self.graph.constants else self.own(root)
         if root == name:
@@ -139,7 +139,6 @@ class _Table:
 
 
 def _pack_constant(array: Array, packing: Packing | None) -> Array:
-    """A constant as kernels read it."""
     if packing is None:
         return constant_array(array)
     # Users may give parameters in the byte order of another machine.
@@ -147,7 +146,7 @@ def _pack_constant(array: Array, packing: Packing | None) -> Array:
     return frozen(packing.pack(native, aligned_array((packing.size,), array.dtype.name)))
 
 
-def _place(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
+def _plan_arena(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:
     """Arena offsets of the intermediates by buffer number, and the arena's size."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -18,17 +18,17 @@ def infer_value(node: Node, operands: Sequence[Value]) -> Value:
 
     Raises: DefinitionError when the operator is unknown, or operands or attributes do not fit it.
     """
-    found = ops.check(call_of(node, operands))
-    return Value(node.output, found.shape, found.dtype)
+    result = ops.check(call_of(node, operands))
+    return Value(node.output, result.shape, result.dtype)
 
 
 def verify(graph: Graph) -> None:
-    """`Graph.verify`, and every node agrees with what its operator says.
+    """`Graph.verify`, and check every node against its operator.
 
     Raises: DefinitionError that names the node at fault.
     """
     graph.verify()
     for node in graph.nodes:
-        found = infer_value(node, [graph.values[name] for name in node.inputs])
-        if found != graph.values[node.output]:
-            raise DefinitionError(f"graph {graph.name}: {node} gives {found}, not {graph.values[node.output]}")
+        value = infer_value(node, [graph.values[name] for name in node.inputs])
+        if value != graph.values[node.output]:
+            raise DefinitionError(f"graph {graph.name}: {node} gives {value}, not {graph.values[node.output]}")

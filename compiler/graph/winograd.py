@@ -1,5 +1,5 @@
-"""Winograd's minimal filtering for groups with a 3x3 convolution of stride 1, or with one of three dimensions and 3x3
-taps in the last two: float32, constant weights, channels last.
+"""Winograd's minimal filtering for groups with a 3x3 convolution of stride 1, or a three-dimensional convolution with
+3x3 taps in the last two: float32, constant weights, channels last.
 
 F(4x4, 3x3) needs a quarter of the products and four times the weights; F(2x2, 3x3) 4/9 of the products and 16/9 of the
 weights. With few tiles the larger weights cost more than the products save, so then the smaller transform is offered,
@@ -14,7 +14,7 @@ import numpy as np
 
 from retune.compiler.dtype import item_bytes
 from retune.compiler.features.estimate import PER_CYCLE
-from retune.compiler.graph.alternatives import MadeConstant, Variant
+from retune.compiler.graph.alternatives import DerivedConstant, Variant
 from retune.compiler.graph.evaluate import evaluate_node
 from retune.compiler.graph.fuse import FusedOp
 from retune.compiler.graph.ir import Array, Graph, Node, Value
@@ -25,22 +25,22 @@ from retune.compiler.target import HardwareParams, Target
 LEAST_CHANNELS = 16
 """With fewer channels, in or out, the transforms cost more than the products they save."""
 LEAST_TILES = 12
-"""Products that every transformed weight takes part in, at the least: below that memory is the limit."""
+"""Least products per transformed weight: below that memory is the limit."""
 MANY_TILES = 64
 """From so many tiles of the larger transform on, the smaller one has no prospect."""
 TOLERANCE = 1e-5
 """The largest error of a transformed convolution, relative to its largest result, on random inputs with the layer's own
-weights; a direct one has about 1e-6.
+weights; a direct convolution has about 1e-6.
 """
 _DIRECT, _PRODUCTS = 0.85, 0.7
 """Shares of the peak that direct convolutions and the products of transformed ones reach in default schedules."""
 _PER_ELEMENT, _BYTES_PER_CYCLE = 3.0, 10.0
-"""Cycles that a core spends on an element in the transformed space, which is computed, stored and loaded again; bytes
-of weights that arrive in a cycle, since they exceed the near caches. All four are fitted to convolutions of 32 to 512
-channels on a Zen 3 core, so that predicted speedups are below those measured.
+"""Cycles of a core per element in the transformed space, which is computed, stored and reloaded; bytes of weights per
+cycle, since they exceed the near caches. All four are fitted to convolutions of 32 to 512 channels on a Zen 3 core, so
+that predicted speedups are below the measured ones.
 """
 _PROBE, _PROBED_CHANNELS = 8, 32
-"""Height and width of the image on which the error is measured, and for how many channels of the result."""
+"""Height and width of the image for the error measurement, and its number of channels of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Winograd:
 
     @property
     def name(self) -> str:
-        """Such as `winograd4`."""
         return f"winograd{self.tile}"
 
     def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
@@ -64,25 +63,28 @@ class Winograd:
         alpha = self.tile + KERNEL - 1
         shape = (alpha, alpha, *weight.shape[:-4], *weight.shape[-2:])
         packed = Value(f"{weight.name}.{self.name}", shape, weight.dtype)
-        made = MadeConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
-        nodes = tuple(self._node(one, packed.name) if one is node else one for one in group.nodes)
-        return Variant(nodes, (), (made,), group.place)
+        constant = DerivedConstant(packed, weight.name, partial(transformed_weight, tile=self.tile))
+        nodes = tuple(
+            self._node(node_of_group, packed.name) if node_of_group is node else node_of_group
+            for node_of_group in group.nodes
+        )
+        return Variant(nodes, (), (constant,), group.anchor)
 
     def is_accurate(self, graph: Graph, group: FusedOp) -> bool:
         """Whether the error is within `TOLERANCE` on a small random image."""
         node = group.core
         weight = graph.constants[node.inputs[1]]
-        # Every result channel is computed independently, so evenly spaced ones are a sample of the error.
+        # Every result channel is computed independently, so evenly spaced channels are a sample of the error.
         weight = weight[..., :: max(1, weight.shape[-1] // _PROBED_CHANNELS)]
-        # A fixed seed: whether a layer has the alternative must be the same in every process of a run.
+        # A fixed seed: every process of a run must agree on the alternatives of a layer.
         depth = [_PROBE + taps - 1 for taps in weight.shape[:-4]]
         image = np.random.default_rng(0).standard_normal((1, *depth, _PROBE, _PROBE, weight.shape[-2]))
         # The transforms of larger tiles have larger constants and lose accuracy by cancellation, depending on the
         # weights. The error is measured with the layer's own weights instead of being bounded for all.
         exact = evaluate_node(node, [image, weight.astype(np.float64)])
         operands = [image.astype(weight.dtype), transformed_weight(weight, self.tile)]
-        found: Array = evaluate_node(self._node(node, ""), operands)
-        return float(np.max(np.abs(found - exact))) <= TOLERANCE * float(np.max(np.abs(exact)))
+        result: Array = evaluate_node(self._node(node, ""), operands)
+        return float(np.max(np.abs(result - exact))) <= TOLERANCE * float(np.max(np.abs(exact)))
 
     def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
         """The ratio of estimated cycles: fewer products against transforms of the image and larger weights."""
@@ -108,7 +110,7 @@ class Winograd:
         plain = {1} == {*node.ints("strides"), *node.ints("dilations"), node.integer("groups")}
         if not plain or not node.text("layout").endswith("C") or weight.shape[-4:-2] != (KERNEL, KERNEL):
             return False
-        # Negative pads cut the image off, which the transforms do not.
+        # Negative pads crop the image, which the transforms do not.
         if min(node.ints("pads")) < 0:
             return False
         if weight.dtype != "float32" or min(weight.shape[-2:]) < LEAST_CHANNELS:
@@ -125,9 +127,9 @@ def _tiles(result: Value, tile: int) -> int:
 
 
 WINOGRAD = (Winograd(4), Winograd(2))
-"""The transforms that are offered."""
+"""The offered transforms."""
 
 
 def winograd_for(target: Target) -> tuple[Winograd, ...]:
-    """The transforms that kernels for `target` may use: the search has sketches of them for CPUs alone."""
+    """The transforms for kernels of `target`: the search has sketches of them for CPUs alone."""
     return WINOGRAD if target.traits.has_winograd else ()

@@ -51,7 +51,7 @@ class _Gpu:
 
     def array(self, shape: Sequence[int], dtype: str) -> DeviceArray:
         """A new array."""
-        return DeviceArray.made(self.driver, self.stream, self.number, shape, dtype)
+        return DeviceArray.allocate(self.driver, self.stream, self.number, shape, dtype)
 
 
 @dataclass(slots=True)

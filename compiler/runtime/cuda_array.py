@@ -72,7 +72,7 @@ class DeviceArray:
         self._fenced = fenced
 
     @classmethod
-    def made(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
+    def allocate(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
         """A new array without values, between fences. Raises: DeviceError for no shape or type of an array, and when
         there is no memory.
         """

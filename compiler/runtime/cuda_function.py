@@ -118,4 +118,4 @@ class CudaFunction:
             raise DeviceError(f"{self.artifact.name}: {spec.name} is {wanted}, the array given for it is {given}")
 
     def _made(self, shape: Sequence[int], dtype: str) -> DeviceArray:
-        return DeviceArray.made(self._driver, self._stream, self._number, shape, dtype)
+        return DeviceArray.allocate(self._driver, self._stream, self._number, shape, dtype)

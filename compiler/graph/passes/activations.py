@@ -18,7 +18,7 @@ _CUBE = 0.044715
 
 
 def _cubic(scale: float) -> Pattern:
-    """scale * (x + 0.044715 * x^3) in each of the ways to multiply it out."""
+    """scale * (x + 0.044715 * x^3) in each of its factorizations."""
     return Either(
         (
             Product((Sum((X, Product((X, X, X), _CUBE))),), scale),

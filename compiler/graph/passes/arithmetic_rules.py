@@ -42,9 +42,9 @@ def add_and_multiply(builder: GraphBuilder, node: Node) -> str | None:
         return None
     least = np.finfo(constant.dtype).tiny
     if node.op == "div" and not np.all((np.abs(constant) > least) & (np.abs(constant) <= 1 / least)):
-        return None  # the reciprocal would be no number, or lose bits
-    # Canonical form: sums and products commute, so constants can merge and fold into weights, which differences and
-    # quotients cannot.
+        return None  # the reciprocal would not be finite, or lose bits
+    # Canonical form: sums and products commute, so constants can merge and fold into weights; differences and quotients
+    # cannot.
     inverse = -constant.astype(np.float64) if node.op == "sub" else 1 / constant.astype(np.float64)
     operand = builder.constant(inverse.astype(constant.dtype), node.inputs[1])
     op = "add" if node.op == "sub" else "mul"
@@ -66,7 +66,7 @@ def remove_neutral(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _is_sum(builder: GraphBuilder, name: str) -> bool:
-    """Whether a value is a sum, as of products, which starts from +0: it is -0 only where a product underflows."""
+    """Whether a value is a sum, as of products, that starts from +0: it is -0 only if a product underflows."""
     node = builder.producer(name)
     while node is not None and node.op in ("reshape", "transpose"):
         node = builder.producer(node.inputs[0])
@@ -74,7 +74,7 @@ def _is_sum(builder: GraphBuilder, name: str) -> bool:
 
 
 _ROUNDS = 4096
-"""From this number on a constant that is added rounds away digits that matter."""
+"""Adding a constant of at least this size rounds away significant digits."""
 
 
 def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
@@ -96,7 +96,7 @@ def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
         # Large numbers that cancel round x to an integer or to zero, on purpose.
         largest = np.maximum(abs(constant), abs(outer))
         lost |= (largest >= _ROUNDS) & (abs(joined) < largest / 2)
-    # What overflows or underflows together need not do so one after the other.
+    # Separate factors may avoid the overflow or underflow of their product.
     if lost.any():
         return None
     both = builder.emit(node.op, [inner.inputs[1], node.inputs[1]], output=node.inputs[1])
@@ -104,7 +104,7 @@ def merge_constants(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def trim_constant(builder: GraphBuilder, node: Node) -> str | None:
-    """A constant operand loses leading axes of extent 1; one number becomes a scalar."""
+    """Drop leading axes of extent 1 of a constant operand; a single number becomes a scalar."""
     if OPS[node.op].kind is not FusionKind.BROADCAST:
         return None
     inputs = list(node.inputs)
@@ -124,7 +124,7 @@ def trim_constant(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def drop_broadcast(builder: GraphBuilder, node: Node) -> str | None:
-    """a + broadcast_to(b) -> a + b when a alone gives the result its shape."""
+    """a + broadcast_to(b) -> a + b if `a` alone has the result's shape."""
     if OPS[node.op].kind is not FusionKind.BROADCAST or len(node.inputs) != 2:
         return None
     for i in range(2):
@@ -152,8 +152,8 @@ def small_power(builder: GraphBuilder, node: Node) -> str | None:
     if abs(power) != 0.5:
         return None
     root = builder.emit("sqrt", [x], name=node.name, output=node.output)
-    one = builder.scalar(1, builder.value(x).dtype)
-    return root if power > 0 else builder.emit("div", [one, root], name=node.name, output=node.output)
+    numerator = builder.scalar(1, builder.value(x).dtype)
+    return root if power > 0 else builder.emit("div", [numerator, root], name=node.name, output=node.output)
 
 
 def mean_of_sum(builder: GraphBuilder, node: Node) -> str | None:
@@ -170,7 +170,7 @@ def mean_of_sum(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def bounds_to_clip(builder: GraphBuilder, node: Node) -> str | None:
-    """min(max(x, low), high) -> clip(x), also where the lower bound is that of relu."""
+    """min(max(x, low), high) -> clip(x), including the lower bound of a relu."""
     source, high = builder.producer(node.inputs[0]), builder.array(node.inputs[1]) if node.op == "minimum" else None
     if source is None or high is None or high.ndim or high.dtype.kind != "f":
         return None
@@ -185,7 +185,7 @@ def bounds_to_clip(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def pad_into_convolution(builder: GraphBuilder, node: Node) -> str | None:
-    """conv2d(pad(x)) -> conv2d(x) with larger pads, when zeros are added to rows and columns alone."""
+    """conv2d(pad(x)) -> conv2d(x) with larger pads, if zeros are added to rows and columns alone."""
     if node.op != "conv2d":
         return None
     source = builder.producer(node.inputs[0])

@@ -9,8 +9,7 @@ class GraphPass(Protocol):
     """A named rewrite of whole graphs that keeps their meaning."""
 
     @property
-    def name(self) -> str:
-        """What messages call the pass."""
+    def name(self) -> str: ...
 
     def apply(self, graph: Graph) -> Graph:
         """The rewritten graph; `graph` itself is unchanged."""

@@ -26,7 +26,7 @@ class ChannelsLast:
     name: str = "channels_last"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with no convolution or pool in NCHW."""
+        """The graph without convolutions or pools in NCHW."""
         return rewrite(graph, _convert)
 
 
@@ -40,7 +40,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     if node.op in _CONVOLUTIONS:
         operands.append(_weight(builder, node))
     if node.op == "conv_transpose2d":
-        # Each result element has one product a channel: no sums overlap, so the convolution is a matrix product.
+        # Each result element has one product per channel: no sums overlap, so the convolution is a matrix product.
         if _is_one_pixel(builder, node):
             return _product(builder, node)
         weight = node.inputs[1]
@@ -67,7 +67,7 @@ def _is_one_pixel(builder: GraphBuilder, node: Node) -> bool:
 
 
 def _product(builder: GraphBuilder, node: Node) -> str:
-    """The transposed convolution of one pixel: its channels times a matrix with a column for each result element."""
+    """The transposed convolution of a pixel: its channels times a matrix with a column for each result element."""
     batch = builder.value(node.inputs[0]).shape[0]
     taken, made, *kernel = builder.value(node.inputs[1]).shape
     last = builder.emit("transpose", [node.inputs[1]], {"perm": (0, 2, 3, 1)})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Attribute, Graph, Node
 
-# Scalars, axes, biases of a layer; equal weights are rare, and comparing them would read every byte of the network.
+# Scalars, axes, biases; equal weights are rare, and comparing them would read every byte of the network.
 _SMALL_BYTES = 4096
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "equal"})
 
@@ -25,7 +25,6 @@ class CommonSubexpressions:
     name: str = "common_subexpressions"
 
     def apply(self, graph: Graph) -> Graph:
-        """The smaller graph."""
         first_constant: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         representative: dict[str, str] = {}
         for name, array in graph.constants.items():

@@ -22,7 +22,6 @@ class FoldBatchNorm:
     name: str = "fold_batch_norm"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph without batch normalization."""
         return rewrite(graph, _convert)
 
 
@@ -41,7 +40,7 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _per_channel(builder: GraphBuilder, op: str, node: Node, x: str, numbers: Doubles) -> str:
-    """`x` op a constant that has one number a channel."""
+    """`x` op a constant with a number per channel."""
     value = builder.value(x)
     column = [-1 if i == node.integer("axis") else 1 for i in range(len(value.shape))]
     operand = builder.constant(numbers.reshape(column).astype(value.dtype), f"{node.output}_{op}")
@@ -49,7 +48,7 @@ def _per_channel(builder: GraphBuilder, op: str, node: Node, x: str, numbers: Do
 
 
 def _written_out(builder: GraphBuilder, node: Node) -> str:
-    """The definition in primitive operators, for statistics that are computed."""
+    """The definition in primitive operators, for computed statistics."""
     x, *statistics = node.inputs
     dtype = builder.value(x).dtype
     column = tuple(-1 if i == node.integer("axis") else 1 for i in range(len(builder.value(x).shape)))

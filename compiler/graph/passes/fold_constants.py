@@ -8,12 +8,11 @@ from retune.compiler.graph.ir import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    """Evaluate whatever does not depend on the inputs; `GraphBuilder` folds each node it emits."""
+    """Evaluate all nodes that do not depend on the inputs; `GraphBuilder` folds each node it emits."""
 
     name: str = "fold_constants"
 
     def apply(self, graph: Graph) -> Graph:
-        """The folded graph."""
         return rewrite(graph, _keep)
 
 

@@ -22,20 +22,19 @@ _PRODUCTS = (*_CONVOLUTIONS, "dense", "batch_matmul")
 
 @dataclass(frozen=True, slots=True)
 class FoldScales:
-    """Fold x * c and x + c into the weights w of a neighboring convolution or product, at most `rounds` times over.
+    """Fold x * c and x + c into the weights w of a neighboring convolution or product, in at most `rounds` rounds.
 
     before: mul(dense(x, w), c)           after: dense(x, w * c)
             mul(add(dense(x, w), b), c)          add(dense(x, w * c), b * c)
             dense(mul(x, c), w)                  dense(x, c' * w)
-            dense(add(x, c), w)                  add(dense(x, w), c @ w)      (not with padding, which is no x)
+            dense(add(x, c), w)                  add(dense(x, w), c @ w)      (not with padding, which is not shifted)
     """
 
     name: str = "fold_scales"
-    # A round moves a constant past one node; the pass ends earlier where nothing changes.
+    # A round moves a constant past one node; the pass stops once nothing changes.
     rounds: int = 8
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with fewer constant operands."""
         for _ in range(self.rounds):
             before = len(graph.nodes), str(graph)
             graph = _once(graph)
@@ -65,7 +64,7 @@ def _once(graph: Graph) -> Graph:
 
 
 def _scaled_after(builder: GraphBuilder, node: Node, *, movable: bool) -> str | None:
-    """A product, or a sum of one and a constant, times the constant second operand."""
+    """A product, or a product plus a constant, times the constant second operand."""
     scale, source = builder.array(node.inputs[1]), builder.producer(node.inputs[0])
     if scale is None or source is None or scale.dtype.kind != "f":
         return None
@@ -107,7 +106,7 @@ def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _shift(op: str, weight: Array, numbers: Doubles) -> Array:
-    """What a product gives for `numbers` alone."""
+    """The product's result for `numbers` alone."""
     shares = np.broadcast_to(numbers, weight.shape) * weight.astype(np.float64)
     if op in _CONVOLUTIONS:
         shift = shares.sum(axis=tuple(range(1, weight.ndim))).reshape(-1, *(1 for _ in weight.shape[2:]))
@@ -130,7 +129,7 @@ def _scaled(weight: Array, factors: Doubles) -> Array:
 
 
 def _for_results(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:
-    """The constant as what to multiply the weight with, when it has a number for each channel of the result."""
+    """The factors of the weight for a constant with a number per channel of the result."""
     weight = builder.array(product.inputs[1]) if product.op in (*_PRODUCTS, _TRANSPOSED) else None
     if weight is None:
         return None
@@ -139,12 +138,12 @@ def _for_results(builder: GraphBuilder, product: Node, constant: Array) -> Doubl
     numbers = _along(constant, result, 1 if first else len(result) - 1)
     if numbers is None or not first:
         return numbers
-    made = 1 if product.op == _TRANSPOSED else 0
-    return numbers.reshape([-1 if place == made else 1 for place in range(weight.ndim)])
+    channel_axis = 1 if product.op == _TRANSPOSED else 0
+    return numbers.reshape([-1 if axis == channel_axis else 1 for axis in range(weight.ndim)])
 
 
 def _for_operands(builder: GraphBuilder, product: Node, constant: Array) -> Doubles | None:
-    """The constant as what to multiply the weight with, when it has a number for each channel of the first operand."""
+    """The factors of the weight for a constant with a number per channel of the first operand."""
     x, weight = (builder.value(name).shape for name in product.inputs)
     if product.op not in _CONVOLUTIONS:
         numbers = _along(constant, x, len(x) - 1)
@@ -162,10 +161,10 @@ def _for_operands(builder: GraphBuilder, product: Node, constant: Array) -> Doub
 
 
 def _along(constant: Array, shape: tuple[int, ...], axis: int) -> Doubles | None:
-    """The numbers of a constant that has one, or one for each place along `axis`, when it is combined with `shape`."""
+    """The numbers of a constant with one number, or with one per index along `axis`, when combined with `shape`."""
     if constant.ndim > len(shape):
         return None
     whole = (*(1 for _ in range(len(shape) - constant.ndim)), *constant.shape)
-    if any(extent != 1 for place, extent in enumerate(whole) if place != axis) or whole[axis] not in (1, shape[axis]):
+    if any(extent != 1 for index, extent in enumerate(whole) if index != axis) or whole[axis] not in (1, shape[axis]):
         return None
     return np.asarray(constant, np.float64).reshape(-1)

@@ -10,7 +10,7 @@ from retune.compiler.graph.passes.patterns import Match, Named, Pattern
 Write = Callable[[GraphBuilder, Match, Node], str]
 
 X = Named("x")
-"""What the operator is applied to, in every pattern."""
+"""The operator's argument, in every pattern."""
 
 
 def _always(match: Match) -> bool:
@@ -31,8 +31,6 @@ class Form:
 
 
 def unary(op: str) -> Write:
-    """Writes an operator of `x` without attributes."""
-
     def write(builder: GraphBuilder, match: Match, node: Node) -> str:
         return builder.emit(op, [match.values["x"]], name=node.name, output=node.output)
 

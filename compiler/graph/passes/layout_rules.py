@@ -36,15 +36,15 @@ _ALONG_AXIS = ("softmax", "log_softmax")
 _NORMALIZATIONS = ("normalize", "group_normalize")
 
 _BY_TABLES = ("gather", "resample")
-"""Operators whose operands but the first are tables, in no order of axes."""
+"""Operators whose operands after the first are tables, independent of the axis order."""
 
 _LEAST_ROW = 16
-"""Elements of a row that is worth moving as a whole."""
+"""Least elements of a row that is worth moving as a unit."""
 _FARTHEST = 128
-"""Values that are looked at to find out whether a product is behind one."""
+"""Most values visited in the search for a product."""
 _MOST_REPEATED = 1 << 18
-"""Elements of a constant that is repeated so that what it is combined with joins a product; its own kernel would
-read and write as many.
+"""Most elements of a repeated constant that lets its reader join a product; a separate kernel would read and write as
+many.
 """
 
 
@@ -60,14 +60,14 @@ def _transpose(builder: GraphBuilder, x: str, perm: tuple[int, ...], wish: str) 
 
 
 def _moves_units_only(shape: tuple[int, ...], perm: tuple[int, ...]) -> bool:
-    """Whether a transpose leaves the row-major order of the elements as it is."""
+    """Whether a transpose keeps the row-major order of the elements."""
     moved = [axis for axis in perm if shape[axis] != 1]
     # Axes of extent 1 contribute nothing to an element's address.
     return moved == sorted(moved)
 
 
 def merge_transposes(builder: GraphBuilder, node: Node) -> str | None:
-    """transpose(transpose(x)) -> one or none; a transpose that moves nothing -> x."""
+    """transpose(transpose(x)) -> one transpose or none; a transpose that moves nothing -> x."""
     if node.op != "transpose":
         return None
     x, perm = node.inputs[0], node.ints("perm")
@@ -82,7 +82,7 @@ def merge_transposes(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def transpose_to_reshape(builder: GraphBuilder, node: Node) -> str | None:
-    """A transpose that moves axes of extent 1 alone -> reshape. Not among the rules that let transposes sink."""
+    """A transpose that moves only axes of extent 1 -> reshape. Not among the rules that sink transposes."""
     if node.op != "transpose":
         return None
     shape, perm = builder.value(node.inputs[0]).shape, node.ints("perm")
@@ -107,25 +107,25 @@ def merge_reshapes(builder: GraphBuilder, node: Node) -> str | None:
 def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
     """f(reshape(x)) -> reshape(f(x)) for element-wise f.
 
-    With more operands: all reshaped alike, or the others constants; or anything, when x is a product, which f can
-    then join. What is combined with x gets the shape that it needs for that.
+    With more operands: all reshaped alike, or the others constant; or any others, if x is a product, which f can then
+    join. The other operands get the shape that they need for that.
     """
     if OPS[node.op].kind not in (FusionKind.ELEMENTWISE, FusionKind.BROADCAST):
         return None
-    for place, name in enumerate(node.inputs):
+    for index, name in enumerate(node.inputs):
         source = builder.producer(name)
         if source is None or source.op != "reshape":
             continue
         x, shape = builder.value(source.inputs[0]), source.ints("shape")
-        others = [*node.inputs[:place], *node.inputs[place + 1 :]]
+        others = [*node.inputs[:index], *node.inputs[index + 1 :]]
         free = _is_product(builder, x.name) and not any(
-            _is_product(builder, other) and _takes_first(builder, other, x.name, is_before=number < place)
+            _is_product(builder, other) and _takes_first(builder, other, x.name, is_before=number < index)
             for number, other in enumerate(others)
         )
-        if place and not free:
+        if index and not free:
             continue
         before = [_before_reshape(builder, other, x, shape, free=free) for other in others]
-        operands = [operand for operand in (*before[:place], x.name, *before[place:]) if operand is not None]
+        operands = [operand for operand in (*before[:index], x.name, *before[index:]) if operand is not None]
         if len(operands) < len(node.inputs):
             continue
         result = builder.emit(node.op, operands, node.attrs, name=node.name, output=node.output)
@@ -134,7 +134,7 @@ def sink_reshape(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def sink_reshape_of_rows(builder: GraphBuilder, node: Node) -> str | None:
-    """softmax(reshape(x)) -> reshape(softmax(x)) along the last axis, where the reshape keeps that axis."""
+    """softmax(reshape(x)) -> reshape(softmax(x)) along the last axis, if the reshape keeps that axis."""
     source = builder.producer(node.inputs[0]) if node.op in _ALONG_AXIS else None
     if source is None or source.op != "reshape":
         return None
@@ -147,7 +147,7 @@ def sink_reshape_of_rows(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _is_product(builder: GraphBuilder, name: str) -> bool:
-    """Whether a value is a convolution or product, or what a few element-wise operators and reshapes make of one."""
+    """Whether a value is a convolution or product, or made from one by a few element-wise operators and reshapes."""
     seen, stack = {name}, [name]
     # Bounded depth-first search: the rule is tried at every node, so an unbounded search would be quadratic in the
     # length of a chain.
@@ -166,15 +166,15 @@ def _is_product(builder: GraphBuilder, name: str) -> bool:
 
 
 def _takes_first(builder: GraphBuilder, other: str, name: str, *, is_before: bool) -> bool:
-    """Whether of two products that an operator reads `other` can take it, rather than `name`: the one that is computed
-    from the other, as beside the shortcut of a residual block, since the operator waits for it; else the first operand.
+    """Whether an operator of two products joins `other` rather than `name`: the product computed from the other (as
+    beside the shortcut of a residual block) since the operator waits for it; else the first operand.
     """
-    one, two = (_unreshaped(builder, each) for each in (other, name))
-    return not _computes(builder, one, two) if is_before else _computes(builder, two, one)
+    source, other_source = (_skip_reshapes(builder, value) for value in (other, name))
+    return not _computes(builder, source, other_source) if is_before else _computes(builder, other_source, source)
 
 
-def _unreshaped(builder: GraphBuilder, name: str) -> str:
-    """The value that reshapes show."""
+def _skip_reshapes(builder: GraphBuilder, name: str) -> str:
+    """The value before all reshapes."""
     node = builder.producer(name)
     while node is not None and node.op == "reshape":
         name = node.inputs[0]
@@ -183,7 +183,7 @@ def _unreshaped(builder: GraphBuilder, name: str) -> str:
 
 
 def _computes(builder: GraphBuilder, name: str, later: str) -> bool:
-    """Whether a value is computed from `name`, within some distance."""
+    """Whether a value is computed from `name`, within `_FARTHEST` values."""
     seen, queue = {later}, deque([later])
     while queue and name not in seen and len(seen) <= _FARTHEST:
         node = builder.producer(queue.popleft())
@@ -194,10 +194,10 @@ def _computes(builder: GraphBuilder, name: str, later: str) -> bool:
 
 
 def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int, ...], *, free: bool) -> str | None:
-    """What to combine with `x` so that reshaping the result to `shape` is as combining with `name` afterwards.
+    """The operand for `x` such that combining, then reshaping to `shape`, equals reshaping, then combining with `name`.
 
-    Unless it is `free` to reshape what is computed, only constants are, and what was reshaped from that very shape. A
-    constant that no shape broadcasts as needed is then repeated, where that is not too much.
+    Unless `free`, only constants are reshaped, and values that were reshaped from that very shape. A constant that no
+    shape broadcasts as needed is repeated, up to a limit.
     """
     source = builder.producer(name)
     if source is not None and source.op == "reshape" and source.ints("shape") == shape:
@@ -220,53 +220,53 @@ def _before_reshape(builder: GraphBuilder, name: str, x: Value, shape: tuple[int
 
 
 def sink_transpose_of_reshape(builder: GraphBuilder, node: Node) -> str | None:
-    """reshape(transpose(x)) -> transpose(reshape(x)), where axes that are merged or split lie side by side in x."""
+    """reshape(transpose(x)) -> transpose(reshape(x)), if merged or split axes are adjacent in x."""
     source = builder.producer(node.inputs[0]) if node.op == "reshape" else None
     if source is None or source.op != "transpose":
         return None
     x = builder.value(source.inputs[0])
-    found = transposed_reshape(x.shape, source.ints("perm"), node.ints("shape"))
-    if found is None:
+    swapped = transposed_reshape(x.shape, source.ints("perm"), node.ints("shape"))
+    if swapped is None:
         return None
-    shape, perm = found
+    shape, perm = swapped
     result = builder.emit("reshape", [x.name], {"shape": shape}, name=node.name, output=node.output)
     return _transpose(builder, result, perm, node.output)
 
 
 def move_rows_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
-    """reshape(transpose(x)) -> transpose(reshape(transpose(x))), of which the inner transpose moves rows of x and the
-    outer one their axis, which can then sink.
+    """reshape(transpose(x)) -> transpose(reshape(transpose(x))): the inner transpose moves rows of x, the outer one
+    their axis, which can then sink.
     """
     source = builder.producer(node.inputs[0]) if node.op == "reshape" else None
     if source is None or source.op != "transpose":
         return None
     x = builder.value(source.inputs[0])
-    found = rows_first(x.shape, source.ints("perm"), node.ints("shape")) if x.shape[-1] >= _LEAST_ROW else None
-    if found is None:
+    moves = rows_first(x.shape, source.ints("perm"), node.ints("shape")) if x.shape[-1] >= _LEAST_ROW else None
+    if moves is None:
         return None
-    first, shape, perm = found
+    first, shape, perm = moves
     moved = _transpose(builder, x.name, first, source.output)
     result = builder.emit("reshape", [moved], {"shape": shape}, name=node.name, output=node.output)
     return _transpose(builder, result, perm, node.output)
 
 
 def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
-    """normalize(reshape(transpose(x))) -> reshape(group_normalize(transpose(x))), where the reshape splits channels
-    into groups; a plain normalize where it only merges axes. The transpose can then sink.
+    """normalize(reshape(transpose(x))) -> reshape(group_normalize(transpose(x))), if the reshape splits channels into
+    groups; a plain normalize if it only merges axes. The transpose can then sink.
     """
     source = builder.producer(node.inputs[0]) if node.op == "normalize" else None
     moved = None if source is None or source.op != "reshape" else builder.producer(source.inputs[0])
     if source is None or moved is None or moved.op != "transpose":
         return None
     shape, after = builder.value(moved.output).shape, builder.value(source.output).shape
-    found = _normalized_axes(shape, after, node.ints("axes"))
-    if found is None:
+    normalized = _normalized_axes(shape, after, node.ints("axes"))
+    if normalized is None:
         return None
-    axes, groups = found
+    axes, groups = normalized
     if not axes or len(groups) > 1 or (groups and not node.flag("centred")):
         return None
-    # Rows that lie alike before and after the transpose, as those of windows, gain nothing: what else reads it would
-    # need one of its own.
+    # Rows in the same order before and after the transpose, as those of windows, gain nothing: other readers would need
+    # a transpose of their own.
     if not groups and all(moved.ints("perm")[axis] == axis for axis in axes):
         return None
     op, attrs = "normalize", {**node.attrs, "axes": axes}
@@ -278,24 +278,24 @@ def normalize_before_reshape(builder: GraphBuilder, node: Node) -> str | None:
 def _normalized_axes(
     before: tuple[int, ...], after: tuple[int, ...], axes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], dict[int, int]] | None:
-    """The axes of `before` of which `axes` of `after` have all, and the number of groups of those of which they have
-    the inner part; None where they have another part of one.
+    """The axes of `before` that `axes` of `after` cover, and the number of groups for axes whose inner part they cover;
+    None if they cover another part of an axis.
     """
-    found = common_factors(before, after)
-    if found is None:
+    common = common_factors(before, after)
+    if common is None:
         return None
-    factors, of_before, of_after = found
-    inside = {place for axis in axes for place in of_after[axis]}
+    factors, of_before, of_after = common
+    inside = {index for axis in axes for index in of_after[axis]}
     whole: list[int] = []
     groups: dict[int, int] = {}
-    for axis, places in enumerate(of_before):
-        outer = [place for place in places if place not in inside]
-        if outer != list(places[: len(outer)]):
+    for axis, indices in enumerate(of_before):
+        outer = [index for index in indices if index not in inside]
+        if outer != list(indices[: len(outer)]):
             return None
-        if places and not outer:
+        if indices and not outer:
             whole.append(axis)
-        elif len(outer) < len(places):
-            groups[axis] = prod(factors[place] for place in outer)
+        elif len(outer) < len(indices):
+            groups[axis] = prod(factors[index] for index in outer)
     return tuple(whole), groups
 
 
@@ -328,7 +328,7 @@ def sink_transpose(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _untransposed(builder: GraphBuilder, name: str, perm: tuple[int, ...]) -> str | None:
-    """A value whose transpose by `perm` is `name` and that costs nothing to compute, or None."""
+    """A free-to-compute value whose transpose by `perm` is `name`, or None."""
     source, value = builder.producer(name), builder.value(name)
     if source is not None and source.op == "transpose" and source.ints("perm") == perm:
         return source.inputs[0]
@@ -369,7 +369,7 @@ def _moved_attributes(node: Node, perm: tuple[int, ...]) -> tuple[dict[str, Attr
 
 
 def _by_axis(node: Node, perm: tuple[int, ...], tables: Sequence[str]) -> list[str]:
-    """The tables of a resampling, a pair for each axis, in the order of the axes of the untransposed operand."""
+    """The tables of a resampling, a pair per axis, in the order of the untransposed operand's axes."""
     pairs = sorted(zip((perm[axis] for axis in node.ints("axes")), tables[::2], tables[1::2], strict=True))
     return [table for _, *pair in pairs for table in pair]
 
@@ -395,7 +395,7 @@ def transpose_into_weights(builder: GraphBuilder, node: Node) -> str | None:
     return builder.emit(node.op, [x, operand], name=node.name, output=node.output)
 
 
-# Order matters: merging and removing come first, so that nothing sinks past what would have cancelled it.
+# Order matters: merging and removing come first, so that nothing sinks past a change that would have cancelled it.
 LAYOUT_RULES = (
     merge_transposes,
     merge_reshapes,

@@ -1,6 +1,6 @@
-"""Multiplies constant matrices ahead: two products, or convolutions, with nothing but a shift between them become one.
+"""Multiplies constant matrices ahead: two products or convolutions with at most a shift between them become one.
 
-Products associate, x (A B) = (x A) B, and what multiplies less is kept.
+Products associate, x (A B) = (x A) B; the form with fewer multiplications is kept.
 """
 
 import math
@@ -20,12 +20,14 @@ _CONVOLUTIONS = ("conv2d", "conv3d")
 _CHANNELS_LAST = tuple(last for _, last in LAYOUTS.values())
 
 _LARGEST_SHARE = 0.8
-"""Products that may be left; more save less than another rounding of the weights is worth."""
+"""Largest share of the multiplications after merging; a smaller gain does not justify another rounding of the
+weights.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeProducts:
-    """Merge a channels-last convolution or product with the 1x1 convolution or product that alone reads its result.
+    """Merge a channels-last convolution or product with the 1x1 convolution or product that is its only reader.
 
     before: y = dense(dense(x, a) + shift, b)
     after:  y = dense(x, a b) + shift b
@@ -36,15 +38,14 @@ class MergeProducts:
     name: str = "merge_products"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with fewer products."""
         producers, consumers = graph.producers(), graph.consumers()
         merged: set[str] = set()
         for node in graph.nodes:
             chain = _chain(producers.get, graph.constants.__contains__, node)
             alone = chain is not None and all(
-                len(consumers[one.output]) == 1 and one.output not in graph.outputs for one in chain
+                len(consumers[link.output]) == 1 and link.output not in graph.outputs for link in chain
             )
-            # Of three in a row the first two are merged.
+            # In a chain of three the first two are merged.
             if chain is not None and alone and chain[-1].output not in merged and _pays(graph, chain, node):
                 merged.add(node.output)
 
@@ -62,15 +63,15 @@ def _chain(
     """
     if not _is_linear(second) or not is_constant(second.inputs[1]):
         return None
-    found: list[Node] = []
+    links: list[Node] = []
     node = producer(second.inputs[0])
     while node is not None and not is_product(node):
-        is_shift = node.op == "add" and is_constant(node.inputs[1]) and all(one.op != "add" for one in found)
+        is_shift = node.op == "add" and is_constant(node.inputs[1]) and all(link.op != "add" for link in links)
         if not is_shift and node.op != "reshape":
             return None
-        found.append(node)
+        links.append(node)
         node = producer(node.inputs[0])
-    return (*found, node) if node is not None and is_constant(node.inputs[1]) else None
+    return (*links, node) if node is not None and is_constant(node.inputs[1]) else None
 
 
 def is_product(node: Node) -> bool:
@@ -81,19 +82,19 @@ def is_product(node: Node) -> bool:
 
 
 def _is_linear(node: Node) -> bool:
-    """Whether a product computes each row, or pixel, from that one alone, as far as its attributes say."""
+    """Whether a product computes each row, or pixel, from the same row alone, by its attributes."""
     if node.op == "dense":
         return True
     return is_product(node) and {*node.ints("strides")} == {1} and not any(node.ints("pads"))
 
 
 def _pays(graph: Graph, chain: tuple[Node, ...], second: Node) -> bool:
-    """Whether one product multiplies less than both, and the axis between them stays whole."""
+    """Whether the merged product multiplies less than both, and the axis between them stays whole."""
     before, after = graph.values[chain[-1].inputs[1]], graph.values[second.inputs[1]]
     between = after.shape[-2]
-    is_whole = all(graph.values[one.output].shape[-1:] == (between,) for one in chain)
-    shifts = [graph.values[one.inputs[1]] for one in chain if one.op == "add"]
-    by_column = all(one.size == 1 or (one.size == between and one.shape[-1] == between) for one in shifts)
+    is_whole = all(graph.values[link.output].shape[-1:] == (between,) for link in chain)
+    shifts = [graph.values[link.inputs[1]] for link in chain if link.op == "add"]
+    by_column = all(shift.size == 1 or (shift.size == between and shift.shape[-1] == between) for shift in shifts)
     floats = before.dtype == after.dtype and is_float(before.dtype)
     if not (is_whole and by_column and floats and math.prod(after.shape[:-2]) == 1):
         return False
@@ -112,21 +113,21 @@ def _merge(builder: GraphBuilder, second: Node) -> str:
     product = _times(ahead, matrix)
     rows = builder.value(second.inputs[0]).shape[:-1]
     if first.op == "dense":
-        # Rows alone matter, so the second's form does as well, and its result needs no other shape.
+        # Only rows matter, so the second product's form works as well, and its result needs no other shape.
         x = reshaped(builder, first.inputs[0], (*rows, ahead.shape[0]))
         name = builder.constant(product.reshape(*weight.shape[:-2], *product.shape), first.inputs[1])
         result = builder.emit(second.op, [x, name], second.attrs, name=second.name, output=second.output)
     else:
         name = builder.constant(product, first.inputs[1])
         result = builder.emit(first.op, [first.inputs[0], name], first.attrs, name=second.name, output=second.output)
-    for one in chain:
-        if one.op == "add":
-            shift = np.broadcast_to(np.asarray(builder.array(one.inputs[1])).ravel(), matrix.shape[:1])
-            result = builder.emit("add", [result, builder.constant(_times(shift, matrix), one.inputs[1])])
+    for link in chain:
+        if link.op == "add":
+            shift = np.broadcast_to(np.asarray(builder.array(link.inputs[1])).ravel(), matrix.shape[:1])
+            result = builder.emit("add", [result, builder.constant(_times(shift, matrix), link.inputs[1])])
     return reshaped(builder, result, (*rows, weight.shape[-1]))
 
 
-def _times(one: Array, matrix: Array) -> Array:
+def _times(left: Array, matrix: Array) -> Array:
     # In float64 and rounded once.
-    both = [one, matrix]
-    return memoized(_times.__name__, both, lambda: (one.astype(np.float64) @ matrix).astype(one.dtype))
+    both = [left, matrix]
+    return memoized(_times.__name__, both, lambda: (left.astype(np.float64) @ matrix).astype(left.dtype))

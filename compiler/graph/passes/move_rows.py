@@ -1,6 +1,6 @@
-"""Moves copies of whole rows, as those into windows, before the normalization of these rows.
+"""Moves copies of whole rows, such as into windows, before the normalization of these rows.
 
-The kernel of the normalization then reads the rows where they lie, and no kernel copies them.
+The normalization's kernel then reads the moved rows directly, and no kernel copies them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from retune.compiler.graph.passes.views import reshaped
 _MOVES = ("reshape", "slice", "transpose", "concat")
 _SCALES = ("mul", "add")
 _MOST_MOVES = 32
-"""More than that is no window or roll."""
+"""Windows and rolls have fewer moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRows:
-    """Normalize rows after they are moved, where nothing else reads them as they lay before.
+    """Normalize rows after they are moved, if nothing else reads the unmoved rows.
 
     before: y = transpose(reshape(normalize(x) * scale + shift))
     after:  y = normalize(transpose(reshape(x))) * scale + shift
@@ -27,7 +27,6 @@ class MoveRows:
     name: str = "move_rows"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with normalizations after moves."""
         consumers = graph.consumers()
         moved = {_last_move(graph, consumers, node) for node in graph.nodes if node.op == "normalize"}
 
@@ -38,9 +37,7 @@ class MoveRows:
 
 
 def _last_move(graph: Graph, consumers: Mapping[str, Sequence[Node]], norm: Node) -> str | None:
-    """The one value that is read of the moved rows of a normalization, if anything moves them and nothing else reads
-    them.
-    """
+    """The only read value among the moved rows of a normalization, if they are moved and have no other reader."""
     shape = graph.values[norm.output].shape
     if norm.ints("axes") != (len(shape) - 1,):
         return None
@@ -58,17 +55,17 @@ def _last_move(graph: Graph, consumers: Mapping[str, Sequence[Node]], norm: Node
     read = [
         name
         for name in (rows, *inside)
-        if name in graph.outputs or any(one.output not in inside for one in consumers.get(name, ()))
+        if name in graph.outputs or any(reader.output not in inside for reader in consumers.get(name, ()))
     ]
     is_moved = any(move.op in ("transpose", "concat") for move in moves)
     if not is_moved or len(read) != 1 or read[0] == rows:
         return None
-    # Rows that are there twice would be normalized twice.
+    # Duplicated rows would be normalized twice.
     return read[0] if graph.values[read[0]].size <= graph.values[rows].size else None
 
 
 def _scale_of(graph: Graph, readers: Sequence[Node]) -> str | None:
-    """The result of the only reader, where that combines all rows with the same constant."""
+    """The result of the only reader, if it combines all rows with the same constant."""
     if len(readers) != 1 or readers[0].op not in _SCALES:
         return None
     (rows, name), shape = readers[0].inputs, graph.values[readers[0].output].shape
@@ -79,7 +76,7 @@ def _scale_of(graph: Graph, readers: Sequence[Node]) -> str | None:
 
 
 def _keeps_rows(graph: Graph, node: Node) -> bool:
-    """Whether a node's rows, along the last axis, are rows of its operands."""
+    """Whether the rows of a node's result, along the last axis, are rows of its operands."""
     shape, before = graph.values[node.output].shape, graph.values[node.inputs[0]].shape
     if not shape or not before or shape[-1] != before[-1]:
         return False
@@ -94,21 +91,23 @@ def _keeps_rows(graph: Graph, node: Node) -> bool:
 
 
 def _normalized_later(builder: GraphBuilder, last: Node) -> str:
-    """What `last`, the last move, gives: the moved rows, normalized."""
+    """The result of `last`, the last move: the moved rows, normalized."""
     rows = last.inputs[0]
     while (move := builder.producer(rows)) is not None and move.op in _MOVES:
         rows = move.inputs[0]
     norm, *scales = _scales(builder, rows)
-    known = {rows: norm.inputs[0]}
+    moved_values = {rows: norm.inputs[0]}
 
     def moved(name: str) -> str:
-        """The value as it is where the moves come first."""
+        """The value with the moves before the normalization."""
         node = builder.producer(name)
-        if name not in known and node is not None:
-            known[name] = builder.emit(node.op, [moved(one) for one in node.inputs], node.attrs, name=node.name)
-        return known[name]
+        if name not in moved_values and node is not None:
+            moved_values[name] = builder.emit(
+                node.op, [moved(operand) for operand in node.inputs], node.attrs, name=node.name
+            )
+        return moved_values[name]
 
-    result = builder.emit(last.op, [moved(one) for one in last.inputs], last.attrs, name=last.name)
+    result = builder.emit(last.op, [moved(operand) for operand in last.inputs], last.attrs, name=last.name)
     rank, width = len(builder.value(result).shape), builder.value(result).shape[-1]
     result = builder.emit("normalize", [result], {**norm.attrs, "axes": (rank - 1,)}, name=norm.name)
     for node in scales:
@@ -119,10 +118,10 @@ def _normalized_later(builder: GraphBuilder, last: Node) -> str:
 
 
 def _scales(builder: GraphBuilder, rows: str) -> list[Node]:
-    """A normalization and what combines its rows with constants, up to the value `rows`."""
-    found: list[Node] = []
-    while not found or found[0].op != "normalize":
-        node = builder.producer(found[0].inputs[0] if found else rows)
+    """A normalization and the nodes that combine its rows with constants, up to the value `rows`."""
+    chain: list[Node] = []
+    while not chain or chain[0].op != "normalize":
+        node = builder.producer(chain[0].inputs[0] if chain else rows)
         assert node is not None, "moves end at a normalization"
-        found.insert(0, node)
-    return found
+        chain.insert(0, node)
+    return chain

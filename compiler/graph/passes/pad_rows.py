@@ -1,8 +1,7 @@
 """Pads the rows of products that no register tile divides, such as the 197 tokens of a vision transformer.
 
 It begins at products with weights, and at the scores of attention: rotary embeddings cut tokens off and join them again
-in between.
-Whatever follows row by row is computed on the padded rows too. Only padding elements are computed from padding
+in between. Row-wise operators that follow work on the padded rows too. Only padding elements are computed from padding
 elements, and graph outputs are not padded. A softmax along a padded axis sees minus infinity in the padding and writes
 zeros, which a product may sum over.
 """
@@ -22,35 +21,34 @@ _TILES = range(4, 9)
 strips of several vectors.
 """
 _FEW = 14
-"""So many rows are a tile of their own."""
+"""Fewer rows form a single tile."""
 # At most 1 / 32 more work: less than an uneven tile loses. 197 rows become 200.
 _LANES, _SPARE = 8, 32
-"""Rows become a multiple of `_LANES`, which are whole vectors too, where that makes 1 of `_SPARE` more at the most."""
-# A row takes part in as many multiply-adds as the other operand has elements, here 64 x 64, for one copy of itself.
+"""Rows become a multiple of `_LANES`, which are whole vectors too, if that adds at most 1 in `_SPARE`."""
+# A row takes part in as many multiply-adds as the other operand has elements, here 64 x 64, for one copy of the row.
 _WORTHWHILE = 2**12
 """Elements of the other operand from which on a product repays a copy of its rows."""
 _WORTHWHILE_SCORES = 2**14
-"""The same of attention, whose smaller tiles at the ends cost less than copies of up to 200 tokens of 64 numbers."""
+"""The same for attention: its smaller end tiles cost less than copies of up to 200 tokens of 64 numbers."""
 _POINTWISE = (FusionKind.ELEMENTWISE, FusionKind.BROADCAST)
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 Extents = Mapping[int, int]
-"""How many elements there are along some axes."""
+"""Number of elements along some axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PadRows:
     """Pad the rows of products, and of row-wise operators after them, to an extent that register tiles divide.
 
-        before: y = dense(x[197, K], w)        after: y = slice(dense(pad(x)[200, K], w), 0:197)
+    before: y = dense(x[197, K], w)        after: y = slice(dense(pad(x)[200, K], w), 0:197)
 
-    No pad is needed where x itself is computed padded, and the slice is a view of the same buffer.
+    No pad is needed if x itself is computed padded, and the slice is a view of the same buffer.
     """
 
     name: str = "pad_rows"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with lengthened values between its inputs and outputs."""
         consumers = graph.consumers()
         odd = {node.output: axes for node in graph.nodes if (axes := _odd_rows(graph, consumers, node))}
         if not odd:
@@ -64,8 +62,8 @@ class PadRows:
 
 
 def even(extent: int) -> int:
-    """The extent itself where a tile divides it, else the next multiple of `_LANES`, or if that is far the next one
-    that a tile divides.
+    """`extent` if a tile divides it, else the next multiple of `_LANES`, or if that is too far the next number that a
+    tile divides.
     """
     # Ends: 4 divides one of any four successive numbers.
     divided = next(longer for longer in range(extent, 2 * extent) if any(longer % tile == 0 for tile in _TILES))
@@ -74,36 +72,38 @@ def even(extent: int) -> int:
 
 
 def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node) -> dict[int, int]:
-    """The axis of an operand's rows, by the operand's place, where a product repays a longer copy of them."""
+    """The axis of an operand's rows, by the operand's index, if a product repays a longer copy of them."""
     words = _words(node)
     if words is not None and node.op == "dense":
-        places, least = [0], _WORTHWHILE
-    # Where the second operand of scores is read across its rows, no tile has a use for more of them.
+        operands, least = [0], _WORTHWHILE
+    # If the second operand of scores is read across its rows, no tile profits from more of them.
     elif words is not None and words[1][-1:] == words[2][-1:] != "" and _are_scores(graph, consumers, node):
-        places, least = [0, 1], _WORTHWHILE_SCORES  # columns are rows of the second operand
+        operands, least = [0, 1], _WORTHWHILE_SCORES  # columns are rows of the second operand
     else:
         return {}
-    return {place: axis for place in places if (axis := _odd_axis(graph, node, words, place, least)) is not None}
+    return {
+        operand: axis for operand in operands if (axis := _odd_axis(graph, node, words, operand, least)) is not None
+    }
 
 
-def _odd_axis(graph: Graph, node: Node, words: Sequence[str], place: int, least: int) -> int | None:
-    """The axis along which an operand is worth a longer copy, if there is one; `least` are the elements of the other
-    operand from which on one is.
+def _odd_axis(graph: Graph, node: Node, words: Sequence[str], operand: int, least: int) -> int | None:
+    """The axis along which an operand is worth a longer copy, if any; `least` are the elements of the other operand
+    that repay a copy.
     """
-    ours, others = words[place], words[1 - place]
-    value, other = (graph.values[node.inputs[each]] for each in (place, 1 - place))
+    letters, other_letters = words[operand], words[1 - operand]
+    value, other = (graph.values[node.inputs[index]] for index in (operand, 1 - operand))
     # Letters of all three words number products that are computed apart.
-    apart = {*ours} & {*words[2]}
-    size = prod(extent for letter, extent in zip(others, other.shape, strict=True) if letter not in apart)
-    found = [axis for axis, letter in enumerate(ours) if letter not in others]
-    if len(found) != 1 or size < least or value.dtype not in _FLOATS or value.name in graph.constants:
+    apart = {*letters} & {*words[2]}
+    size = prod(extent for letter, extent in zip(other_letters, other.shape, strict=True) if letter not in apart)
+    own_axes = [axis for axis, letter in enumerate(letters) if letter not in other_letters]
+    if len(own_axes) != 1 or size < least or value.dtype not in _FLOATS or value.name in graph.constants:
         return None
-    rows = value.shape[found[0]]
-    return found[0] if rows > _FEW and even(rows) != rows else None
+    rows = value.shape[own_axes[0]]
+    return own_axes[0] if rows > _FEW and even(rows) != rows else None
 
 
 def _are_scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node) -> bool:
-    """Whether all that becomes of a product is the argument of a softmax along its columns."""
+    """Whether a product has only the use as argument of a softmax along its columns."""
     rank = len(graph.values[node.output].shape)
     while len(readers := consumers.get(node.output, ())) == 1 and node.output not in graph.outputs:
         node = readers[0]
@@ -116,7 +116,7 @@ def _are_scores(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Nod
 
 
 def _words(node: Node) -> tuple[str, str, str] | None:
-    """The letters of the axes of a product's operands and result: those that only operands have are summed over."""
+    """The letters of the axes of a product's operands and result: letters only in operands are summed over."""
     match node.op:
         case "contract":
             return node.text("left"), node.text("right"), node.text("result")
@@ -129,8 +129,8 @@ def _words(node: Node) -> tuple[str, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Long:
-    """A padded value of the new graph: its elements along `extents`; past the original end of the axes `zero`
-    they are zeros.
+    """A padded value of the new graph: its elements along `extents`; past the original end of the axes `zero` they are
+    zeros.
     """
 
     name: str
@@ -154,15 +154,15 @@ class _Rewriter:
         self.exact.update({value.name: value.name for value in self.graph.inputs})
 
     def add(self, node: Node) -> None:
-        """Compute the node on longer operands where it treats rows one by one, else on exact ones."""
-        found = self._lengthened(node)
-        if found is not None:
-            self._long[node.output] = found
+        """Compute the node on longer operands if it works row by row, else on exact ones."""
+        padded = self._lengthened(node)
+        if padded is not None:
+            self._long[node.output] = padded
         else:
             self.exactly(node.output)
 
     def exactly(self, name: str) -> str:
-        """The new value that is the old one. What only moves elements moves the exact ones."""
+        """The new value equal to the old one. A node that only moves elements moves the exact ones."""
         if name not in self.exact:
             long, node = self._long.get(name), self._nodes[name]
             if long is not None and node.op not in ("reshape", "transpose"):
@@ -177,7 +177,7 @@ class _Rewriter:
         return self.builder.emit("slice", [long.name], attrs, output=wish)
 
     def _with(self, name: str, extents: Extents, zero: frozenset[int] = frozenset()) -> str:
-        """The new value with these extents and those of the old one, and zeros past the end of the axes `zero`."""
+        """The new value with these extents besides the old ones, and zeros past the end of the axes `zero`."""
         if not extents:
             return self.exactly(name)
         long = self._long.get(name)
@@ -193,22 +193,22 @@ class _Rewriter:
         return padded
 
     def _lengthened(self, node: Node) -> _Long | None:
-        """The node's result with more rows; None where its operands have none, or it does not treat rows alone."""
+        """The node's result with more rows; None if its operands are not longer, or it does not work row by row."""
         if any(self.graph.values[name].dtype not in _FLOATS for name in (*node.inputs, node.output)):
             return None
-        for place, axis in self.odd.get(node.output, {}).items():
-            name = node.inputs[place]
+        for index, axis in self.odd.get(node.output, {}).items():
+            name = node.inputs[index]
             if name not in self._long:
                 self._with(name, {axis: even(self.graph.values[name].shape[axis])})
         extents: dict[int, int] = {}
         zero: set[int] = set()
-        for place, operand in enumerate(node.inputs):
+        for index, operand in enumerate(node.inputs):
             for axis, extent in self._extents(operand).items():
-                kept = self._kept(node, place, axis)
-                if kept is not None:
-                    extents[kept] = extent
+                result_axis = self._kept(node, index, axis)
+                if result_axis is not None:
+                    extents[result_axis] = extent
                     if node.op in ("reshape", "transpose") and axis in self._long[operand].zero:
-                        zero.add(kept)
+                        zero.add(result_axis)
         along = node.integer("axis") if node.op == "softmax" else -1
         if along in self._extents(node.inputs[0]):
             return self._softmax(node, {**extents, along: self._extents(node.inputs[0])[along]})
@@ -220,13 +220,13 @@ class _Rewriter:
         return self._long[name].extents if name in self._long else {}
 
     def _softmax(self, node: Node, extents: Extents) -> _Long:
-        """A softmax along a longer axis: what lies past its end has no share."""
+        """A softmax along a longer axis: padding has no share."""
         axis = node.integer("axis")
         operand = self._with(node.inputs[0], extents)
         shape = self.graph.values[node.output].shape
         # exp(-inf) is exactly 0, so padding elements contribute nothing to the sum and come out as zeros.
         counts = np.arange(extents[axis]) < shape[axis]
-        counts = counts.reshape(tuple(-1 if place == axis else 1 for place in range(len(shape))))
+        counts = counts.reshape(tuple(-1 if number == axis else 1 for number in range(len(shape))))
         dtype = self.graph.values[node.output].dtype
         never = self.builder.scalar(-np.inf, dtype)
         masked = self.builder.emit("where", [self.builder.constant(counts, "counts"), operand, never])
@@ -234,13 +234,13 @@ class _Rewriter:
         return _Long(name, extents, frozenset((axis,)))
 
     def _emit(self, node: Node, extents: Extents, zero: frozenset[int]) -> _Long:
-        """The node with longer axes of its result, and of what goes along with them."""
+        """Emit the node with longer axes of its result, and of the operand axes that correspond."""
         summed = self._summed(node)
         operands = []
-        for place, operand in enumerate(node.inputs):
-            axes = {axis: self._kept(node, place, axis) for axis in range(len(self.graph.values[operand].shape))}
+        for index, operand in enumerate(node.inputs):
+            axes = {axis: self._kept(node, index, axis) for axis in range(len(self.graph.values[operand].shape))}
             wanted = {axis: extents[kept] for axis, kept in axes.items() if kept is not None and kept in extents}
-            empty = {axis: extent for axis, extent in summed[place].items() if axis not in wanted}
+            empty = {axis: extent for axis, extent in summed[index].items() if axis not in wanted}
             operands.append(self._with(operand, {**wanted, **empty}, frozenset(empty)))
         attrs = dict(node.attrs)
         if node.op == "reshape":
@@ -248,29 +248,31 @@ class _Rewriter:
         return _Long(self.builder.emit(node.op, operands, attrs, name=node.name, output=node.output), extents, zero)
 
     def _summed(self, node: Node) -> tuple[dict[int, int], ...]:
-        """For each operand the axes over which a product may sum to a longer extent, as one operand has zeros there."""
-        found: tuple[dict[int, int], ...] = tuple({} for _ in node.inputs)
+        """For each operand, the axes over which a product may sum to a longer extent because one operand has zeros
+        there.
+        """
+        axes: tuple[dict[int, int], ...] = tuple({} for _ in node.inputs)
         words = _words(node)
         if words is None or node.op == "dense":  # whose weights would lose their packing
-            return found
-        for place, operand in enumerate(node.inputs):
+            return axes
+        for index, operand in enumerate(node.inputs):
             long = self._long.get(operand)
             # A longer reduction is correct if one factor is zero in the padding and the other finite: the added
             # products are 0.
             for axis in () if long is None else long.zero:
-                letter = words[place][axis]
-                if long is not None and letter in words[1 - place] and letter not in words[2]:
+                letter = words[index][axis]
+                if long is not None and letter in words[1 - index] and letter not in words[2]:
                     for other in (0, 1):
-                        found[other][words[other].index(letter)] = long.extents[axis]
-        return found
+                        axes[other][words[other].index(letter)] = long.extents[axis]
+        return axes
 
-    def _kept(self, node: Node, place: int, axis: int) -> int | None:
-        """The axis of the result along which it treats the elements along an operand's `axis` one by one."""
-        shape, result = self.graph.values[node.inputs[place]].shape, self.graph.values[node.output].shape
+    def _kept(self, node: Node, index: int, axis: int) -> int | None:
+        """The axis of the result that corresponds, element by element, to an operand's `axis`, if any."""
+        shape, result = self.graph.values[node.inputs[index]].shape, self.graph.values[node.output].shape
         words = _words(node)
         if words is not None:
-            letter = words[place][axis]
-            return words[2].index(letter) if letter not in words[1 - place] else None
+            letter = words[index][axis]
+            return words[2].index(letter) if letter not in words[1 - index] else None
         match node.op:
             case "softmax" | "log_softmax":
                 return None if axis == node.integer("axis") else axis
@@ -288,6 +290,6 @@ class _Rewriter:
 
 
 def _unmoved(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
-    """The axis that a reshape leaves as it is: as long, with as many elements before it."""
-    places = [place for place, extent in enumerate(after) if extent == before[axis] != 1]
-    return next((place for place in places if prod(after[:place]) == prod(before[:axis])), None)
+    """The axis that a reshape keeps: with the same extent, and as many elements before it."""
+    axes = [candidate for candidate, extent in enumerate(after) if extent == before[axis] != 1]
+    return next((candidate for candidate in axes if prod(after[:candidate]) == prod(before[:axis])), None)

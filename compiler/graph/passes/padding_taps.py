@@ -1,6 +1,4 @@
-"""Leaves out the outer taps of convolutions that read nothing but padding, as those of dilated convolutions over small
-images do.
-"""
+"""Drops the outer taps of convolutions that read only padding, as in dilated convolutions over small images."""
 
 from dataclasses import dataclass
 
@@ -19,13 +17,12 @@ class DropPaddingTaps:
     before: y = conv2d(x, w) of 16x16 pixels, w of 3x3 taps, dilations and pads (24, 24)
     after:  y = conv2d(x, w[1:2, 1:2]) without padding
 
-    An infinite weight of such a tap gave NaN, its product with the padding; now it gives nothing.
+    An infinite weight of a dropped tap made NaN of the padding; now it has no effect.
     """
 
     name: str = "drop_padding_taps"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with the smaller convolutions."""
         return rewrite(graph, _convert)
 
 
@@ -42,9 +39,9 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     for dim in range(rank):
         before, after, dilation = pads[dim], pads[rank + dim], dilations[dim]
         results = window_extent(extents[dim], taps[dim], strides[dim], dilation, before, after)
-        # Tap t of result r reads place r * stride + t * dilation - before; r runs from 0 to results - 1.
+        # Tap t of result r reads index r * stride + t * dilation - before; r runs from 0 to results - 1.
         reach = (results - 1) * strides[dim]
-        # Places ascend with the taps, so those that meet the input follow one another.
+        # Indices ascend with the taps, so the taps that meet the input are consecutive.
         read = [tap for tap in range(taps[dim]) if -reach <= tap * dilation - before < extents[dim]]
         if not read or len(read) == taps[dim]:
             continue

@@ -1,11 +1,11 @@
-"""Finds where in a graph an expression of a given shape stands, and what its names stand for.
+"""Finds expressions of a given form in a graph, and the values of their names.
 
-The order and nesting of factors and terms do not matter, nor whether a constant multiplies or divides; a value
-inside a match has no reader outside of it and is no output of the graph.
+The order and nesting of factors and terms do not matter, nor whether a constant multiplies or divides. A value inside a
+match has no reader outside of it and is no output of the graph.
 
     Product(ANY x, 0.5, Sum(1, erf(Product(x, sqrt(1/2)))))      matches      0.5 * x * (erf(x / 1.41421356) + 1)
 
-A product or a sum is followed through values that one node reads, so what a pattern names twice is its own factor.
+Products and sums are followed through values with a single reader, so a value that a pattern names twice is a factor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ _PRODUCTS, _SUMS = ("mul", "div", "neg"), ("add", "sub")
 # One to two units in the last place: 2^-10 for float16, 2^-7 for bfloat16.
 _DIGITS = {"float16": 2e-3, "bfloat16": 1e-2}
 _DEEPEST = 8
-"""Products of products, or sums of sums, that are followed: no pattern has as many, and a chain may have thousands."""
+"""Most nested products, or sums, that are followed: no pattern has as many, but a chain may have thousands."""
 # Five digits, as in 1.4142 for sqrt(2), which is off by 1e-5.
 _USUAL_DIGITS = 2e-5
-"""How much a constant may differ from the pattern's, relatively: as much as it loses when it is written down."""
+"""Largest relative difference between a constant and the pattern's: rounding to the usual number of written digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Any value; the same one wherever the name stands. With a pattern: one that has this form."""
+    """Any value, the same for every use of the name; with a pattern, a value of this form."""
 
     name: str
     form: "Pattern | None" = None
@@ -33,7 +33,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node of the operator; an attribute that is a `Wanted` gets a name, others must be equal."""
+    """A node of the operator; a `Wanted` attribute gets a name, others must be equal."""
 
     op: str
     operands: tuple["Pattern", ...]
@@ -42,16 +42,16 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An attribute or a number of any value, the same one wherever the name stands."""
+    """An attribute or number of any value, the same for every use of the name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Factors in any order, those of `under` in the denominator; the constants among them make up `scale`.
+    """Factors in any order, with `under` in the denominator; `scale` is the product of the constants.
 
-    With `rest` there may be more factors, which get that name.
+    `rest`, if not empty, names further factors.
     """
 
     factors: tuple["Pattern", ...]
@@ -62,7 +62,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Terms in any order; the constants among them make up `constant`."""
+    """Terms in any order; `constant` is the sum of the constants."""
 
     terms: tuple["Pattern", ...]
     constant: "float | Wanted" = 0.0
@@ -70,8 +70,6 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One of several forms."""
-
     forms: tuple["Pattern", ...]
 
 
@@ -80,20 +78,20 @@ Pattern = Named | Op | Product | Sum | Either
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What names stand for: values, attributes and numbers, factors that were left over; and the values inside."""
+    """The bindings of names: values, attributes and numbers, further factors; and the values inside."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     attrs: Mapping[str, Attribute] = field(default_factory=dict)
     rest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inner: frozenset[str] = frozenset()
 
-    def with_attr(self, wanted: "Attribute | Wanted", found: Attribute) -> "Match | None":
-        """The match in which an attribute has the value found; None when it has another one already."""
+    def with_attr(self, wanted: "Attribute | Wanted", value: Attribute) -> "Match | None":
+        """The match with `wanted` bound to `value`; None if it is bound to another value."""
         if not isinstance(wanted, Wanted):
-            return self if wanted == found else None
+            return self if wanted == value else None
         if wanted.name in self.attrs:
-            return self if self.attrs[wanted.name] == found else None
-        return replace(self, attrs={**self.attrs, wanted.name: found})
+            return self if self.attrs[wanted.name] == value else None
+        return replace(self, attrs={**self.attrs, wanted.name: value})
 
     def covering(self, names: Sequence[str]) -> "Match":
         """The match with more values inside."""
@@ -102,7 +100,9 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """A value as `scale` times factors over denominators, or as `scale` plus signed terms; `inner` was followed."""
+    """A value as `scale` times factors over denominators, or as `scale` plus signed terms; `inner` are the values
+    inside.
+    """
 
     scale: float
     parts: tuple[tuple[str, bool], ...]
@@ -110,7 +110,7 @@ class _Flat:
 
 
 def _can_be(pattern: Pattern, op: str) -> bool:
-    """Whether a node of the operator may be the last one of the form; only these are looked at closely."""
+    """Whether a node of operator `op` may compute the form; a quick test before the search."""
     match pattern:
         case Op():
             return pattern.op == op
@@ -125,7 +125,7 @@ def _can_be(pattern: Pattern, op: str) -> bool:
 
 
 class Matcher:
-    """Looks for patterns in one graph."""
+    """Finds patterns in one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -135,11 +135,11 @@ class Matcher:
         self._sums: dict[str, _Flat] = {}
 
     def find(self, pattern: Pattern, node: Node) -> Match | None:
-        """The first way in which the result of `node` has the form, if there is one."""
+        """The first match of the form with the result of `node`, if any."""
         if not _can_be(pattern, node.op):
             return None
-        # Backtracking search: the generators enumerate all ways to match commutative operands, and the first one that
-        # no outside reader contradicts is taken.
+        # Backtracking search: the generators enumerate all ways to match commutative operands; the first match without
+        # outside readers is taken.
         for match in self._value(pattern, node.output, Match()):
             if self._closed(match.inner - {node.output}, match.inner | {node.output}):
                 return match
@@ -180,19 +180,19 @@ class Matcher:
         node = self._producers.get(name)
         if node is None or node.op != pattern.op or len(node.inputs) != len(pattern.operands):
             return
-        found: Match | None = match
+        result: Match | None = match
         for key, wanted in pattern.attrs.items():
-            found = None if found is None else found.with_attr(wanted, node.attrs[key])
-        if found is not None:
-            yield from self._all(tuple(zip(pattern.operands, node.inputs, strict=True)), found.covering((name,)))
+            result = None if result is None else result.with_attr(wanted, node.attrs[key])
+        if result is not None:
+            yield from self._all(tuple(zip(pattern.operands, node.inputs, strict=True)), result.covering((name,)))
 
     def _all(self, pairs: tuple[tuple[Pattern, str], ...], match: Match) -> Iterator[Match]:
         if not pairs:
             yield match
             return
-        (pattern, name), *rest = pairs
-        for found in self._value(pattern, name, match):
-            yield from self._all(tuple(rest), found)
+        (pattern, name), *others = pairs
+        for result in self._value(pattern, name, match):
+            yield from self._all(tuple(others), result)
 
     def _product(self, pattern: Product, name: str, match: Match, sign: float) -> Iterator[Match]:
         flat = self._factors(name)
@@ -204,18 +204,18 @@ class Matcher:
     def _sum(self, pattern: Sum, name: str, match: Match) -> Iterator[Match]:
         # Sums are flattened once per value: backtracking visits the same sum for many assignments of its terms.
         flat = self._sums[name] = self._sums.get(name) or self._terms(name)
-        found: Match | None = match
+        result: Match | None = match
         if isinstance(pattern.constant, Wanted):
-            found = match.with_attr(pattern.constant, flat.scale)
+            result = match.with_attr(pattern.constant, flat.scale)
         elif not self._alike(flat.scale, pattern.constant, name):
             return
-        if found is not None:
-            yield from self._some_terms(pattern.terms, flat.parts, found.covering(flat.inner))
+        if result is not None:
+            yield from self._some_terms(pattern.terms, flat.parts, result.covering(flat.inner))
 
     def _some(
         self, wanted: Sequence[tuple[Pattern, bool]], parts: Sequence[tuple[str, bool]], match: Match, rest: str
     ) -> Iterator[Match]:
-        """Each wanted factor is another one of `parts`, and none is left over unless that is allowed."""
+        """Match each wanted factor with another of `parts`; leftovers are bound to `rest`, if it is not empty."""
         if not wanted:
             if rest and parts and not any(under for _, under in parts):
                 yield replace(match, rest={**match.rest, rest: tuple(name for name, _ in parts)})
@@ -223,11 +223,11 @@ class Matcher:
                 yield match
             return
         form, under = wanted[0]
-        # Exponential in the number of factors, of which patterns have few.
-        for place, (name, is_under) in enumerate(parts):
+        # Exponential in the number of factors, which is small in patterns.
+        for index, (name, is_under) in enumerate(parts):
             if is_under is under:
-                for found in self._value(form, name, match):
-                    yield from self._some(wanted[1:], (*parts[:place], *parts[place + 1 :]), found, rest)
+                for result in self._value(form, name, match):
+                    yield from self._some(wanted[1:], (*parts[:index], *parts[index + 1 :]), result, rest)
 
     def _some_terms(
         self, wanted: Sequence[Pattern], parts: Sequence[tuple[str, bool]], match: Match
@@ -238,14 +238,14 @@ class Matcher:
             yield match
             return
         form = wanted[0]
-        for place, (name, negative) in enumerate(parts):
-            left = (*parts[:place], *parts[place + 1 :])
+        for index, (name, negative) in enumerate(parts):
+            others = (*parts[:index], *parts[index + 1 :])
             if isinstance(form, Product):
                 ways = self._product(form, name, match, -1.0 if negative else 1.0)
             else:
                 ways = iter(()) if negative else self._value(form, name, match)
-            for found in ways:
-                yield from self._some_terms(wanted[1:], left, found)
+            for result in ways:
+                yield from self._some_terms(wanted[1:], others, result)
 
     def _factors(self, name: str, depth: int = 0) -> _Flat:
         """`name` as a product."""
@@ -288,13 +288,13 @@ class Matcher:
         return len(readers) == 1 and readers[0].inputs.count(name) == 1 and name not in self._outputs
 
     def _number(self, name: str) -> float | None:
-        """The constant `name`, when it is a single floating-point number."""
+        """The constant `name`, if it is a single floating-point number."""
         array = self._graph.constants.get(name)
         if array is None or array.size != 1 or "float" not in array.dtype.name:
             return None
         return float(array.astype("float64").item())
 
-    def _alike(self, found: float, wanted: float, name: str) -> bool:
+    def _alike(self, number: float, wanted: float, name: str) -> bool:
         digits = _DIGITS.get(self._graph.values[name].dtype, _USUAL_DIGITS)
-        # Constants such as sqrt(2 / pi) were rounded to the network's type by the exporter.
-        return abs(found - wanted) <= digits * abs(wanted)
+        # Exporters round constants such as sqrt(2 / pi) to the network's type.
+        return abs(number - wanted) <= digits * abs(wanted)

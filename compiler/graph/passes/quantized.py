@@ -1,15 +1,15 @@
 """Replaces quantize and dequantize nodes by integer arithmetic: products of bytes that accumulate in int32.
 
-The integer sums are exact. No `quantize` and no `dequantize` is left.
+The integer sums are exact. No `quantize` or `dequantize` remains.
 
 A quantized number q stands for scale * (q - zero). Four steps, each a rewrite of the graph:
 
-1. layout operators move before `dequantize`, so that each `dequantize` meets the operator that computes with it
+1. layout operators move before `dequantize`, so that each `dequantize` meets its consuming operator
 2. a product of two dequantized values becomes an int32 product of bytes times both scales; the contribution of the zero
-   points is one constant per channel, since padding holds the zero point, and joins the bias
-3. the remaining nodes are written as arithmetic, which is fused into neighboring kernels
+points is one constant per channel, since padding holds the zero point, and joins the bias
+3. the remaining nodes become arithmetic, which is fused into neighboring kernels
 4. the scale of a result, a factor after everything else, moves into the constants before it: one multiplication per
-   element
+element
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ _PRODUCTS = {"conv2d": "qconv2d", "dense": "qdense", "batch_matmul": "qbatch_mat
 _BETWEEN = ("dequantize", "quantize", "relu", "clip", "mul", "cast", "add")
 # The largest product of a uint8 and an int8 has the magnitude 255 x 128.
 _MOST_PRODUCTS = 2**31 // (255 * 128) - 1
-"""Longer sums of products could leave int32."""
+"""Longer sums of products could overflow int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Compute with bytes where a network was quantized.
+    """Compute with bytes in quantized networks.
 
     before: y = quantize(relu(add(conv2d(dequantize(x), dequantize(w)), dequantize(b))))
     after:  y = cast(clip(round(relu(cast(qconv2d(x, w) + b') * s)) + zero)), with s of all three scales
@@ -41,13 +41,11 @@ class Quantized:
     name: str = "quantized"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph in bytes."""
         if not any(node.op in ("quantize", "dequantize") for node in graph.nodes):
             return graph
         graph = rewrite(graph, _join)
         graph = rewrite(graph, _Writer(graph).write)
-        # Fixpoint iteration: each step moves a factor past one node, so at most as many steps are needed as there are
-        # nodes.
+        # Fixpoint iteration: each step moves a factor past one node, so there are at most as many steps as nodes.
         for _ in range(len(graph.nodes)):
             smaller = rewrite(graph, _Factors(graph).move)
             if str(smaller) == str(graph):
@@ -58,7 +56,9 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A dequantized value: `name` of the integers, their `scale` and `zero` point, and the `axis` both vary along."""
+    """A dequantized value: `name` of the integers, their `scale` and `zero` point, and the `axis` along which both
+    vary.
+    """
 
     name: str
     scale: Array
@@ -71,7 +71,7 @@ class _Numbers:
 
 
 def _numbers(builder: GraphBuilder, name: str) -> _Numbers | None:
-    """What `name` is dequantized from, if its scale and zero point are known."""
+    """The quantized form of `name`, if its scale and zero point are constant."""
     node = builder.producer(name)
     if node is None or node.op != "dequantize":
         return None
@@ -107,7 +107,7 @@ def _requantized(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _moved(builder: GraphBuilder, node: Node) -> str | None:
-    """move(dequantize(x)) -> dequantize(move(x)) for what moves elements, or chooses the largest."""
+    """move(dequantize(x)) -> dequantize(move(x)) for operators that move elements, or choose the largest."""
     if node.op not in ("reshape", "transpose", "slice", "gather", "concat", "max_pool2d", "broadcast_to"):
         return None
     moved = node.inputs[:1] if node.op == "gather" else node.inputs
@@ -125,7 +125,7 @@ def _moved(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _axis_behind(builder: GraphBuilder, node: Node, numbers: _Numbers) -> int | None:
-    """Which axis of the result is the one that has a scale for each element; None when none is."""
+    """The axis of the result with a scale per element, if any."""
     shape, axis = builder.value(numbers.name).shape, numbers.axis
     if node.op == "transpose":
         return node.ints("perm").index(axis)
@@ -139,7 +139,7 @@ def _axis_behind(builder: GraphBuilder, node: Node, numbers: _Numbers) -> int | 
 
 
 def _product(builder: GraphBuilder, node: Node) -> str | None:
-    """A convolution or matrix product of dequantized values -> one of bytes, times the scales; else None."""
+    """A convolution or matrix product of dequantized values -> a product of bytes, times the scales; else None."""
     x, w = _numbers(builder, node.inputs[0]), _numbers(builder, node.inputs[1])
     if x is None or w is None or not x.uniform or builder.value(x.name).dtype not in BYTES:
         return None
@@ -152,7 +152,7 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     if not w.uniform and w.axis != channel:
         return None
     along = [-1 if axis == channel else 1 for axis in range(raw.ndim)]
-    # The weight's zero point is subtracted at compile time. The difference of two bytes need not fit a byte, then the
+    # The weight's zero point is subtracted at compile time. If a difference of two bytes does not fit a byte, the
     # product stays in float.
     weight = raw.astype(np.int32) - w.zero.astype(np.int32).reshape(along if w.zero.size > 1 else ())
     others = tuple(axis for axis in range(raw.ndim) if axis != channel)
@@ -169,13 +169,13 @@ def _product(builder: GraphBuilder, node: Node) -> str | None:
     whole = builder.emit(_PRODUCTS[node.op], operands, attrs, name=node.name)
     if sums.any():
         whole = builder.emit("add", [whole, builder.constant(sums.astype(np.int32).reshape(spread), "zeros")])
-    # In float64 and rounded once: one rounding less than multiplying two float32 scales at run time.
+    # In float64 and rounded once, where a product of float32 scales at run time would round twice.
     scale = (x.scale.astype(np.float64) * w.scale).astype(np.float32)
     return _scaled(builder, node, whole, scale.reshape(spread if scale.size > 1 else ()))
 
 
 def _filled_channels(node: Node, weight: Array) -> Array:
-    """The weight with channels of zeros up to the next multiple of four: as many products are summed at once."""
+    """The weight, zero-padded to a multiple of four channels, which are summed together."""
     if node.op != "conv2d" or node.integer("groups") > 1 or weight.shape[1] == 1:
         return weight
     # x86 (vpdpbusd) and Arm (sdot) add four products of bytes into each int32.
@@ -183,7 +183,7 @@ def _filled_channels(node: Node, weight: Array) -> Array:
 
 
 def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) -> str | None:
-    """A product of two computed operands, where neither has a zero point."""
+    """A product of two computed operands without zero points."""
     if not b.uniform or builder.value(b.name).dtype not in BYTES or a.zero.any() or b.zero.any():
         return None
     if builder.value(a.name).shape[2] > _MOST_PRODUCTS:
@@ -193,16 +193,16 @@ def _batch_product(builder: GraphBuilder, node: Node, a: _Numbers, b: _Numbers) 
 
 
 def _scaled(builder: GraphBuilder, node: Node, whole: str, scale: Array) -> str:
-    """Whole numbers times a scale."""
+    """Integers times a scale."""
     real = builder.emit("cast", [whole], {"dtype": "float32"})
     factor = builder.constant(_spread(scale, builder.value(whole).shape), "scale")
     return builder.emit("mul", [real, factor], name=node.name, output=node.output)
 
 
 def _spread(number: Array, shape: tuple[int, ...], axis: int = -1) -> Array:
-    """One number, or one for each place of `axis`, as it combines with a tensor of `shape`.
+    """A number, or one per index along `axis`, in the shape for combining with a tensor of `shape`.
 
-    One number becomes one for each channel: a kernel reads it, so that layers of one shape share a kernel.
+    A single number is repeated per channel: a kernel reads it, so that layers of one shape share a kernel.
     """
     if number.size == 1:
         axis = 1 if len(shape) > 3 else len(shape) - 1
@@ -213,7 +213,7 @@ def _spread(number: Array, shape: tuple[int, ...], axis: int = -1) -> Array:
 
 
 def _biased(builder: GraphBuilder, node: Node) -> str | None:
-    """product * scale + dequantize(bias) -> (product + bias) * scale, where the bias has the product's scale."""
+    """product * scale + dequantize(bias) -> (product + bias) * scale, if the bias has the product's scale."""
     for product, added in (node.inputs, node.inputs[::-1]):
         scaled, bias = builder.producer(product), _numbers(builder, added)
         if scaled is None or scaled.op != "mul" or bias is None or bias.zero.any():
@@ -243,7 +243,9 @@ class _Writer:
         self._stored = frozenset(self._beside(graph))
 
     def _beside(self, graph: Graph) -> Iterator[str]:
-        """Dequantized products that are added to a heavier one: that one's kernel adds, and reads this one's bytes."""
+        """Dequantized products that are added to a heavier product, whose kernel does the addition and reads their
+        bytes.
+        """
         for node in graph.nodes:
             if node.op == "add":
                 weights = [(self._work(graph, name), name) for name in node.inputs]
@@ -251,7 +253,7 @@ class _Writer:
                     yield min(weights, key=lambda pair: pair[0])[1]
 
     def _work(self, graph: Graph, name: str) -> int:
-        """Grows with the multiplications after a dequantized value without other readers; 0 where there are none."""
+        """Grows with the multiplications after a dequantized value without other readers; 0 if there are none."""
         node = self._producers.get(name)
         if node is None or node.op != "dequantize" or self._uses[node.inputs[0]] > 1:
             return 0
@@ -273,8 +275,8 @@ class _Writer:
             start = builder.emit("cast", [_column(builder, node, node.inputs[2], x.shape)], {"dtype": x.dtype})
             whole = builder.emit("add", [builder.emit("round", [ratio]), start])
         else:
-            # A multiplication by the reciprocal is cheaper than a division. A value at a rounding boundary may then
-            # differ by one quantum from the division.
+            # A multiplication by the reciprocal is cheaper than a division. At a rounding boundary the value may differ
+            # by one quantum.
             factor = (1 / scale.astype(np.float64)).astype(x.dtype)
             whole = builder.emit("mul", [x.name, _constant(builder, node, factor, x.shape)])
             whole = builder.emit("round", [whole])
@@ -297,7 +299,7 @@ class _Writer:
         return builder.emit("mul", [real, factor], name=node.name, output=node.output)
 
     def _whole(self, builder: GraphBuilder, node: Node, zero: Array, dtype: str) -> str:
-        """The stored numbers less the zero point; numbers without other readers are not stored but only bounded."""
+        """The stored integers minus the zero point; values without other readers are not stored but only clamped."""
         x = builder.value(node.inputs[0])
         origin = self._producers[node.output].inputs[0]
         made, stored = self._producers.get(origin), builder.producer(x.name)
@@ -323,7 +325,7 @@ def _constant(builder: GraphBuilder, node: Node, number: Array, shape: tuple[int
 
 
 def _column(builder: GraphBuilder, node: Node, name: str, shape: tuple[int, ...]) -> str:
-    """A computed scale or zero point as it combines with a tensor of `shape`."""
+    """A computed scale or zero point in the shape for combining with a tensor of `shape`."""
     size = builder.value(name).size
     wanted = (size, *(1 for _ in shape[node.integer("axis") :][1:])) if size > 1 else ()
     return builder.emit("reshape", [name], {"shape": wanted})
@@ -334,7 +336,7 @@ def _uses(graph: Graph) -> Counter[str]:
 
 
 class _Factors:
-    """Step 4: moves a constant factor backward through the operators before it until it meets another constant."""
+    """Step 4: move a constant factor backward through the operators before it until it meets another constant."""
 
     def __init__(self, graph: Graph) -> None:
         self._producers = graph.producers()
@@ -364,7 +366,7 @@ class _Factors:
         if source.op == "relu":
             return builder.emit("relu", [inner], name=source.name, output=output)
         if source.op == "clip":
-            # The bounds get a number a channel, which clip's attributes cannot hold.
+            # The bounds become one number per channel, which clip's attributes cannot hold.
             low, high = (builder.scalar(source.number(key), "float32") for key in ("low", "high"))
             inner = builder.emit("maximum", [inner, builder.emit("mul", [low, by])])
             return builder.emit("minimum", [inner, builder.emit("mul", [high, by])], name=source.name, output=output)
@@ -374,7 +376,7 @@ class _Factors:
         return None
 
     def _absorbs(self, builder: GraphBuilder, origin: str, term: str) -> bool:
-        """Whether a factor of this term costs nothing, since it is a constant or after a product with one."""
+        """Whether a factor of this term is free, since the term is a constant or follows a product with a constant."""
         if builder.array(term) is not None:
             return True
         source = builder.producer(term)

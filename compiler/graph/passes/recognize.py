@@ -1,6 +1,6 @@
 """Pattern matching: replaces expressions that exporters write out by the single operator they compute.
 
-An expression is replaced only if no other node reads one of its intermediate values. Shapes and dtypes stay the same.
+An expression is replaced only if no other node reads its intermediate values. Shapes and dtypes stay the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,8 @@ class Recognize:
 
     name: str = "recognize"
     forms: Sequence[Form] = FORMS
-    # A replaced expression may be part of a larger one: log(softmax) needs two rounds, one more finds nothing and ends.
+    # A replaced expression may be part of a larger one: log(softmax) takes two rounds, and a third finds nothing and
+    # ends.
     rounds: int = 3
 
     def apply(self, graph: Graph) -> Graph:
@@ -41,7 +42,7 @@ class Recognize:
         return graph
 
     def _plan(self, graph: Graph) -> _Plan:
-        """What replaces the result of which node; no two replaced expressions overlap, and inner ones come first."""
+        """The replacement for each node's result; replaced expressions do not overlap, and inner ones come first."""
         matcher = Matcher(graph)
         taken: set[str] = set()
         plan: dict[str, tuple[Form, Match]] = {}
@@ -63,11 +64,11 @@ def _carried_out(graph: Graph, plan: _Plan) -> Graph:
         if node.output in plan:
             form, match = plan[node.output]
             values = {name: now.get(value, value) for name, value in match.values.items()}
-            rest = {name: tuple(now.get(value, value) for value in group) for name, group in match.rest.items()}
-            result = form.write(builder, replace(match, values=values, rest=rest), node)
+            leftovers = {name: tuple(now.get(value, value) for value in group) for name, group in match.rest.items()}
+            result = form.write(builder, replace(match, values=values, rest=leftovers), node)
             wanted = graph.values[node.output]
             if (builder.value(result).shape, builder.value(result).dtype) != (wanted.shape, wanted.dtype):
-                # One whose operator has another shape or type, as by a broadcast, is left as it was written.
+                # If the operator has another shape or type, as by a broadcast, the node stays.
                 result = ""
         if not result:
             result = builder.emit(node.op, node.inputs, node.attrs, name=node.name, output=node.output)

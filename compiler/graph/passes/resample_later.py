@@ -9,24 +9,25 @@ from retune.compiler.graph.passes.views import cut
 from retune.compiler.ops.conv import LAYOUTS
 
 _LARGEST_SHARE = 0.8
-"""Products that may be left; more save less than the kernels cost that the operands of a concatenation then take."""
+"""Largest share of the products after the pass; a smaller gain is lost to the kernels for a concatenation's
+operands.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ResampleLater:
-    """Convolve the operands of a concatenation, or a single one, before they are resampled, and add the results.
+    """Convolve the operands of a concatenation, or a single one, before resampling, and add the results.
 
-        before: y = conv2d(concat(resample(a), resample(b), c), w)              all of 64x64 pixels
-        after:  y = conv2d(c, w[2]) + resample(conv2d(a, w[0])) + resample(conv2d(b, w[1]))
+    before: y = conv2d(concat(resample(a), resample(b), c), w)              all of 64x64 pixels
+    after:  y = conv2d(c, w[2]) + resample(conv2d(a, w[0])) + resample(conv2d(b, w[1]))
 
-    For channels-last convolutions of one tap and stride 1, where no other node reads the larger tensors and the weights
-    are constant.
+    For channels-last convolutions of one tap and stride 1 with constant weights, if no other node reads the larger
+    tensors.
     """
 
     name: str = "resample_later"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with smaller convolutions."""
         chosen = {node.output for node in graph.nodes if _applies(graph, node)}
         return rewrite(graph, lambda builder, node: _moved(builder, node) if node.output in chosen else None)
 
@@ -36,8 +37,8 @@ def _applies(graph: Graph, node: Node) -> bool:
     if node.op != "conv2d" or node.text("layout") != LAYOUTS[2][1] or node.inputs[1] not in graph.constants:
         return False
     weight, result = graph.values[node.inputs[1]].shape, graph.values[node.output].shape
-    ones = {*weight[:2], *node.ints("strides"), node.integer("groups")}
-    if len(weight) != 4 or ones != {1} or any(node.ints("pads")):
+    unit_values = {*weight[:2], *node.ints("strides"), node.integer("groups")}
+    if len(weight) != 4 or unit_values != {1} or any(node.ints("pads")):
         return False
     producers, consumers = graph.producers(), graph.consumers()
     name, before, after = node.inputs[0], 0, 0
@@ -50,12 +51,12 @@ def _applies(graph: Graph, node: Node) -> bool:
         if resampled and (len(consumers[part]) > 1 or part in graph.outputs):
             return False
     shared = len(consumers[name]) > 1 or name in graph.outputs
-    # The result must not have more channels than the input, or resampling it moves more than it did.
+    # The result must not have more channels than the input, or resampling it moves more data than before.
     return not shared and after <= _LARGEST_SHARE * before and result[3] <= weight[2]
 
 
 def _parts(source: Node | None, name: str) -> tuple[str, ...]:
-    """The operands of a concatenation of channels; else the value itself."""
+    """The operands of a concatenation of channels; else `name` itself."""
     joined = source is not None and source.op == "concat" and source.integer("axis") == 3
     return source.inputs if source is not None and joined else (name,)
 
@@ -66,8 +67,8 @@ def _is_spatial(node: Node) -> bool:
 
 
 def _moved(builder: GraphBuilder, node: Node) -> str:
-    """The sum of the parts' convolutions. Parts that nothing resamples stay one concatenation, and come first: the
-    convolution that is not resampled takes the sum into its kernel.
+    """The sum of the parts' convolutions. Parts without resampling stay one concatenation and come first: their
+    convolution takes the sum into its kernel.
     """
     name, weight = node.inputs
     whole: list[tuple[str, str]] = []

@@ -11,20 +11,20 @@ from retune.compiler.graph.passes.merge_products import is_product
 from retune.compiler.graph.passes.views import reshaped
 
 _LARGEST_SHARE = 0.25
-"""Most weights per element of the input. Scaled weights are not constant, so that no layout is chosen for them: from
-0.4 on networks were 2% slower than with a scaled input.
+"""Most weights per element of the input. Scaled weights are not constant, so no layout is chosen for them: from 0.4 on
+networks were 2% slower than with a scaled input.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleWeights:
-    """Scale the rows of a weight instead of the channels of what it multiplies, as behind a squeeze-and-excitation.
+    """Scale the rows of a weight instead of the channels of its input, as after a squeeze-and-excitation.
 
-        before: y = conv2d(mul(x[1, H, W, C], gate[1, 1, 1, C]), w[1, 1, C, N])
-        after:  y = conv2d(x, mul(w, gate[C, 1]))
+    before: y = conv2d(mul(x[1, H, W, C], gate[1, 1, 1, C]), w[1, 1, C, N])
+    after:  y = conv2d(x, mul(w, gate[C, 1]))
 
-    For products, and channels-last convolutions of one tap, that alone read the scaled input. `FoldScales` does the
-    same with constants.
+    For products, and channels-last convolutions of one tap, that are the only reader of the scaled input. `FoldScales`
+    does the same with constants.
     """
 
     name: str = "scale_weights"
@@ -42,14 +42,14 @@ class ScaleWeights:
             operands = None if source is None else _gated(graph.values.__getitem__, source)
             if operands is None or others_read(node.inputs[0]):
                 continue
-            # What nothing else reads is scaled by the kernel that computes it.
+            # A value without other readers is scaled by the kernel that computes it.
             if others_read(operands[0]) or operands[0] not in producers:
                 chosen.add(node.output)
         return rewrite(graph, lambda builder, node: _scaled(builder, node) if node.output in chosen else None)
 
 
 def _gated(value: Callable[[str], Value], node: Node) -> tuple[str, str] | None:
-    """The larger operand of a product of single elements, and the other one, which has a number for each channel."""
+    """The larger operand of an element-wise product, and the other operand, which has a number per channel."""
     shape = value(node.output).shape
     for x, gate in (node.inputs, node.inputs[::-1]) if node.op == "mul" else ():
         if value(x).shape == shape and value(gate).size == shape[-1] and value(gate).shape[-1:] == shape[-1:]:
@@ -58,7 +58,7 @@ def _gated(value: Callable[[str], Value], node: Node) -> tuple[str, str] | None:
 
 
 def _pays(graph: Graph, node: Node) -> bool:
-    """Whether a node multiplies rows, or pixels, with a matrix of so few numbers that they are scaled sooner."""
+    """Whether a node multiplies rows, or pixels, with a matrix small enough to scale."""
     if not is_product(node):
         return False
     x, weight = (graph.values[name] for name in node.inputs)

@@ -25,21 +25,20 @@ SETTLING_RULES: tuple[Rule, ...] = (transpose_to_reshape, *SINKING_RULES)
 class Simplify:
     """Apply `rules` to every node, for at most `rounds` rounds.
 
-    `SINKING_RULES` move transposes toward each other. `SETTLING_RULES`, applied afterwards, turn those left into
-    reshapes.
+    `SINKING_RULES` move transposes toward each other. `SETTLING_RULES`, applied afterwards, turn the remaining ones
+    into reshapes.
     """
 
     name: str = "simplify"
     rules: tuple[Rule, ...] = field(default=SINKING_RULES, repr=False)
-    # A round moves a layout change past one node at least, so chains settle in a few; what goes on are rules that undo
+    # A round moves a layout change past at least one node, so chains settle in a few rounds; more means rules that undo
     # each other.
     rounds: int = 20
 
     def apply(self, graph: Graph) -> Graph:
-        """The simplified graph."""
         before = ""
         for _ in range(self.rounds):
-            # A fixpoint is recognized by the text: rules rebuild nodes, so identity says nothing.
+            # The text shows a fixpoint: rules rebuild nodes, so identity says nothing.
             after = str(graph)
             if after == before:
                 return graph

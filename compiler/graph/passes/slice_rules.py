@@ -9,7 +9,7 @@ from retune.compiler.graph.passes.shapes import sliced_before
 from retune.compiler.graph.passes.views import cut, reshaped
 
 _MOST_CONCATS = 6
-"""Concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
+"""Most concatenations and reshapes that a slice is moved before: the heads of a detector have three."""
 
 
 def remove_slice(builder: GraphBuilder, node: Node) -> str | None:
@@ -23,7 +23,7 @@ def _keeps_shape(builder: GraphBuilder, node: Node) -> bool:
 
 
 def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
-    """slice(reshape(x)) -> reshape(slice(x)), where the part is one block of x along one axis."""
+    """slice(reshape(x)) -> reshape(slice(x)), if the slice is one block of x along one axis."""
     source = builder.producer(node.inputs[0]) if node.op == "slice" else None
     part = None if source is None or source.op != "reshape" else sliced_axis(builder, node)
     if source is None or part is None:
@@ -38,7 +38,7 @@ def sink_reshape_of_slice(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def join_slices(builder: GraphBuilder, node: Node) -> str | None:
-    """concat(x[a:b], x[b:c], ...) -> concat(x[a:c], ...), sliced along the axis that is concatenated."""
+    """concat(x[a:b], x[b:c], ...) -> concat(x[a:c], ...), sliced along the concatenation axis."""
     if node.op != "concat":
         return None
     axis = node.integer("axis")
@@ -46,7 +46,7 @@ def join_slices(builder: GraphBuilder, node: Node) -> str | None:
     for name in node.inputs:
         source = builder.producer(name)
         block = None if source is None or source.op != "slice" else sliced_axis(builder, source)
-        # An operand that is no such slice is all of itself.
+        # Any other operand is the full slice of itself.
         whole, start, stop = name, 0, builder.value(name).shape[axis]
         if source is not None and block is not None and block[0] == axis:
             whole, start, stop = source.inputs[0], *block[1:]
@@ -61,7 +61,7 @@ def join_slices(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def slice_before_concat(builder: GraphBuilder, node: Node) -> str | None:
-    """slice(concat(concat(a, b), concat(c, d))) -> concat(a, c), where the slice takes whole operands; reshapes between
+    """slice(concat(concat(a, b), concat(c, d))) -> concat(a, c), if the slice takes whole operands; reshapes between
     them may split and merge axes.
     """
     part = sliced_axis(builder, node) if node.op == "slice" else None
@@ -69,8 +69,8 @@ def slice_before_concat(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, stop: int, most: int) -> str | None:
-    """The part of a value from start to stop along an axis, as a value, or a concatenation of values, that exist; None
-    where that part was never a value, or more than `most` concatenations and reshapes lie between.
+    """The range start to stop of a value along `axis` as an existing value, or a concatenation of existing values; None
+    if there is none, or after more than `most` concatenations and reshapes.
     """
     source, shape = builder.producer(name), builder.value(name).shape
     if (start, stop) == (0, shape[axis]):
@@ -101,7 +101,7 @@ def _whole_operands(builder: GraphBuilder, name: str, axis: int, start: int, sto
 
 
 def sliced_axis(builder: GraphBuilder, node: Node) -> tuple[int, int, int] | None:
-    """The only axis of which a slice takes a part without gaps, where that begins and where it ends."""
+    """The only axis that a slice cuts, without gaps, with its start and stop."""
     shape = builder.value(node.inputs[0]).shape
     bounds = zip(shape, node.ints("starts"), node.ints("stops"), strict=True)
     parts = [(axis, start, stop) for axis, (extent, start, stop) in enumerate(bounds) if stop - start != extent]

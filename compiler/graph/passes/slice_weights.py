@@ -1,7 +1,7 @@
-"""Splits products with constant weights of which slices are read, as the queries, keys and values of one projection,
+"""Splits products with constant weights whose slices are read, such as the queries, keys and values of one projection,
 into products with a part of the weights each.
 
-No more is computed than before; what is read as a whole stays whole.
+The amount of computation stays; a value that is also read as a whole stays whole.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,10 @@ class SliceWeights:
     """
 
     name: str = "slice_weights"
-    # One node a round; the pass ends earlier where nothing changes.
+    # One node per round; the pass stops once nothing changes.
     rounds: int = 16
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph without slices of products."""
         for _ in range(self.rounds):
             before = str(graph)
             graph = _once(graph)
@@ -44,13 +43,13 @@ def _once(graph: Graph) -> Graph:
         readers = consumers[name]
         slices = name not in graph.outputs and all(reader.op == "slice" for reader in readers)
         # Overlapping slices would compute their common part twice.
-        return slices and sum(graph.values[one.output].size for one in readers) <= graph.values[name].size
+        return slices and sum(graph.values[reader.output].size for reader in readers) <= graph.values[name].size
 
     @cache
     def from_product(name: str) -> bool:
-        """Whether the slice can get as far as a product with constant weights."""
+        """Whether the slice can move up to a product with constant weights."""
         node = producers.get(name)
-        # Looks ahead to the product before anything moves: a slice that stopped halfway would only split kernels.
+        # Checked before anything moves: a slice that stopped halfway would only split kernels.
         while node is not None and node.op != "dense":
             moves = node.op == "reshape" or (_is_pointwise(node) and _constants_behind(graph, node))
             node = producers.get(node.inputs[0]) if moves and _read_by_one(graph, consumers, node.inputs[0]) else None

@@ -1,7 +1,7 @@
 """Patterns of softmax and log-softmax as exporters write them.
 
-A pattern must subtract the maximum. Without it the operator, which does, would be more accurate than the expression it
-replaces, not equal to it.
+A pattern must subtract the maximum, as the operator does: otherwise the operator would be more accurate than the
+expression, not equal to it.
 """
 
 from retune.compiler.graph.builder import GraphBuilder

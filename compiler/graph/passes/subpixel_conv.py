@@ -25,7 +25,6 @@ class SubpixelConv:
     name: str = "subpixel_conv"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with phases where they fit."""
         return rewrite(graph, _convert)
 
 
@@ -47,11 +46,11 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _by_phase(weight: Array, axis: int, stride: int, cut: int) -> Array:
-    """The taps along an axis in another order, with zeros up to a multiple of the stride: number a + stride * r is the
-    r-th of those that make the elements a, a + stride, ... of a result that begins after `cut`.
+    """The taps along `axis` in phase order, zero-padded to a multiple of the stride: tap a + stride * r is the r-th tap
+    of the elements a, a + stride, ... of a result that begins after `cut`.
     """
-    # Taps of zeros make all phases equally long, so that one kernel computes them.
+    # Zero taps make all phases equally long, so that one kernel computes them.
     missing = -weight.shape[axis] % stride
-    filled = np.pad(weight, [(0, missing if place == axis else 0) for place in range(weight.ndim)])
+    filled = np.pad(weight, [(0, missing if dim == axis else 0) for dim in range(weight.ndim)])
     order = [(tap + cut) % stride + tap // stride * stride for tap in range(filled.shape[axis])]
     return np.take(filled, order, axis)

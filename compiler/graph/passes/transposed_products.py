@@ -1,11 +1,11 @@
 """Fuses transposes into batched products, which then read and write their tensors in the given layout.
 
-The innermost axis of the result stays innermost in the result and in the operand that has it, so loops over it still
-load and store whole vectors. A transpose that would change this stays a kernel, unless each of its elements takes part
-in only one product.
+The innermost axis of the result stays innermost in the result and in its operand, so loops over it still load and store
+whole vectors. A transpose that would change this stays a kernel, unless each of its elements takes part in only one
+product.
 
-    before: q' = transpose(q)  (b,m,h,k -> b,h,m,k)        after: contract(q, k) {bmhk, bhkn -> bhmn}
-            batch_matmul(reshape(q'), k)
+before: q' = transpose(q)  (b,m,h,k -> b,h,m,k)        after: contract(q, k) {bmhk, bhkn -> bmhn}
+        batch_matmul(reshape(q'), k)
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +21,19 @@ Words = tuple[str, str, str]
 """The letters of the axes of both operands and of the result."""
 
 _FEW = 2
-"""With fewer products for each element, a transpose takes longer than what it speeds up."""
+"""With fewer products per element, a transpose costs more than it saves."""
 _PLAIN: Mapping[Words, str] = {("abd", "adc", "abc"): "batch_matmul", ("ac", "cb", "ab"): "dense"}
 
 
 @dataclass(frozen=True, slots=True)
 class TransposedProducts:
-    """Fuse transposes into the products that read them or that they read, and express each product by its
-    simplest operator.
-    """
+    """Fuse transposes into adjacent products, and express each product by its simplest operator."""
 
     name: str = "transposed_products"
     rounds: int = 8
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with `contract` where a plain product would need a transpose."""
+        """The graph with `contract` instead of products with transposes."""
         graph = rewrite(graph, _spelled)
         # Each round moves transposes past one operator; a chain between two products is short.
         for _ in range(self.rounds):
@@ -47,7 +45,7 @@ class TransposedProducts:
 
 
 def _spelled(builder: GraphBuilder, node: Node) -> str | None:
-    """A batched product with its batch as the axes that one of its operands had before they became one."""
+    """A batched product whose batch is split into the axes that one operand had before a reshape merged them."""
     if node.op != "batch_matmul":
         return None
     shapes = [builder.value(name).shape for name in node.inputs]
@@ -67,7 +65,7 @@ def _spelled(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _as_shape(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
-    """The value in another shape, without a reshape where it was reshaped from that one."""
+    """The value reshaped to `shape`, or the source of an existing reshape if that has this shape."""
     source = builder.producer(name)
     if source is not None and source.op == "reshape":
         name = source.inputs[0]
@@ -105,7 +103,7 @@ def _moved(graph: Graph) -> Graph:
 
 
 def _before_units(builder: GraphBuilder, node: Node) -> str | None:
-    """transpose(reshape(x)) -> reshape(transpose(x)), where the reshape only adds or removes axes of extent 1."""
+    """transpose(reshape(x)) -> reshape(transpose(x)), if the reshape only adds or removes axes of extent 1."""
     source = builder.producer(node.inputs[0]) if node.op == "transpose" else None
     if source is None or source.op != "reshape":
         return None
@@ -114,8 +112,8 @@ def _before_units(builder: GraphBuilder, node: Node) -> str | None:
     # Axes of extent 1 do not affect the order of elements, so the reshape commutes with any transpose of the others.
     if [before[axis] for axis in wide] != [extent for extent in after if extent != 1]:
         return None
-    places = iter(wide)
-    came_from = [next(places) if extent != 1 else -1 for extent in after]
+    wide_axes = iter(wide)
+    came_from = [next(wide_axes) if extent != 1 else -1 for extent in after]
     units = [axis for axis, extent in enumerate(before) if extent == 1]
     perm = (*units, *(came_from[axis] for axis in node.ints("perm") if came_from[axis] >= 0))
     turned = builder.emit("transpose", [source.inputs[0]], {"perm": perm}, name=node.name, output=node.output)
@@ -125,35 +123,35 @@ def _before_units(builder: GraphBuilder, node: Node) -> str | None:
 def _reading_untransposed(builder: GraphBuilder, node: Node) -> str | None:
     words, operands = list(_words(node)), list(node.inputs)
     last = words[2][-1:]
-    for place in range(2):
-        source = builder.producer(operands[place])
+    for index in range(2):
+        source = builder.producer(operands[index])
         if source is None or source.op != "transpose":
             continue
-        word = words[place]
+        word = words[index]
         turned = "".join(word[source.ints("perm").index(axis)] for axis in range(len(word)))
         moves_last = word[-1] == last and turned[-1] != last
-        # Loads along the vector loop would become strided. A copy by a separate transpose pays off where each element
-        # is used often.
-        if moves_last and _uses(words, builder.value(operands[1 - place]).shape, place) >= _FEW:
+        # Loads along the vector loop would become strided. A copy by a separate transpose pays off if each element is
+        # used often.
+        if moves_last and _uses(words, builder.value(operands[1 - index]).shape, index) >= _FEW:
             continue
-        operands[place], words[place] = source.inputs[0], turned
+        operands[index], words[index] = source.inputs[0], turned
     if tuple(operands) == node.inputs:
         return None
     return _contract(builder, operands, (words[0], words[1], words[2]), node)
 
 
-def _uses(words: Sequence[str], other: tuple[int, ...], place: int) -> int:
-    """In how many products an element of operand number `place` takes part; `other` is the shape of the other one."""
-    letters = zip(words[1 - place], other, strict=True)
-    return prod(extent for letter, extent in letters if letter not in words[place])
+def _uses(words: Sequence[str], other: tuple[int, ...], index: int) -> int:
+    """Number of products that use an element of operand `index`; `other` is the shape of the other operand."""
+    letters = zip(words[1 - index], other, strict=True)
+    return prod(extent for letter, extent in letters if letter not in words[index])
 
 
 def _is_seldom_used(graph: Graph, name: str, readers: Sequence[Node]) -> bool:
     """Whether only products read a value, each of its elements a few times."""
     uses = [
-        _uses(_words(reader), graph.values[reader.inputs[1 - place]].shape, place) if reader.op == "contract" else _FEW
+        _uses(_words(reader), graph.values[reader.inputs[1 - index]].shape, index) if reader.op == "contract" else _FEW
         for reader in readers
-        for place, operand in enumerate(reader.inputs)
+        for index, operand in enumerate(reader.inputs)
         if operand == name
     ]
     return name not in graph.outputs and max(uses, default=_FEW) < _FEW
@@ -169,7 +167,7 @@ def _writing_transposed(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _settled(builder: GraphBuilder, node: Node) -> str | None:
-    """The product without axes of extent 1, with those as one that always stand together, by its plain name."""
+    """The product without axes of extent 1, with axes that are always adjacent merged, by its plain name."""
     if node.op != "contract":
         return None
     words = _words(node)
@@ -202,7 +200,7 @@ def _settled(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _groups(words: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Letters that stand side by side in every word that has one of them, by the first of them."""
+    """Groups of letters that are adjacent in every word that has any of them, by the first letter."""
     following: dict[str, set[str]] = {}
     heading: set[str] = set()
     for word in filter(None, words):
@@ -211,7 +209,7 @@ def _groups(words: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
         heading.update(word[:1])
     joined = {
         letter: after
-        for letter, (after, *others) in ((letter, tuple(found)) for letter, found in following.items())
+        for letter, (after, *others) in ((letter, tuple(followers)) for letter, followers in following.items())
         if after and not others and after not in heading and _only_after(letter, after, words)
     }
     groups: dict[str, tuple[str, ...]] = {}
@@ -226,4 +224,4 @@ def _groups(words: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _only_after(letter: str, after: str, words: Sequence[Sequence[str]]) -> bool:
-    return all(word[place - 1] == letter for word in words for place in range(1, len(word)) if word[place] == after)
+    return all(word[index - 1] == letter for word in words for index in range(1, len(word)) if word[index] == after)

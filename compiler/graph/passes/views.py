@@ -4,14 +4,14 @@ from retune.compiler.graph.builder import GraphBuilder
 
 
 def reshaped(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
-    """A value in another shape; the value itself where it has that."""
+    """The value reshaped to `shape`; the value itself if it has that shape."""
     if builder.value(name).shape == shape:
         return name
     return builder.emit("reshape", [name], {"shape": shape}, output=name)
 
 
 def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int) -> str:
-    """The part of `x` from start to stop along an axis."""
+    """The range start to stop of `x` along `axis`."""
     shape = builder.value(x).shape
     starts, stops = [0] * len(shape), list(shape)
     starts[axis], stops[axis] = start, stop

@@ -126,7 +126,7 @@ class Pair:
     def tensor(self, values: Array, number: int) -> DeviceArray:
         """An array of another library, which it works on in its own stream."""
         self.gpus.open(number)
-        made = DeviceArray.made(self.gpus, self.gpus.stream(), number, values.shape, values.dtype.name)
+        made = DeviceArray.allocate(self.gpus, self.gpus.stream(), number, values.shape, values.dtype.name)
         made.write(values)
         self.gpus.open((number + 1) % self.gpus.count)
         return made

@@ -58,7 +58,7 @@ def with_weights() -> CompiledNetwork:
 
 def tensor(driver: FakeDriver, values: Array, number: int = 0) -> DeviceArray:
     """An array of another library on a GPU."""
-    made = DeviceArray.made(driver, driver.stream(), number, values.shape, values.dtype.name)
+    made = DeviceArray.allocate(driver, driver.stream(), number, values.shape, values.dtype.name)
     made.write(values)
     return made
 

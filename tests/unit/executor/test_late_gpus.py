@@ -48,7 +48,7 @@ def made(outputs: tuple[int, ...] = (2,), count: int = 1) -> tuple[CompiledNetwo
 
 def tensor(gpus: LateGpus, shape: tuple[int, ...] = (16,)) -> DeviceArray:
     gpus.open(0)
-    array = DeviceArray.made(gpus, gpus.stream(), 0, shape, "float32")
+    array = DeviceArray.allocate(gpus, gpus.stream(), 0, shape, "float32")
     array.write(np.zeros(shape, np.float32))
     return array
 

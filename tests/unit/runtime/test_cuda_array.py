@@ -22,7 +22,7 @@ from tests.support.late_gpus import LateGpus
 
 def made(shape: tuple[int, ...], dtype: str = "float32", driver: FakeDriver | None = None) -> DeviceArray:
     """A new array of a double's."""
-    return DeviceArray.made(driver or FakeDriver(), "stream", 0, shape, dtype)
+    return DeviceArray.allocate(driver or FakeDriver(), "stream", 0, shape, dtype)
 
 
 class Lender:
@@ -170,7 +170,7 @@ def test_what_kernels_cannot_use_is_not_borrowed() -> None:
 def test_an_array_opens_its_gpu_wherever_it_is_used() -> None:
     gpus = LateGpus(count=2)
     gpus.open(1)
-    array = DeviceArray.made(gpus, gpus.stream(), 1, (4,), "float32")
+    array = DeviceArray.allocate(gpus, gpus.stream(), 1, (4,), "float32")
     values = np.arange(4, dtype=np.float32)
 
     def use() -> Array:

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     product, driver = function_of(matmul(6, 16, 10), monkeypatch)
     left, right = factors()
     (result,) = product.outputs()
-    elsewhere = DeviceArray.made(driver, "stream", 1, (6, 10), "float32")
+    elsewhere = DeviceArray.allocate(driver, "stream", 1, (6, 10), "float32")
     wrong: list[tuple[list[Any], str]] = [
         ([left, right], "kernel takes 3 arrays, not 2"),
         ([left, left, result], r"kernel: B is float32\[10, 16\], the array given for it is float32\[6, 10\]"),

@@ -36,14 +36,14 @@ def doubling() -> tuple[DeviceProgram, FakeDriver]:
 
 def test_what_a_kernel_writes_must_be_nothing_else() -> None:
     program, driver = doubling()
-    both = DeviceArray.made(driver, "stream", 0, (32,), "float32")
+    both = DeviceArray.allocate(driver, "stream", 0, (32,), "float32")
     first, middle, last = (both.view(start, (16,), "float32") for start in (0, 32, 64))
     program.bind([first, last])
     for wrong in ([first, first], [first, middle], [last, middle]):
         with pytest.raises(DeviceError, match="k: x and y share memory, and one of them is written"):
             program.bind(wrong)
     with pytest.raises(DeviceError, match=r"k: y lies on cuda\(1\), x on cuda\(0\)"):
-        program.bind([first, DeviceArray.made(driver, "stream", 1, (16,), "float32")])
+        program.bind([first, DeviceArray.allocate(driver, "stream", 1, (16,), "float32")])
 
 
 def test_a_driver_that_takes_no_machine_code_assembles_what_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_driver_that_takes_no_machine_code_assembles_what_it_was_made_of(monke
 
     monkeypatch.setattr(driver, "load", older)
     machine = replace(built, object_code=b"machine code", device=replace(built.device, kind="cubin", ptx="text"))
-    arrays = [DeviceArray.made(driver, "stream", 0, (16,), "float32") for _ in range(2)]
+    arrays = [DeviceArray.allocate(driver, "stream", 0, (16,), "float32") for _ in range(2)]
     arrays[0].write(np.ones(16, "float32"))
     DeviceProgram(driver, "stream", machine).bind(arrays)()
     assert arrays[1].numpy().sum() == 32
@@ -76,7 +76,7 @@ def test_a_driver_that_takes_no_machine_code_assembles_what_it_was_made_of(monke
 
 def test_a_call_keeps_its_arrays() -> None:
     program, driver = doubling()
-    given = [DeviceArray.made(driver, "stream", 0, (16,), "float32") for _ in range(2)]
+    given = [DeviceArray.allocate(driver, "stream", 0, (16,), "float32") for _ in range(2)]
     kept = [weakref.ref(array) for array in given]
     call = program.bind(given)
     del given
@@ -107,7 +107,7 @@ def test_a_kernel_with_much_shared_memory_is_launched_with_it() -> None:
     assert artifact.device is not None
     assert [launch.shared for launch in artifact.device.launches] == [4 * n]
     driver = FakeDriver([lower_for_gpu(replay(dag, steps), "k", task.hardware)])
-    arrays = [DeviceArray.made(driver, "stream", 0, (n,), "float32") for _ in range(2)]
+    arrays = [DeviceArray.allocate(driver, "stream", 0, (n,), "float32") for _ in range(2)]
     values = np.arange(n, dtype="float32")
     arrays[0].write(values)
     DeviceProgram(driver, "stream", artifact).bind(arrays)()
