@@ -13,7 +13,7 @@ import numpy as np
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.errors import CorruptRecordError, StoreError
 from retune.compiler.features import FEATURE_VERSION
-from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
+from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage
 
 _KIND, _VERSION = "training data", 2
 _HEADER = "header.json"
@@ -37,7 +37,7 @@ def batches_from_bytes(data: bytes) -> list[TrainingBatch]:
 
 def refusing_wrong_data(what: str) -> AbstractContextManager[None]:
     """Turn any error of reading an archive of `what` into StoreError or CorruptRecordError."""
-    return refusing_damage(what, "the data", StoreError, CorruptRecordError)
+    return reject_damage(what, "the data", StoreError, CorruptRecordError)
 
 
 def archive_of(batches: Sequence[TrainingBatch], facts: Mapping[str, object], more: Mapping[str, bytes]) -> bytes:

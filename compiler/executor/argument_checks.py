@@ -1,4 +1,4 @@
-"""Checks of what a caller passes to an executor: names, numbers and arrays."""
+"""Checks of a caller's arguments to an executor: names, numbers and arrays."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -13,7 +13,7 @@ from retune.compiler.runtime.device import AnyArray
 
 
 def position_of(key: object, names: Mapping[str, int]) -> int:
-    """The number that a name or an index stands for, -1 for none."""
+    """The position for a name or an index, -1 for neither."""
     if isinstance(key, str):
         return names.get(key, -1)
     return int(key) if isinstance(key, (int, np.integer)) and not isinstance(key, bool) else -1
@@ -21,7 +21,7 @@ def position_of(key: object, names: Mapping[str, int]) -> int:
 
 def parameter_names(plan: Plan) -> dict[str, int]:
     """The buffers that parameters can be loaded into, by name: inputs, and constants with a unique name."""
-    # Only constants that own memory: one that shows another's would change that one too.
+    # Only constants that own memory: loading a view would change its owner.
     constants = [
         (spec.name, number)
         for number, spec in enumerate(plan.buffers)
@@ -33,12 +33,12 @@ def parameter_names(plan: Plan) -> dict[str, int]:
 
 
 def as_array(value: Any, spec: BufferSpec, what: str) -> Array:
-    """What a caller passes for a buffer as an array of the buffer's shape and type; it may be a number.
+    """A caller's value for a buffer, possibly a number, as an array of the buffer's shape and type.
 
     Raises: OptionError when it does not fit.
     """
     try:
-        # A number of Python has no element type of its own, so that it takes the buffer's.
+        # A Python number has no element type, so it takes the buffer's.
         array = _number_as(value, spec) if type(value) in (int, float, bool) else np.asarray(value)
     except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # nested lists of different lengths; 300
         # as int8; a tensor of PyTorch that is on a GPU, or wants a gradient
@@ -69,7 +69,7 @@ def check_fit(array: Array, spec: BufferSpec, what: str) -> None:
 
 
 def copy_to(out: AnyArray | None, source: Array, spec: BufferSpec, what: str) -> Array:
-    """A copy of a buffer, in `out` when given. Raises: OptionError when `out` does not fit or is read-only."""
+    """A copy of a buffer, in `out` if given. Raises: OptionError when `out` does not fit or is read-only."""
     if out is None:
         return source.copy()
     array = shared_array(out, f"{what} {spec.name}")
@@ -81,6 +81,6 @@ def copy_to(out: AnyArray | None, source: Array, spec: BufferSpec, what: str) ->
 
 
 def _number_as(value: Any, spec: BufferSpec) -> Array:
-    """A number of Python as an array of a buffer's type; an integer type takes no fraction."""
+    """A Python number as an array of a buffer's type; integer types take no fractions."""
     fits = not isinstance(value, float) or is_float(spec.dtype)
     return np.asarray(value, np.dtype(spec.dtype) if fits else None)

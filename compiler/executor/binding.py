@@ -16,7 +16,7 @@ BoundCall = Callable[[], object]
 
 
 def check_devices(plan: Plan, functions: Mapping[str, HostFunction], memories: int) -> None:
-    """Check that every device has a memory, and that functions of Python run on none. Raises: ArtifactError."""
+    """Check that every device has a memory, and that Python functions run on the CPU. Raises: ArtifactError."""
     for call in plan.calls:
         if call.device > memories:
             raise ArtifactError(
@@ -42,7 +42,7 @@ def bind_calls(
         roots = [plan.buffers[number].storage for number in call.buffers]
         if call.kernel in artifacts:
             bound.append(memories[call.device].bind(artifacts[call.kernel], call.buffers))
-        elif call.kernel in functions:  # what nothing has written yet is what the function writes
+        elif call.kernel in functions:  # the function writes the buffers that nothing has written yet
             inputs = sum(root in known for root in roots)
             bound.append(host.bind_function(functions[call.kernel], call.buffers, inputs))
         else:
@@ -54,9 +54,9 @@ def bind_calls(
 def order_steps(
     placed: PlacedPlan, calls: Sequence[BoundCall], copies: DeviceCopies, memories: Sequence[DeviceMemory]
 ) -> tuple[BoundCall, ...]:
-    """The steps of a run: calls of one device that follow each other as one, and the copies between them."""
+    """The steps of a run: consecutive calls of one device as one step, and the copies between them."""
     steps: list[BoundCall] = []
-    # `groupby` joins neighbors only, so that the order of the steps stays.
+    # `groupby` joins neighbors only, so the order of the steps stays.
     for device, group in groupby(placed.steps, key=_device_of):
         made = [calls[step.call] if isinstance(step, Run) else copies.step(step) for step in group]
         steps += made if device is None else memories[device].capture(made)
@@ -64,5 +64,5 @@ def order_steps(
 
 
 def _device_of(step: Run | Copy) -> int | None:
-    """The device that makes a call, None for a copy."""
+    """The device of a call, None for a copy."""
     return step.device if isinstance(step, Run) else None

@@ -1,4 +1,4 @@
-"""The memory of an executor on a GPU, and calls of kernels on it, which are queued on one stream."""
+"""The memory of an executor on a GPU, and calls of kernels on it, queued on one stream."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -16,13 +16,12 @@ from retune.compiler.runtime.device import cuda
 
 
 class CudaMemory(DeviceMemory):
-    """Memory of the GPU number `number`, which `driver` opens; all work is queued on `stream`."""
+    """Memory of GPU `number`, which `driver` opens; all work is queued on `stream`."""
 
     def __init__(self, driver: Driver, number: int = 0, *, graphs: bool = False) -> None:
-        """With `graphs` calls that follow each other are captured in the first run, and launched as one graph in those
-        after it.
+        """With `graphs`, consecutive calls are captured in the first run and launched as one graph in later runs.
 
-        Raises: DeviceError when there is no such GPU; OptionError when `driver` is none, or `number` no integer.
+        Raises: DeviceError when there is no such GPU; OptionError for an invalid `driver` or `number`.
         """
         if not hasattr(driver, "open") or not hasattr(driver, "stream"):
             raise OptionError(
@@ -34,14 +33,14 @@ class CudaMemory(DeviceMemory):
         self.stream: Any = driver.stream()
         self.graphs = graphs
         self.version = 0
-        """Changes whenever a buffer, or the workspace, gets other memory."""
+        """Changes with the memory of any buffer or of the workspace."""
         self._workspace: DeviceArray | None = None
         self._arena: DeviceArray | None = None
         self._programs: dict[str, DeviceProgram] = {}
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
-        """Allocate the buffers that calls here touch; intermediates share an arena as they do on the CPU, and constants
-        are shared with other executors that have them here.
+        """Allocate the buffers of calls on this device; intermediates share an arena as on the CPU, and executors share
+        constants on the GPU.
         """
         self._claim()
         self.ready()
@@ -56,31 +55,31 @@ class CudaMemory(DeviceMemory):
         for number, shared in self._shared.items():
             self._own[number] = shared.array.view(0, plan.buffers[number].shape, plan.buffers[number].dtype)
         self._borrowed: set[int] = set()
-        """Which buffers are arrays of the caller."""
+        """The buffers that are arrays of the caller."""
 
     def ready(self) -> None:
-        """Open the GPU: the caller, or another memory, may have opened another one."""
+        """Select the GPU: the caller, or another memory, may have selected another."""
         self.driver.open(self.device.device_id)
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
-        """A call of a kernel on buffers; code is loaded once, however many calls there are."""
+        """A call of a kernel on buffers; its code is loaded once for all calls."""
         self.ready()
         if artifact.name not in self._programs:
             self._programs[artifact.name] = DeviceProgram(self.driver, self.stream, artifact)
-        # One workspace for all: kernels of one stream run one after the other.
+        # One workspace for all: kernels of one stream run one after another.
         need = artifact.workspace_bytes
         if need and (self._workspace is None or self._workspace.nbytes < need):
-            self._workspace = self._made((need,), "uint8")
-            self.version += 1  # calls that have the smaller one take this one
+            self._workspace = self._allocate((need,), "uint8")
+            self.version += 1  # calls with the smaller workspace rebind
         return _DeviceCall(self, self._programs[artifact.name], buffers)
 
     @property
     def workspace(self) -> int:
-        """The address of what calls may write to while they run, 0 when none needs any."""
+        """The address of the kernels' scratch memory, 0 if none needs any."""
         return 0 if self._workspace is None else self._workspace.address
 
     def arrays(self, artifact: KernelArtifact, buffers: Sequence[int]) -> list[DeviceArray]:
-        """The buffers as a kernel takes them."""
+        """The buffers in the shapes and dtypes of a kernel's arguments."""
         roots = (self._own[self._plan.buffers[number].storage] for number in buffers)
         return [root.view(0, spec.shape, spec.dtype) for root, spec in zip(roots, artifact.args, strict=True)]
 
@@ -89,12 +88,11 @@ class CudaMemory(DeviceMemory):
         return [_CapturedGraph(self, calls)] if self.graphs else calls
 
     def read(self, number: int, out: Array) -> None:
-        """Copy a buffer into an array of its type and size."""
         self.ready()
         self._own[number].read(out)
 
     def write(self, number: int, values: Array) -> None:
-        """Copy an array into a buffer; a constant that others may read gets own memory first."""
+        """Copy an array into a buffer; a shared constant gets its own memory first."""
         self.ready()
         # Copy on write.
         if number in self._shared:
@@ -104,22 +102,22 @@ class CudaMemory(DeviceMemory):
         array.write(values.reshape(array.shape))
 
     def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy an array that lies on this GPU into a buffer, in own memory."""
-        source = self._shown(spec, array, what)
+        """Copy an array on this GPU into a buffer, in own memory."""
+        source = self._view_of(spec, array, what)
         self.release_borrow(spec.storage)
         self._copy(source, self._own[spec.storage])
 
     def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy a buffer into an array that lies on this GPU."""
-        self._copy(self._own[spec.storage], self._shown(spec, array, what))
+        """Copy a buffer into an array on this GPU."""
+        self._copy(self._own[spec.storage], self._view_of(spec, array, what))
 
     def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Use an array of the caller on this GPU for a buffer and all views of it."""
-        given = self._shown(spec, array, what)
-        self._check_borrow(spec, what, lambda other: given.overlaps(self._own[other]), self._own)
+        """Use a caller's array on this GPU for a buffer and all views of it."""
+        borrowed = self._view_of(spec, array, what)
+        self._check_borrow(spec, what, lambda other: borrowed.overlaps(self._own[other]), self._own)
         root = self._plan.buffers[spec.storage]
         self._borrowed.add(spec.storage)
-        self._put(spec.storage, given.view(0, root.shape, root.dtype))
+        self._put(spec.storage, borrowed.view(0, root.shape, root.dtype))
 
     def release_borrow(self, number: int) -> None:
         """Use own memory for a buffer again."""
@@ -129,13 +127,13 @@ class CudaMemory(DeviceMemory):
             self._put(number, self._new(number))
 
     def wait(self) -> None:
-        """Return when all calls before are done."""
+        """Wait for all earlier calls."""
         self.ready()
         self.driver.wait(self.stream)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that was allocated here."""
+        """Bytes of memory allocated here."""
         spare = [array for array in (self._arena, self._workspace) if array is not None]
         own = (number for number in self._own if number not in self._borrowed and not self._in_arena(number))
         return sum(array.nbytes for array in (*spare, *(self._own[number] for number in own)))
@@ -147,7 +145,7 @@ class CudaMemory(DeviceMemory):
         if array.address == self._own[number].address:  # the same memory, which calls use already
             self._own[number] = array
             return
-        self.wait()  # what is queued may use the memory that goes
+        self.wait()  # queued work may use the old memory
         self._own[number] = array
         self.version += 1
 
@@ -158,34 +156,34 @@ class CudaMemory(DeviceMemory):
         return self._zeros(spec.shape, spec.dtype)
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """An array of zeros: they are legal indices for a call that is made out of order."""
-        array = self._made(shape, dtype)
+        """An array of zeros: valid indices for a call out of order."""
+        array = self._allocate(shape, dtype)
         if array.nbytes:
             self.driver.fill(array.address, 0, array.nbytes, self.stream)
         return array
 
-    def _made(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    def _allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         return DeviceArray.allocate(self.driver, self.stream, self.device.device_id, shape, dtype)
 
-    def _shown(self, spec: BufferSpec, array: Any, what: str) -> DeviceArray:
+    def _view_of(self, spec: BufferSpec, array: Any, what: str) -> DeviceArray:
         self.ready()
-        found = DeviceArray.borrowed(self.driver, self.stream, array)
-        if found.device != self.device:
-            raise DeviceError(f"{what} {spec.name} lies on {found.device}; the network needs it on {self.device}")
-        if (found.shape, found.dtype) != (spec.shape, spec.dtype):
-            wanted, given = f"{spec.dtype}{list(spec.shape)}", f"{found.dtype}{list(found.shape)}"
-            raise OptionError(f"{what} {spec.name} must be {wanted}, not {given}")
-        return found
+        view = DeviceArray.borrow(self.driver, self.stream, array)
+        if view.device != self.device:
+            raise DeviceError(f"{what} {spec.name} lies on {view.device}; the network needs it on {self.device}")
+        if (view.shape, view.dtype) != (spec.shape, spec.dtype):
+            wanted, actual = f"{spec.dtype}{list(spec.shape)}", f"{view.dtype}{list(view.shape)}"
+            raise OptionError(f"{what} {spec.name} must be {wanted}, not {actual}")
+        return view
 
     def _copy(self, source: DeviceArray, target: DeviceArray) -> None:
-        nbytes = min(source.nbytes, target.nbytes)  # a buffer may show the beginning of a larger one
+        nbytes = min(source.nbytes, target.nbytes)  # a buffer may be the beginning of a larger one
         if nbytes and source.address != target.address:  # CUDA copies nothing onto itself
             self.driver.copy(target.address, source.address, nbytes, self.stream)
-        self.wait()  # the caller may write to the one, or read the other, as soon as this returns
+        self.wait()  # after the return the caller may write to the source or read the target
 
 
 class _DeviceCall:
-    """One call of a kernel on buffers of a memory, wherever they are by now."""
+    """One call of a kernel on buffers of a memory, wherever they are now."""
 
     def __init__(self, memory: CudaMemory, program: DeviceProgram, buffers: Sequence[int]) -> None:
         self._memory, self._program, self._buffers = memory, program, buffers
@@ -193,7 +191,7 @@ class _DeviceCall:
 
     def __call__(self) -> None:
         self._memory.ready()
-        # Addresses are baked into bound calls: rebound only when memory has changed.
+        # Addresses are baked into bound calls: rebound only after memory has changed.
         if self._version != self._memory.version:
             self._bind()
         self._call()
@@ -206,7 +204,7 @@ class _DeviceCall:
 
 class _CapturedGraph:
     """Calls that are launched as one graph. The first time, and after each change of their memory, they are made one by
-    one and captured then: loading code cannot be captured.
+    one and then captured: loading code cannot be captured.
     """
 
     def __init__(self, memory: CudaMemory, calls: Sequence[Callable[[], object]]) -> None:
@@ -217,16 +215,16 @@ class _CapturedGraph:
     def __call__(self) -> None:
         memory = self._memory
         if self._version == memory.version and self._graph is not None:
-            memory.ready()  # as every call of them does
+            memory.ready()  # as every call does
             self._graph()
             return
-        self._graph = None  # it uses memory that may be gone
-        _make(self._calls)
+        self._graph = None  # it uses memory that may be freed
+        _call_all(self._calls)
         self._version = memory.version
         # Captured after a run outside of a graph: loading code and growing the workspace cannot be captured.
-        self._graph = memory.driver.captured(memory.stream, partial(_make, self._calls))
+        self._graph = memory.driver.capture(memory.stream, partial(_call_all, self._calls))
 
 
-def _make(calls: Sequence[Callable[[], object]]) -> None:
+def _call_all(calls: Sequence[Callable[[], object]]) -> None:
     for call in calls:
         call()

@@ -1,6 +1,6 @@
-"""The profile of a graph: how long every node took, as a table, a trace and JSON.
+"""The profile of a graph: the time of every node, as a table, a trace and JSON.
 
-A report is frozen; one that went through JSON prints the same table.
+A report is frozen; after a round trip through JSON it prints the same table.
 """
 
 import csv
@@ -21,8 +21,8 @@ _UNITS = {"Duration (us)": "microseconds", "Percent": "percent", "Count": "count
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """One node: `op` is its function, "param" for inputs; `shape` and the numbers of `inputs` and `outputs` are those
-    of its values; `result` holds seconds.
+    """One node: `op` is its function, "param" for inputs; `shape` and the numbers of `inputs` and `outputs` describe
+    its values; `result` holds seconds.
     """
 
     name: str
@@ -34,12 +34,12 @@ class NodeTime:
 
     @property
     def is_param(self) -> bool:
-        """Whether nothing is computed."""
+        """Whether the node computes nothing."""
         return self.op == "param"
 
 
 def time_table(times: Sequence[NodeTime], sort_by_time: bool = True) -> str:
-    """A table of all nodes that compute something, and their total."""
+    """A table of all computing nodes, and their total."""
     rows = [time for time in times if not time.is_param]
     total = sum(time.result.mean for time in rows)
     if sort_by_time:
@@ -50,7 +50,7 @@ def time_table(times: Sequence[NodeTime], sort_by_time: bool = True) -> str:
 
 
 def trace_json(times: Sequence[NodeTime]) -> str:
-    """The nodes one after the other, as trace viewers read them; times start at 0 and are in microseconds."""
+    """The nodes one after another, for trace viewers; times start at 0 and are in microseconds."""
     events: list[dict[str, object]] = []
     now = 0.0
     for time in times:
@@ -75,7 +75,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One timed run: the calls in running order, sums per device, and how it was run."""
+    """One timed run: the calls in order, sums per device, and the configuration."""
 
     calls: tuple[Mapping[str, Value], ...]
     device_metrics: Mapping[str, Mapping[str, Value]]
@@ -90,9 +90,9 @@ class Report:
         total = sum(float(call["Duration (us)"]) for call in calls)
         sums: dict[str, Value] = {"Name": "Total", "Duration (us)": total, "Count": sum(int(c["Count"]) for c in calls)}
         rows = [tuple(_printed(name, row.get(name, "")) for name in _COLUMNS) for row in (*calls, sums)]
-        told = [("Configuration", *[""] * 6), ("-" * 13, *[""] * 6)]
-        told += [(f"{name}: {value}", *[""] * 6) for name, value in self.configuration.items()]
-        return _aligned([_COLUMNS, tuple("-" * len(name) for name in _COLUMNS), *rows]) + "\n" + _aligned(told)
+        configuration = [("Configuration", *[""] * 6), ("-" * 13, *[""] * 6)]
+        configuration += [(f"{name}: {value}", *[""] * 6) for name, value in self.configuration.items()]
+        return _aligned([_COLUMNS, tuple("-" * len(name) for name in _COLUMNS), *rows]) + "\n" + _aligned(configuration)
 
     def csv(self) -> str:
         """The calls as comma-separated values, with a header."""
@@ -115,7 +115,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """Read what `json` wrote. Raises: ArtifactError when it is something else."""
+        """The inverse of `json`. Raises: ArtifactError for anything else."""
         try:
             data = json.loads(text)
             calls = tuple(_without_units(call) for call in data["calls"])
@@ -126,7 +126,7 @@ class Report:
 
 
 def make_report(times: Sequence[NodeTime], hashes: Mapping[str, str], device: str, threads: int) -> Report:
-    """The report of one run; `hashes` are of the functions, by name."""
+    """The report of one run; `hashes` are the functions' hashes, by name."""
     run = [time for time in times if not time.is_param]
     total = sum(time.result.mean for time in run)
     calls: tuple[Mapping[str, Value], ...] = tuple(

@@ -1,7 +1,7 @@
 """The copies of constants on GPUs, shared by the executors of this process.
 
-A GPU has a constant once, for as long as an executor has it, and nothing writes to it. An executor that is deleted has
-waited for its calls, so nothing reads the memory that is given back.
+A GPU has a constant once, while any executor has it, and nothing writes to it. A deleted executor has waited for its
+calls, so nothing reads the freed memory.
 """
 
 import threading
@@ -17,7 +17,7 @@ from retune.compiler.runtime.cuda_driver import Driver
 
 @dataclass(frozen=True, eq=False)
 class DeviceConstant:
-    """A constant, and where it lies on a GPU."""
+    """A constant, with its array on a GPU."""
 
     driver: Driver
     source: Array
@@ -25,28 +25,28 @@ class DeviceConstant:
 
 
 class DeviceConstants:
-    """The constants that are on GPUs, by their address in the CPU's memory, which they keep."""
+    """The constants on GPUs, by their address in the CPU's memory, which they keep alive."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[tuple[object, ...], DeviceConstant] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def on_gpu(self, driver: Driver, stream: Any, number: int, source: Array) -> DeviceConstant:
-        """A read-only array on GPU `number`, which is open; copied there by `stream` if it is not there.
+        """A read-only copy of `source` on GPU `number`, which is open; `stream` copies it there if needed.
 
         Raises: DeviceError when there is no memory.
         """
-        # The address stands for the contents: constants are read-only, and the entry keeps its array, so it is not
-        # reused.
+        # The address identifies the contents: constants are read-only, and the entry keeps its array, so the address is
+        # not reused.
         key = (id(driver), number, address(source), source.shape, source.dtype.name)
         with self._lock:
-            found = self._known.get(key)
-            if found is None:
+            constant = self._known.get(key)
+            if constant is None:
                 array = DeviceArray.allocate(driver, stream, number, source.shape, source.dtype.name)
                 array.write(source)
-                found = self._known[key] = DeviceConstant(driver, source, array)
-            return found
+                constant = self._known[key] = DeviceConstant(driver, source, array)
+            return constant
 
 
 CONSTANTS = DeviceConstants()
-"""Those of this process."""
+"""The constants of this process."""

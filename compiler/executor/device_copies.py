@@ -1,8 +1,8 @@
 """The copies between the devices of one executor: which of them a run makes, and where every buffer is up to date.
 
-A buffer is *resident* on a device when its value is in an array of the caller there, or was copied there by the caller:
-no run copies it to or from the host then. Nothing here refers to the executor, so that it goes, with its memory, as
-soon as its last reference does.
+A buffer is *resident* on a device when its value is in a caller's array there, or was copied there by the caller: no
+run copies it to or from the host then. Nothing here refers to the executor, so that it is freed, with its memory, with
+its last reference.
 """
 
 import math
@@ -21,7 +21,7 @@ from retune.compiler.runtime.device import Device, cpu, device_of
 
 
 class CopyStep:
-    """A copy as a step of a run: made when it is `due`, and due again after it when it is `always` made."""
+    """A copy as a step of a run: made if `due`, and due again afterwards if `always`."""
 
     __slots__ = ("_copy", "always", "due", "target")
 
@@ -47,26 +47,26 @@ class DeviceCopies:
         self._inbound: dict[int, list[CopyStep]] = {}
         """The copies of inputs and constants to devices, by buffer."""
         self._outbound: dict[int, CopyStep] = {}
-        """The copies of outputs to the host that end a run, by buffer."""
+        """The final copies of outputs to the host, by buffer."""
         self._resident: dict[int, DeviceMemory] = {}
         self._ends_run = frozenset(placed.last)
         for copy in placed.constants:
             self.step(copy).due = False  # the memories have constants from the start
 
     def step(self, copy: Copy) -> CopyStep:
-        """A copy as a step of a run. An input or a constant is copied when it was set since the last run."""
+        """A copy as a step of a run. An input or a constant is copied if it was set since the last run."""
         made = CopyStep(partial(self._copier, self._plan, self._host, self._memories, copy), copy.target)
         if self._plan.buffers[copy.storage].kind in READ_ONLY:
             made.always = False
             self._inbound.setdefault(copy.storage, []).append(made)
-        # Only those that end a run can be left out when the caller's array is on the device.
+        # Only final copies can be skipped if the caller's array is on the device.
         elif copy in self._ends_run:
             self._outbound[copy.storage] = made
         return made
 
     @property
     def finish(self) -> "Sequence[Callable[[], object]]":
-        """The step that ends a run: nothing has waited yet for a device whose outputs no copy fetches."""
+        """The last step of a run: wait for devices whose outputs no copy fetches."""
         return [partial(_wait_for, self._outbound, self._resident)] if self._outbound else []
 
     @staticmethod
@@ -80,8 +80,8 @@ class DeviceCopies:
             memories[copy.target].write(copy.storage, _read(plan, memories[copy.source], copy.storage))
 
     def stage_inputs(self, index: int) -> None:
-        """Copy what a call reads to its device, from where it was written last."""
-        for copy in self._placed.needs[index]:
+        """Copy a call's operands to its device, from their latest location."""
+        for copy in self._placed.copies_before[index]:
             steps = self._inbound.get(copy.storage)
             if steps is None:
                 self._copier(self._plan, self._host, self._memories, copy)
@@ -89,11 +89,11 @@ class DeviceCopies:
                 step()
 
     def home(self, root: int) -> DeviceMemory:
-        """The memory where a run writes a buffer last."""
+        """The memory of the last write of a buffer in a run."""
         return self._memories[self._placed.homes.get(root, HOST)]
 
     def value(self, number: int) -> Array:
-        """What an input or an output holds: the host's array, or a copy of what is resident on a device."""
+        """The value of an input or an output: the host's array, or a copy of a device's resident value."""
         if self._resident:
             memory = self._resident.get(self._plan.buffers[number].storage)
             if memory is not None:
@@ -101,23 +101,23 @@ class DeviceCopies:
         return self._host.arrays[number]
 
     def last_value(self, number: int) -> Array:
-        """What any buffer holds where it was written last."""
+        """The latest value of any buffer."""
         root = self._plan.buffers[number].storage
         memory = self._resident.get(root) or self.home(root)
         return self._host.arrays[number] if memory is self._host else _read(self._plan, memory, number)
 
     def mark_written(self, number: int) -> None:
-        """The host has a new value of an input or a constant: devices get it when they need it."""
+        """The host has a new value of an input or a constant; devices get it on demand."""
         memory = self._resident.pop(number, None)
         if memory is not None:
             memory.release_borrow(number)
         for step in self._inbound.get(number, ()):
             step.due, step.always = True, False
             if self._plan.buffers[number].kind is BufferKind.CONSTANT:
-                step()  # no run does
+                step()  # no run does it
 
     def mark_borrowed(self, number: int) -> None:
-        """An input is read from an array of the caller on the host, who may change it before every run."""
+        """An input is a caller's array on the host, which may change before every run."""
         self.mark_written(number)
         for step in self._inbound.get(number, ()):
             step.always = True
@@ -129,8 +129,8 @@ class DeviceCopies:
         self._resident[number] = self._memories[step.target]
 
     def mark_output_resident(self, root: int) -> None:
-        """An output is written into an array of the caller on its device: no run copies it to the host."""
-        if root in self._outbound:  # else a call on the host reads it
+        """An output is a caller's array on its device: no run copies it to the host."""
+        if root in self._outbound:  # otherwise a call on the host reads it
             self._outbound[root].due = self._outbound[root].always = False
             self._resident[root] = self.home(root)
 
@@ -143,7 +143,7 @@ class DeviceCopies:
             self._outbound[root].due = self._outbound[root].always = True
 
     def reader(self, number: int, array: Any) -> DeviceMemory:
-        """The memory of the device on which an array lies, and which alone reads the input. Raises: OptionError."""
+        """The memory of the array's device, if only that device reads the input. Raises: OptionError."""
         devices = [step.target for step in self._inbound.get(number, ())]
         lies = device_of(array)
         if self._is_read_on_host(number) or len(devices) != 1 or self._memories[devices[0]].device != lies:
@@ -170,7 +170,7 @@ def _read(plan: Plan, memory: DeviceMemory, number: int) -> Array:
     """A copy of a buffer on a device."""
     spec = plan.buffers[number]
     root = plan.buffers[spec.storage]
-    # The owner is read whole: memories copy buffers by the number of the one that owns memory.
+    # Memories copy whole buffers, by the number of the buffer that owns the memory.
     whole = aligned_array(root.shape, root.dtype)
     memory.read(spec.storage, whole)
     return whole.reshape(-1)[: math.prod(spec.shape)].reshape(spec.shape)

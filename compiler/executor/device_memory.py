@@ -1,7 +1,7 @@
 """The memory of an executor on one device. An executor has one for each device; the host's is the first.
 
-A memory holds the buffers that the calls on its device touch. What another device writes gets there by copies alone.
-An array of the caller may stand for a buffer (a *borrow*); calls that are bound follow.
+A memory holds the buffers of the calls on its device. Other devices' results arrive by copies alone. A caller's array
+may replace a buffer (a *borrow*); bound calls follow.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from retune.compiler.runtime.device import Device
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of memory that an executor holds while it runs, by purpose; `devices` is memory of devices but the CPU."""
+    """Bytes of memory of a running executor, by purpose; `devices` is memory of devices other than the CPU."""
 
     inputs: int
     outputs: int
@@ -28,25 +28,25 @@ class MemoryUse:
 
     @property
     def peak(self) -> int:
-        """All on the CPU together; an executor allocates everything when it is made, so this is also the least."""
+        """All memory on the CPU; an executor allocates everything at creation, so this is also the minimum."""
         return self.inputs + self.outputs + self.constants + self.arena + self.workspace
 
 
 class DeviceMemory(ABC):
-    """The memory of one executor on one device. Buffers are named by the numbers of those that own memory."""
+    """The memory of one executor on one device. Buffers are named by the numbers of their owners."""
 
     device: Device
     _plan: Plan
     _is_open = False
 
     def _claim(self) -> None:
-        """A second executor would replace the buffers of the first. Raises: OptionError."""
+        """Reject a second executor, which would replace the buffers of the first. Raises: OptionError."""
         if self._is_open:
             raise OptionError("this is the memory of another executor already; make another one for this")
         self._is_open = True
 
     def _check_borrow(self, spec: BufferSpec, what: str, shares: Callable[[int], bool], others: Iterable[int]) -> None:
-        """Check that an array may stand for a buffer; `shares` says whether it shares memory with one of the `others`.
+        """Check that an array may replace a buffer; `shares(other)` says whether it shares memory with buffer `other`.
 
         Raises: OptionError.
         """
@@ -62,7 +62,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
-        """Allocate the buffers `used`; constants have their values then.
+        """Allocate the buffers `used`, and set constants.
 
         Raises: OptionError when this is the memory of another executor.
         """
@@ -73,11 +73,11 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def capture(self, calls: Sequence[Callable[[], object]]) -> Sequence[Callable[[], object]]:
-        """Calls that were bound here and follow each other, as few steps as the device can make of them."""
+        """Consecutive calls bound here, as few steps as the device can make of them."""
 
     @abstractmethod
     def read(self, number: int, out: Array) -> None:
-        """Copy a buffer into an array of its type and size, when all calls before are done."""
+        """Copy a buffer into an array of its type and size, after all earlier calls."""
 
     @abstractmethod
     def write(self, number: int, values: Array) -> None:
@@ -85,32 +85,32 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy an array that lies on this device into a buffer.
+        """Copy an array on this device into a buffer.
 
-        Raises: OptionError when it does not fit; DeviceError when it lies elsewhere or cannot be used as it lies.
+        Raises: OptionError when it does not fit; DeviceError when it is elsewhere or cannot be used in place.
         """
 
     @abstractmethod
     def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy a buffer into an array that lies on this device; done when this returns. Raises: as `copy_in`."""
+        """Copy a buffer into an array on this device; done on return. Raises: like `copy_in`."""
 
     @abstractmethod
     def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Use an array of the caller on this device for a buffer and all views of it.
+        """Use a caller's array on this device for a buffer and all views of it.
 
-        Raises: as `copy_in`; OptionError when it shares memory with another buffer and one of them is written, or when
-        the buffer is the beginning of another one.
+        Raises: like `copy_in`; OptionError when it shares memory with another buffer and one of them is written, or
+        when the buffer is the beginning of another.
         """
 
     @abstractmethod
     def release_borrow(self, number: int) -> None:
-        """Use own memory for a buffer again, where an array of the caller stood for it."""
+        """Use own memory for a buffer again, in place of a caller's array."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when all calls before are done."""
+        """Wait for all earlier calls."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of the memory that was allocated here."""
+        """Bytes of memory allocated here."""

@@ -22,12 +22,12 @@ def executor_of(
     kernels: Mapping[str, Kernel] | None = None,
     functions: Mapping[str, HostFunction] | None = None,
 ) -> GraphExecutor:
-    """An executor of a network, on so many threads of the CPU. The GPUs among `devices` are devices 1, 2, ... of its
-    plan, in this order; by default these are as many GPUs as it needs, from number 0 on. The CPU is always there.
+    """An executor of a network, on `threads` threads of the CPU. The GPUs among `devices` are devices 1, 2, ... of its
+    plan, in order; by default as many GPUs as it needs, from number 0 on. The CPU is always available.
 
-    CUDA is asked for only by a network that has kernels for a GPU.
-    Raises: as `GraphExecutor`; OptionError when the network runs on more GPUs than are given, or fewer; DeviceError
-    when it needs a GPU and there is none, or another one.
+    Only networks with kernels for a GPU use CUDA.
+    Raises: like `GraphExecutor`; OptionError for another number of GPUs than the network runs on; DeviceError when it
+    needs a GPU and there is none, or another.
     """
     require_network(network)
     need = gpu_count(network)
@@ -35,12 +35,12 @@ def executor_of(
         devices = [cuda(number) for number in range(need)]
     gpus = gpus_among(devices, "networks")
     if len(gpus) != need:
-        given = ", ".join(map(str, gpus)) or "no GPU"
-        what_to_do = {0: 'run it on cpu(0), or compile it for "cuda"', 1: "name it, such as cuda(0)"}.get(
+        gpu_names = ", ".join(map(str, gpus)) or "no GPU"
+        advice = {0: 'run it on cpu(0), or compile it for "cuda"', 1: "name it, such as cuda(0)"}.get(
             need, "name them, such as cuda(0) and cuda(1)"
         )
         raise OptionError(
-            f"network {network.plan.name} was compiled for {_gpus(need)}, and given is {given}: {what_to_do}"
+            f"network {network.plan.name} was compiled for {_gpus(need)}, and given is {gpu_names}: {advice}"
         )
     check_machine(network)
     if not gpus:
@@ -54,7 +54,7 @@ def executor_of(
 
 
 def gpu_count(network: CompiledNetwork) -> int:
-    """How many GPUs it runs on."""
+    """Number of GPUs that the network runs on."""
     return max((call.device for call in network.plan.calls), default=0)
 
 
@@ -72,7 +72,7 @@ def check_gpu(network: CompiledNetwork, here: GpuDevice) -> None:
 
 
 def gpus_of(devices: Sequence[Device]) -> tuple[GpuDevice, ...]:
-    """What the driver says of GPUs. Raises: DeviceError when one is not there, or CUDA cannot be used."""
+    """The driver's description of GPUs. Raises: DeviceError when one is missing, or CUDA cannot be used."""
     known = driver().devices()
     for device in devices:
         if not 0 <= device.device_id < len(known):

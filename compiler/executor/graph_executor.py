@@ -1,6 +1,6 @@
 """The executor of a compiled network.
 
-It allocates and binds everything when it is made; a run is a loop over bound calls, and copies between devices, and
+It allocates and binds everything at creation; a run is a loop over bound calls and copies between devices, and
 allocates nothing.
 """
 
@@ -31,15 +31,15 @@ from retune.compiler.runtime.locks import add_lock
 
 
 class GraphExecutor(TimedExecutor):
-    """Runs a compiled network on the CPU, and on further devices where its calls name some. Threads may share an
-    executor if each holds a common lock from `set_input` to `get_output`; without it the executor raises where a
-    thread would use what another one has set or computed.
+    """Runs a compiled network on the CPU, and on further devices that its calls name. Threads may share an executor if
+    each holds a common lock from `set_input` to `get_output`; without it the executor raises when a thread would use
+    inputs or outputs of another.
 
     executor = GraphExecutor(CompiledNetwork.load("resnet18.retune"), threads=2)
     executor.run(image=array)
     scores = executor.get_output(0)
 
-    An array may be of NumPy or, by DLPack, of another library; one of a network's GPU may lie there.
+    Arrays are NumPy's or, by DLPack, another library's; arrays of a network with a GPU may be on that GPU.
     """
 
     lock: threading.RLock
@@ -54,12 +54,11 @@ class GraphExecutor(TimedExecutor):
     ) -> None:
         """Load the kernels, allocate all memory and bind all calls.
 
-        `kernels` are those of the network for the CPU when they are loaded already. `functions` are Python functions
-        that the plan calls beside kernels: they get the inputs of a call, read-only, and then the outputs to fill.
-        `memories` are those of the devices 1, 2, ... of the plan, such as `CudaMemory`; constants are copied there.
+        `kernels` are the network's CPU kernels if already loaded. `functions` are Python functions that the plan calls
+        besides kernels: they get the inputs of a call, read-only, and then the outputs to fill. `memories` belong to
+        the devices 1, 2, ... of the plan, such as `CudaMemory`; constants are copied there.
         Raises: ArtifactError when the network is inconsistent, made for another machine, or names a device without a
-        memory; OptionError when it is none, `threads` is none that can be started, or a memory is that of another
-        executor; DeviceError.
+        memory; OptionError for an invalid network, number of threads or memory; DeviceError.
         """
         require_network(network)
         if not isinstance(memories, Sequence) or not all(hasattr(memory, "capture") for memory in memories):
@@ -67,7 +66,7 @@ class GraphExecutor(TimedExecutor):
         if functions is not None and not isinstance(functions, Mapping):
             raise OptionError(f"functions are given by their names, not as {functions!r:.80}")
         functions = functions or {}
-        # Before any memory is allocated: what the plan says of offsets decides which memory kernels write.
+        # Before any allocation: the plan's offsets decide which memory kernels write.
         network.verify(functions)
         check_machine(network)
         check_devices(network.plan, functions, len(memories))
@@ -87,26 +86,25 @@ class GraphExecutor(TimedExecutor):
         self._input_specs = [plan.buffers[number] for number in plan.inputs]
         self._output_specs = [plan.buffers[number] for number in plan.outputs]
         # Names are resolved once; a call by name costs one dictionary lookup.
-        self._index = {spec.name: place for place, spec in enumerate(self._input_specs)}
-        # Reversed, so that of outputs with one name the first counts.
-        self._output_index = {spec.name: place for place, spec in reversed(list(enumerate(self._output_specs)))}
+        self._index = {spec.name: index for index, spec in enumerate(self._input_specs)}
+        # Reversed, so that the first of equal output names counts.
+        self._output_index = {spec.name: index for index, spec in reversed(list(enumerate(self._output_specs)))}
         self._settable = parameter_names(plan)
         self._loaded: set[str] = set()
         self.unset_params: set[str] = set()
-        """Inputs that are parameters of a library and have no value yet: a run would compute on zeros."""
+        """Inputs that are parameters of a library without a value: a run would compute on zeros."""
         self._lent: dict[int, int] = {}
-        """Which output has an array of the caller, by the buffer that owns its memory."""
+        """The output with a caller's array, by the buffer that owns its memory."""
         self._has_devices = bool(memories)
         add_lock(self)
         self._claims = Claims(len(plan.outputs))
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What it runs on: the CPU, then GPUs."""
+        """Its devices: the CPU, then GPUs."""
         return tuple(memory.device for memory in self._memories)
 
     def check_device(self, where: Device) -> None:
-        """Check that this runs on a device. Raises: OptionError."""
         if not any(same_device(where, device) for device in self.devices):
             here = " and ".join(map(str, self.devices))
             raise OptionError(f"network {self.network.plan.name} runs on {here}, not on {where}")
@@ -119,10 +117,9 @@ class GraphExecutor(TimedExecutor):
 
     def set_input(self, key: str | int | None = None, value: AnyArray | None = None, /, **inputs: AnyArray) -> None:
         """Copy `value` into the input `key` (name or index), and every other named array into the input of its name. An
-        input without dimensions may be given as a number; an array on a GPU goes to the input if that GPU alone reads
-        it.
+        input without dimensions accepts a number; an array on a GPU is accepted if only that GPU reads the input.
 
-        Raises: OptionError when there is no such input, or an array has another shape or dtype or lies elsewhere.
+        Raises: OptionError when there is no such input, or an array has another shape or dtype or is elsewhere.
         """
         if key is None and value is not None:
             raise OptionError("no input given for the value: name it, or give its number")
@@ -130,12 +127,12 @@ class GraphExecutor(TimedExecutor):
             if key is not None:
                 if value is None:
                     raise OptionError(f"no value given for the input {key!r}")
-                self._set(self._place(key), value)
+                self._set(self._input_index(key), value)
             for name, array in inputs.items():
-                self._set(self._place(name), array)
+                self._set(self._input_index(name), array)
 
-    def _set(self, place: int, value: AnyArray) -> None:
-        spec = self._input_specs[place]
+    def _set(self, index: int, value: AnyArray) -> None:
+        spec = self._input_specs[index]
         self.unset_params.discard(spec.name)
         if type(value) is np.ndarray or not on_gpu(value):
             self._host.copy_in(spec, value, "input")
@@ -148,13 +145,13 @@ class GraphExecutor(TimedExecutor):
 
     def set_input_zero_copy(self, key: str | int, value: AnyArray) -> None:
         """Read the input from `value` in coming runs, in place, until it is set again. An array on a GPU is read there;
-        one of the CPU that a GPU reads is copied to it in every run. What fills the array must be done when a run
+        a CPU array that a GPU reads is copied to it in every run. Writes to the array must be complete when a run
         begins.
 
-        Raises: OptionError when there is no such input, or the array does not fit, see `HostMemory.borrow`, or lies on
-        a GPU and the input is read elsewhere.
+        Raises: OptionError when there is no such input, or the array does not fit, see `HostMemory.borrow`, or is on a
+        GPU and the input is read elsewhere.
         """
-        spec = self._input_specs[self._place(key)]
+        spec = self._input_specs[self._input_index(key)]
         with self.lock:
             self.unset_params.discard(spec.name)
             if on_gpu(value):
@@ -166,21 +163,21 @@ class GraphExecutor(TimedExecutor):
             self._claims.note_set(spec.storage, spec.name)
 
     def set_output_zero_copy(self, key: str | int, value: AnyArray) -> None:
-        """Write the output into `value` in coming runs, in place. Where it lies on the GPU that computes the output,
-        nothing is copied, nor to the CPU.
+        """Write the output into `value` in coming runs, in place. If it is on the GPU that computes the output, nothing
+        is copied, not even to the CPU.
 
-        Raises: OptionError when there is no such output, it is an input or a constant that is passed through, it shows
-        the memory of another output that has an array of the caller already, or the array does not fit, see
-        `HostMemory.borrow`, or lies on another GPU.
+        Raises: OptionError when there is no such output, it is a passed-through input or constant, it views the memory
+        of another output that already has a caller's array, or the array does not fit, see `HostMemory.borrow`, or is
+        on another GPU.
         """
-        plan, place = self.network.plan, self._output_place(key)
-        spec = self._output_specs[place]
+        plan, index = self.network.plan, self._output_index_of(key)
+        spec = self._output_specs[index]
         root = plan.buffers[spec.storage]
         if root.kind in READ_ONLY:
             raise OptionError(f"the output {key!r} is {root.name} itself, which the network does not write")
-        first = self._lent.get(spec.storage, place)
-        if first != place:
-            same = plan.outputs[first] == plan.outputs[place]
+        first = self._lent.get(spec.storage, index)
+        if first != index:
+            same = plan.outputs[first] == plan.outputs[index]
             shown = f"output {first}" if same else self._output_specs[first].name
             raise OptionError(
                 f"the array for the output {spec.name}: it shows the memory of {shown}, which is in an array of the "
@@ -188,18 +185,18 @@ class GraphExecutor(TimedExecutor):
             )
         with self.lock:
             if on_gpu(value):
-                self._writer(place, value).borrow(spec, value, "the array for the output")
-                self._host.release_borrow(spec.storage)  # nothing writes any more to the array that was given before
+                self._writer(index, value).borrow(spec, value, "the array for the output")
+                self._host.release_borrow(spec.storage)  # nothing writes to the previous array any more
                 self._copies.mark_output_resident(spec.storage)
             else:
                 self._host.borrow(spec, value, "the array for the output")
                 self._copies.mark_output_on_host(spec.storage)
-            self._lent[spec.storage] = place
-            self._claims.note_set(plan.outputs[place], spec.name)
+            self._lent[spec.storage] = index
+            self._claims.note_set(plan.outputs[index], spec.name)
 
-    def _writer(self, place: int, value: AnyArray) -> DeviceMemory:
-        """The memory of the GPU that computes an output, on which the array must lie. Raises: OptionError."""
-        spec = self._output_specs[place]
+    def _writer(self, index: int, value: AnyArray) -> DeviceMemory:
+        """The memory of the GPU that computes an output, if the array is on it. Raises: OptionError."""
+        spec = self._output_specs[index]
         memory = self._copies.home(spec.storage)
         if memory is self._host or device_of(value) != memory.device:
             lies = device_of(value)
@@ -209,8 +206,8 @@ class GraphExecutor(TimedExecutor):
     def run(self, /, **inputs: AnyArray) -> None:
         """Set the given inputs and compute all outputs.
 
-        Raises: OptionError as `set_input` does, when another thread has replaced an input that this one had set, and
-        when a parameter was never set; DeviceError.
+        Raises: OptionError like `set_input`, when another thread has replaced an input of this one, and when a
+        parameter was never set; DeviceError.
         """
         with self.lock:
             if inputs:
@@ -219,50 +216,51 @@ class GraphExecutor(TimedExecutor):
                 self._refuse_unset()
             self._claims.take_inputs()
             self._claims.note_run()
-            # All checks are done when the executor is made, so a run is calls alone.
+            # All checks are done at creation, so a run is calls alone.
             for step in self._steps:
                 step()
 
     def get_output(self, index: int | str, out: AnyArray | None = None) -> Array:
-        """A copy of an output, by index or name, in `out` when given, which may lie on the GPU that computes it.
+        """A copy of an output, by index or name, in `out` if given, which may be on the GPU that computes it.
 
-        Raises: OptionError when there is no such output, `out` has another shape or dtype or lies elsewhere, or another
-        thread's run has replaced what this one had computed; DeviceError.
+        Raises: OptionError when there is no such output, `out` has another shape or dtype or is elsewhere, or another
+        thread's run has replaced this thread's output; DeviceError.
         """
-        place = self._output_place(index)
-        spec = self._output_specs[place]
+        position = self._output_index_of(index)
+        spec = self._output_specs[position]
         with self.lock:
-            self._claims.note_read(place)
+            self._claims.note_read(position)
             if out is not None and type(out) is not np.ndarray and on_gpu(out):
-                self._writer(place, out).copy_out(spec, out, "the array for the output")
+                self._writer(position, out).copy_out(spec, out, "the array for the output")
                 return cast("Array", out)
-            return copy_to(out, self._copies.value(self.network.plan.outputs[place]), spec, "the array for the output")
+            return copy_to(
+                out, self._copies.value(self.network.plan.outputs[position]), spec, "the array for the output"
+            )
 
     def get_input(self, index: int | str, out: Array | None = None) -> Array:
-        """A copy of what an input holds now, in `out` when given.
+        """A copy of the current value of an input, in `out` if given.
 
         Raises: OptionError when there is no such input, or `out` has another shape or dtype.
         """
-        spec = self._input_specs[self._place(index)]
+        spec = self._input_specs[self._input_index(index)]
         with self.lock:
             return copy_to(out, self._copies.value(spec.storage), spec, "the array for the input")
 
     def get_num_inputs(self) -> int:
-        """How many inputs the network has; constants are not counted."""
+        """Number of inputs of the network, without constants."""
         return len(self._input_specs)
 
     def get_num_outputs(self) -> int:
-        """How many outputs the network has."""
         return len(self._output_specs)
 
     def get_input_index(self, name: str) -> int:
-        """The index of the input `name`, -1 when there is none. Raises: OptionError for what is no name."""
+        """The index of the input `name`, -1 if there is none. Raises: OptionError for an invalid name."""
         if not isinstance(name, str):
             raise OptionError(f"the name of an input is a string, not {name!r}")
         return self._index.get(name, -1)
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """Shapes and dtypes of the inputs, by name; inputs that were loaded or shared as parameters are left out."""
+        """Shapes and dtypes of the inputs, by name, without inputs that were loaded or shared as parameters."""
         specs = [spec for spec in self._input_specs if spec.name not in self._loaded]
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
@@ -272,42 +270,41 @@ class GraphExecutor(TimedExecutor):
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
     def load_params(self, params_bytes: bytes | bytearray | Mapping[str, Array]) -> None:
-        """Copy parameters, arrays by name or what `save_param_dict` wrote, into the inputs and constants of those
-        names; a constant is given as its kernel reads it, see `export_graph`. Names that the network does not have are
-        skipped.
+        """Copy parameters, arrays by name or the bytes of `save_param_dict`, into the inputs and constants of those
+        names; constants in their kernel's packing, see `export_graph`. Unknown names are skipped.
 
-        Raises: ArtifactError when the bytes are damaged; OptionError when an array has another shape or dtype. Then
-        nothing has been changed.
+        Raises: ArtifactError when the bytes are damaged; OptionError when an array has another shape or dtype. Nothing
+        is changed then.
         """
         buffers = self.network.plan.buffers
-        found = self._known(params_bytes if isinstance(params_bytes, Mapping) else load_param_dict(params_bytes))
-        for number, array in found.items():
-            # All are checked before the first is copied: an error leaves the executor as it was.
+        arrays = self._known(params_bytes if isinstance(params_bytes, Mapping) else load_param_dict(params_bytes))
+        for number, array in arrays.items():
+            # All are checked before the first is copied: an error leaves the executor unchanged.
             check_fit(array, buffers[number], "parameter")
         with self.lock:
-            for number, array in found.items():
+            for number, array in arrays.items():
                 self._host.copy_in(buffers[number], array, "parameter")
                 self._mark_loaded(number)
 
     def share_params(self, other: "GraphExecutor", params_bytes: bytes | bytearray) -> None:
-        """Read the parameters named in `params_bytes` from the memory of `other`, which may go away then.
+        """Read the parameters named in `params_bytes` from the memory of `other`, which may be deleted afterwards.
 
         Raises: ArtifactError when the bytes are damaged; OptionError when the other executor has no such parameter, or
-        one of another shape or dtype. Then nothing has been changed.
+        one of another shape or dtype. Nothing is changed then.
         """
         if not isinstance(other, GraphExecutor):
             raise OptionError(f"parameters are shared with another executor, not {other!r:.80}")
         buffers = self.network.plan.buffers
-        found = {}
+        arrays = {}
         for number in self._known(load_param_dict(params_bytes)):
-            theirs = other._settable.get(buffers[number].name)
-            if theirs is None:
+            source = other._settable.get(buffers[number].name)
+            if source is None:
                 raise OptionError(f"the other executor has no parameter {buffers[number].name} to share")
-            found[number] = other._copies.value(theirs)
-            check_fit(found[number], buffers[number], "parameter")
+            arrays[number] = other._copies.value(source)
+            check_fit(arrays[number], buffers[number], "parameter")
         with self.lock:
-            for number, array in found.items():
-                # Borrowed: the array keeps its memory alive when the other executor is gone.
+            for number, array in arrays.items():
+                # Borrowed: the array keeps its memory alive after the other executor is deleted.
                 self._host.borrow(buffers[number], array, "parameter")
                 self._mark_loaded(number)
 
@@ -328,31 +325,31 @@ class GraphExecutor(TimedExecutor):
         return {self._settable[name]: array for name, array in params.items() if name in self._settable}
 
     def call(self, index: int) -> None:
-        """Make one call of the plan, on what the buffers hold; it is done when this returns.
+        """Make one call of the plan on the current buffers; done on return.
 
-        Raises: OptionError when there is no such call; what the function called raises.
+        Raises: OptionError when there is no such call; errors of the called function.
         """
         with self.lock:
             self.stage_inputs(index)
             self.single_call(index)()
 
     def stage_inputs(self, index: int) -> None:
-        """Copy what a call reads to its device, from where it was written last, so that it can be made alone.
+        """Copy a call's operands to its device, from their latest location, so that it can run alone.
 
         Raises: OptionError when there is no such call, or a parameter was never set.
         """
         if self.unset_params:
             self._refuse_unset()
-        self._copies.stage_inputs(self._call_place(index))
+        self._copies.stage_inputs(self._call_index(index))
 
     def single_call(self, index: int) -> Callable[[], object]:
-        """The call of that number, done when it returns, to be timed after `stage_inputs`. Raises: as that."""
-        place = self._call_place(index)
-        call, device = self._calls[place], self.network.plan.calls[place].device
+        """Call number `index`, done when it returns, for timing after `stage_inputs`. Raises: like that."""
+        position = self._call_index(index)
+        call, device = self._calls[position], self.network.plan.calls[position].device
         return call if device == HOST else _waiting(call, self._memories[device].wait)
 
     def calls_on(self, device: int) -> tuple[Callable[[], object], ...]:
-        """The calls of a run that a device makes, in order, without the copies that they need.
+        """The calls of a run on one device, in order, without their copies.
 
         Raises: OptionError when there is no such device.
         """
@@ -361,43 +358,43 @@ class GraphExecutor(TimedExecutor):
         pairs = zip(self.network.plan.calls, self._calls, strict=True)
         return tuple(bound for call, bound in pairs if call.device == device)
 
-    def _call_place(self, index: int) -> int:
-        place = position_of(index, {})
-        if not 0 <= place < len(self._calls):
+    def _call_index(self, index: int) -> int:
+        position = position_of(index, {})
+        if not 0 <= position < len(self._calls):
             raise OptionError(f"there is no call {index!r:.80}; the plan has {len(self._calls)}")
-        return place
+        return position
 
     def value(self, number: int) -> Array:
-        """What a buffer of the plan holds where it was written last: the array itself, which another call may write
-        over, or a copy of what is on another device.
+        """The latest value of a buffer of the plan: the array itself, which another call may overwrite, or a copy from
+        another device.
 
         Raises: OptionError when there is no such buffer.
         """
-        place, count = position_of(number, {}), len(self.network.plan.buffers)
-        if not 0 <= place < count:
+        position, count = position_of(number, {}), len(self.network.plan.buffers)
+        if not 0 <= position < count:
             raise OptionError(f"there is no buffer {number!r:.80}; the plan has {count}")
-        return self._copies.last_value(place)
+        return self._copies.last_value(position)
 
     def memory(self) -> MemoryUse:
-        """How many bytes this executor holds, by purpose, and on other devices."""
+        """Bytes of memory of this executor, by purpose, and on other devices."""
         return replace(self._host.use(), devices=sum(memory.nbytes for memory in self._memories[1:]))
 
-    def _place(self, key: str | int) -> int:
-        place = position_of(key, self._index)
-        if not 0 <= place < len(self._input_specs):
+    def _input_index(self, key: str | int) -> int:
+        index = position_of(key, self._index)
+        if not 0 <= index < len(self._input_specs):
             raise OptionError(f"no input {key!r}; the inputs are {', '.join(self._index)}")
-        return place
+        return index
 
-    def _output_place(self, key: str | int) -> int:
-        place = position_of(key, self._output_index)
-        if not 0 <= place < len(self._output_specs):
+    def _output_index_of(self, key: str | int) -> int:
+        index = position_of(key, self._output_index)
+        if not 0 <= index < len(self._output_specs):
             names = ", ".join(spec.name for spec in self._output_specs)
             raise OptionError(f"no output {key!r}; the outputs are {names}")
-        return place
+        return index
 
 
 def _waiting(call: Callable[[], object], wait: Callable[[], None]) -> Callable[[], None]:
-    """A call on a device that is done when it returns."""
+    """A device's call that is done when it returns."""
 
     def done() -> None:
         call()

@@ -1,6 +1,6 @@
 """Exports a compiled network as a graph in the JSON form of TVM's graph executor, see `graph_import`.
 
-Memory that is free again is used again, as far as storage ids can say it.
+Free memory is reused, as far as storage ids can express it.
 """
 
 import json
@@ -16,10 +16,10 @@ from retune.compiler.runtime.artifact import Array, KernelArtifact
 
 
 def export_graph(network: CompiledNetwork) -> tuple[str, dict[str, Array]]:
-    """The JSON text of a network, and its constants by name, packed as its kernels want them. A node that computes or
-    shows one output of the network has the output's name, so that a plan made of the graph has it again.
+    """The JSON text of a network, and its constants by name, packed for its kernels. A node that computes or views one
+    output of the network has the output's name, so that a plan of the graph has it again.
 
-    Raises: ArtifactError when the network writes to a buffer twice, which a graph cannot say.
+    Raises: ArtifactError when the network writes to a buffer twice, which a graph cannot express.
     """
     writer = _GraphWriter(network)
     return writer.text(), writer.params
@@ -27,13 +27,12 @@ def export_graph(network: CompiledNetwork) -> tuple[str, dict[str, Array]]:
 
 @dataclass(slots=True)
 class _GraphWriter:
-    """A graph while it is written: `sources` says which node and output every buffer is."""
+    """A graph under construction: `sources` has the node and output of every buffer."""
 
     network: CompiledNetwork
     rows: list[dict[str, object]] = field(default_factory=list)
     args: list[int] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
-    """The buffer of every entry."""
     devices: list[int] = field(default_factory=list)
     """The kind of device of every entry."""
     counts: list[int] = field(default_factory=list)
@@ -44,7 +43,7 @@ class _GraphWriter:
     _reserved: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Write the network; its JSON text."""
+        """Write the network; return its JSON text."""
         plan = self.network.plan
         for number in (*plan.inputs, *plan.outputs):
             self._reserved.setdefault(plan.buffers[number].name, number)
@@ -85,7 +84,7 @@ class _GraphWriter:
         self._node(_function_row(name, call.kernel, inputs, len(written), attrs), written, GPU if call.device else CPU)
 
     def _read(self, number: int) -> list[int]:
-        """Which node and output a buffer is, as a row; a view becomes a node."""
+        """The node and output of a buffer, as a row; a view becomes a node."""
         if number not in self.sources:
             spec = self.network.plan.buffers[number]
             if spec.storage not in self.sources:
@@ -95,17 +94,17 @@ class _GraphWriter:
         return [*self.sources[number], 0]
 
     def _node(self, row: dict[str, object], written: Sequence[int], device: int = CPU) -> int:
-        """Add a node that writes these buffers; its number."""
+        """Add a node that writes the buffers `written`; return its number."""
         self.rows.append(row)
         self.entries += written
         self.devices += [device] * len(written)
         self.counts.append(len(written))
         node = len(self.rows) - 1
-        self.sources |= {number: (node, place) for place, number in enumerate(written)}
+        self.sources |= {number: (node, index) for index, number in enumerate(written)}
         return node
 
     def _name(self, wanted: str, number: int = -1) -> str:
-        """The name, with a number where it is taken, or is that of another input or output than `number`."""
+        """`wanted`, numbered if it is taken, or belongs to another input or output than `number`."""
         name, serial = wanted, 0
         while name in self._names or self._reserved.get(name, number) != number:
             serial += 1
@@ -122,8 +121,8 @@ def _function_row(
 
 
 def storage_ids(plan: Plan) -> tuple[int, ...]:
-    """A storage id for every buffer of a plan: inputs, constants and outputs have memory of their own, intermediates
-    take what is free, the tightest first, and nothing is written where the same call still reads.
+    """A storage id for every buffer of a plan: inputs, constants and outputs have memory of their own; intermediates
+    take the tightest free memory, never memory that the same call still reads.
     """
     last = _last_steps(plan)
     ids: dict[int, int] = {}
@@ -145,14 +144,14 @@ def storage_ids(plan: Plan) -> tuple[int, ...]:
         roots = list(dict.fromkeys(plan.buffers[number].storage for number in call.buffers))
         for root in roots:
             if root not in ids:
-                place = _best(free, sizes, plan.buffers[root].nbytes)
-                if place is not None:
-                    free.remove(place)
-                give(root, place)
+                storage = _best_fit(free, sizes, plan.buffers[root].nbytes)
+                if storage is not None:
+                    free.remove(storage)
+                give(root, storage)
         for root in roots:
             if plan.buffers[root].kind is BufferKind.INTERMEDIATE and last[root] == step:
                 free.append(ids[root])
-    for number, spec in enumerate(plan.buffers):  # what nothing uses
+    for number, spec in enumerate(plan.buffers):  # unused buffers
         if spec.storage not in ids:
             give(spec.storage)
         ids.setdefault(number, ids[spec.storage])
@@ -160,12 +159,12 @@ def storage_ids(plan: Plan) -> tuple[int, ...]:
 
 
 def _last_steps(plan: Plan) -> dict[int, int]:
-    """The last call that uses the memory of every buffer; memory of outputs is used to the end."""
+    """The last call that uses the memory of every buffer; outputs are used to the end."""
     last = {plan.buffers[number].storage: step for step, call in enumerate(plan.calls) for number in call.buffers}
     return last | {plan.buffers[number].storage: len(plan.calls) for number in plan.outputs}
 
 
-def _best(free: Sequence[int], sizes: Sequence[int], nbytes: int) -> int | None:
+def _best_fit(free: Sequence[int], sizes: Sequence[int], nbytes: int) -> int | None:
     """The tightest free memory that is large enough, else the largest, which then grows."""
     fitting = [storage for storage in free if sizes[storage] >= nbytes]
     if fitting:

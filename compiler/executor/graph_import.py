@@ -8,8 +8,8 @@
     attrs          shape, dltype, storage_id, device_index (the kind of device) of every entry, each as
                    ["list_...", values]
 
-Entries with one storage id are in the same memory, one after the other. The function `__nop` shows its operand in
-another shape, in the same memory; `__copy` copies it.
+Entries with one storage id are in the same memory, one after another. The function `__nop` views its operand in another
+shape, in the same memory; `__copy` copies it.
 """
 
 import json
@@ -27,7 +27,7 @@ from retune.compiler.runtime.archive import DAMAGE
 from retune.compiler.runtime.artifact import ALIGNMENT
 
 DEVICE = "device"
-"""The attribute of a node that says on which device of the plan it runs, where that is not the CPU."""
+"""The attribute of a node with its device of the plan, if that is not the CPU."""
 
 NOP = "__nop"
 COPY = "__copy"
@@ -55,8 +55,8 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph: its nodes, and the plan that runs it, whose buffer numbers are the graph's entry numbers. Inputs and
-    parameters are inputs of the plan; calls are labeled with the names of their nodes.
+    """A graph: its nodes, and its plan, whose buffer numbers are the graph's entry numbers. Inputs and parameters are
+    inputs of the plan; calls are labeled with the names of their nodes.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -68,7 +68,7 @@ class ImportedGraph:
         return _first_entries(self.nodes)
 
     def unshared(self) -> "ImportedGraph":
-        """The same graph with own memory for every value but for those that show another."""
+        """The same graph with own memory for every value except views."""
         buffers, end = [], 0
         for number, spec in enumerate(self.plan.buffers):
             owns = spec.kind is BufferKind.INTERMEDIATE and spec.storage == number
@@ -78,9 +78,9 @@ class ImportedGraph:
 
 
 def import_graph(text: str, on_gpu: Collection[str] = (), name: str = "graph") -> ImportedGraph:
-    """Read a graph. Functions `on_gpu` run on device 1 where their nodes do not name another one.
+    """Read a graph. Functions `on_gpu` run on device 1 unless their nodes name another.
 
-    Raises: ArtifactError that says what is malformed, or which node reads a value that was written over before.
+    Raises: ArtifactError that says what is malformed, or which node reads an overwritten value.
     """
     try:
         data = json.loads(text)
@@ -104,7 +104,7 @@ class _Entry:
 
 
 class _Importer:
-    """Walks through a graph, node by node, and keeps track of which entry every storage holds."""
+    """Walks through a graph, node by node, and tracks the entry in every storage."""
 
     def __init__(
         self, nodes: Sequence[GraphNode], entries: Sequence[_Entry], arg_nodes: Sequence[int], on_gpu: Collection[str]
@@ -137,11 +137,11 @@ class _Importer:
             raise ArtifactError("graph: arg_nodes must list every null node once, and their names must differ")
 
     def _offsets(self) -> tuple[dict[int, int], int]:
-        """Where each storage that is no input's begins in the arena, and where the arena ends."""
+        """The arena offset of each storage without an input, and the arena's size."""
         sizes: dict[int, int] = {}
         for entry in self._entries:
             nbytes = BufferSpec("", entry.shape, entry.dtype, BufferKind.INTERMEDIATE, 0).nbytes
-            # TVM sizes a storage by the largest entry in it.
+            # TVM sizes a storage by its largest entry.
             sizes[entry.storage_id] = max(nbytes, sizes.get(entry.storage_id, 0))
         own = [storage for storage in sizes if storage not in self._kept]
         ends = list(accumulate((_aligned(sizes[storage]) for storage in own), initial=0))
@@ -165,12 +165,12 @@ class _Importer:
             self._calls.append(Call(node.function, (*read, *written), node.name, device))
 
     def _read(self, source: tuple[int, int], before: int, where: str) -> int:
-        """The number of an entry that holds its value still."""
+        """The number of an entry whose value is still there."""
         node, index = source
         if node >= before or index >= self._nodes[node].num_outputs:
             raise ArtifactError(f"graph, {where}: there is no output {index} of a node {node} before it")
         entry = self._first[node] + index
-        # Reaching definitions, one a storage: a value is there until the next entry of its storage is written.
+        # Reaching definitions, one per storage: a value lasts until the next entry of its storage is written.
         if self._holds.get(self._entries[entry].storage_id) != self._buffers[entry].storage:
             name = self._nodes[node].name
             raise ArtifactError(f"graph, {where}: it reads {name}, whose memory was written over before")
@@ -191,13 +191,13 @@ class _Importer:
         self._buffers[written[0]] = replace(view, kind=root.kind, storage=shown.storage, offset=root.offset)
 
     def _write(self, read: Sequence[int], written: range, where: str) -> None:
-        # A kernel's output is noalias, so no storage may be read and written by one node.
-        taken = {self._entries[entry].storage_id for entry in read} | self._kept
+        # A kernel's output is noalias, so a node must not read and write one storage.
+        busy = {self._entries[entry].storage_id for entry in read} | self._kept
         for entry in written:
             storage = self._entries[entry].storage_id
-            if storage in taken:
+            if storage in busy:
                 raise ArtifactError(f"graph, {where}: it writes to storage {storage}, which it reads or an input has")
-            taken.add(storage)
+            busy.add(storage)
             self._holds[storage] = entry
 
 
@@ -233,11 +233,11 @@ def _first_entries(nodes: Sequence[GraphNode]) -> tuple[int, ...]:
 
 
 def _device_of(node: GraphNode, usual: int) -> int:
-    given = node.attrs.get(DEVICE, str(usual))
+    text = node.attrs.get(DEVICE, str(usual))
     # `int` would also take signs, spaces, and digits of any script and number.
-    if not re.fullmatch(r"[0-9]{1,4}", given):
-        raise ArtifactError(f"graph, node {node.name}: its device is {given!r:.40}, and must be a number such as 1")
-    return int(given)
+    if not re.fullmatch(r"[0-9]{1,4}", text):
+        raise ArtifactError(f"graph, node {node.name}: its device is {text!r:.40}, and must be a number such as 1")
+    return int(text)
 
 
 def _aligned(nbytes: int) -> int:

@@ -19,7 +19,7 @@ from retune.compiler.runtime.device import AnyArray, Device, devices_in
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.host_array import HostArray
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.runtime.registry import lending
+from retune.compiler.runtime.registry import with_lent_arrays
 from retune.compiler.runtime.timing import BenchmarkResult
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _functions(
         if isinstance(found, Kernel):
             kernels[name] = _fitting(found, name)
         elif callable(found):
-            functions[name] = lending(cast("PackedFunc", found)) if hasattr(found, "__chandle__") else found
+            functions[name] = with_lent_arrays(cast("PackedFunc", found)) if hasattr(found, "__chandle__") else found
         else:
             raise ArtifactError(f"graph, node {call.label}: the library has no function {name!r}")
     return kernels, functions

@@ -9,7 +9,7 @@ HostFunction = Callable[..., Any]
 
 
 class HostCall:
-    """One call of a Python function; what it returns is ignored, what it raises reaches the caller of the run."""
+    """One call of a Python function; its result is ignored, its exceptions reach the caller of the run."""
 
     __slots__ = ("_arrays", "_function", "_inputs")
 
@@ -17,16 +17,15 @@ class HostCall:
         self._function = function
         self._inputs = inputs
         self._arrays = list(arrays)
-        for place, array in enumerate(arrays):
-            self.rebind(place, array)
+        for index, array in enumerate(arrays):
+            self.rebind(index, array)
 
     def __call__(self) -> None:
-        """Call the function once."""
         self._function(*self._arrays)
 
-    def rebind(self, place: int, buffer: Array, /) -> None:
-        """Give coming calls another array."""
+    def rebind(self, index: int, buffer: Array, /) -> None:
+        """Replace argument `index` of coming calls."""
         view = buffer.view()
-        if place < self._inputs:
+        if index < self._inputs:
             view.flags.writeable = False
-        self._arrays[place] = view
+        self._arrays[index] = view

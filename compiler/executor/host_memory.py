@@ -1,8 +1,8 @@
-"""The memory of an executor on the CPU: an array for every buffer of its plan, and the calls that are bound to them.
+"""The memory of an executor on the CPU: an array for every buffer of its plan, and the calls bound to them.
 
-Arrays are aligned, of the buffer's shape and type; views follow the buffer that they show; nothing that is written
-shares memory with another buffer, except where the plan says so. Constants are those of the network, held once however
-many executors read them: only one that parameters are loaded into gets own memory for these.
+Arrays are aligned, of the buffer's shape and type; views follow their buffer; no written buffer shares memory with
+another, except as planned. Constants are the network's, held once for all executors: only a constant that parameters
+are loaded into gets own memory.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,9 +31,9 @@ class HostMemory(DeviceMemory):
     device = cpu()
 
     def __init__(self, threads: int = 1, kernels: Mapping[str, Kernel] | None = None) -> None:
-        """`kernels` are those that may be called, by name, when they are loaded already.
+        """`kernels` are the loaded kernels by name, if any.
 
-        Raises: OptionError when `threads` is none that can be started, or `kernels` are not loaded kernels by name.
+        Raises: OptionError for an invalid `threads` or `kernels`.
         """
         loaded = {} if kernels is None else kernels
         if not isinstance(loaded, Mapping) or not all(isinstance(each, Kernel) for each in loaded.values()):
@@ -44,24 +44,26 @@ class HostMemory(DeviceMemory):
         self._workspace_bytes = max((each.artifact.workspace_bytes for each in loaded.values()), default=0)
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
-        """Allocate all buffers: those that a device alone uses are never touched, so the system gives them no page."""
+        """Allocate all buffers: the system gives no pages to buffers used only by other devices, which are never
+        touched.
+        """
         self._claim()
         self._plan = plan
         roots = [number for number, spec in enumerate(plan.buffers) if spec.storage == number]
-        # Constants count as borrowed from the start: one that is written to gets own memory first.
+        # Constants count as borrowed from the start: a written constant gets own memory first.
         self._borrowed = {number for number in roots if plan.buffers[number].kind is BufferKind.CONSTANT}
         self._uses: dict[int, list[tuple[BoundKernel | HostCall, int, int]]] = {number: [] for number in roots}
-        """The arguments of calls that are, or show, the memory of a buffer: call, argument, number of the buffer."""
-        # zeros are legal indices for a call that is made out of order
+        """The arguments of calls that are, or view, the memory of a buffer: call, argument, number of the buffer."""
+        # zeros are legal indices for a call out of order
         self._arena = aligned_zeros((plan.arena_bytes,), "uint8")
         nbytes = self._workspace_bytes
         self._workspace = aligned_array((nbytes,), "uint8") if nbytes else 0
-        """What kernels may write to while they run; they run one after the other."""
+        """Scratch memory of kernels, which run one after another."""
         owned = {n: constant_array(constants[n]) if n in self._borrowed else self._own_array(n) for n in roots}
         self.arrays = [_view(owned[spec.storage], spec) for spec in plan.buffers]
 
     def bind(self, artifact: KernelArtifact, buffers: tuple[int, ...]) -> Callable[[], object]:
-        """A call of a kernel on buffers. Raises: ArtifactError when it is none for the CPU, or does not fit."""
+        """A call of a kernel on buffers. Raises: ArtifactError when it is not for the CPU, or does not fit."""
         name = artifact.name
         if artifact.device is not None:
             raise ArtifactError(f"plan {self._plan.name}: {name} is code for {artifact.target}, not for a CPU")
@@ -77,19 +79,19 @@ class HostMemory(DeviceMemory):
         return bound
 
     def bind_function(self, function: HostFunction, buffers: tuple[int, ...], inputs: int) -> Callable[[], object]:
-        """A call of a Python function on buffers, of which the first `inputs` are read."""
+        """A call of a Python function on buffers, whose first `inputs` are read."""
         bound = HostCall(function, [self.arrays[number] for number in buffers], inputs)
         self._note_uses(bound, buffers)
         return bound
 
     def _note_uses(self, bound: BoundKernel | HostCall, buffers: Sequence[int]) -> None:
-        for place, number in enumerate(buffers):
-            self._uses[self._plan.buffers[number].storage].append((bound, place, number))
+        for index, number in enumerate(buffers):
+            self._uses[self._plan.buffers[number].storage].append((bound, index, number))
 
     def capture(self, calls: Sequence[Callable[[], object]]) -> Sequence[Callable[[], object]]:
-        """The calls, kernels that follow each other as one."""
+        """The calls, consecutive kernels as one."""
         steps: list[Callable[[], object]] = []
-        # Consecutive kernels become one C loop: no way back to Python between them.
+        # Consecutive kernels become one C loop, without a return to Python between them.
         for compiled, group in groupby(calls, key=lambda call: isinstance(call, BoundKernel)):
             members = list(group)
             kernels = [call for call in members if isinstance(call, BoundKernel)]
@@ -97,13 +99,13 @@ class HostMemory(DeviceMemory):
         return steps
 
     def use(self) -> MemoryUse:
-        """How many bytes there are; arrays of callers count too, and those that others share with this executor."""
+        """Bytes by purpose, including callers' arrays and shared constants."""
         sums = dict.fromkeys(BufferKind, 0)
         for number, spec in enumerate(self._plan.buffers):
             if spec.storage == number:
                 sums[spec.kind] += spec.nbytes
-        mine = sums[BufferKind.INPUT], sums[BufferKind.OUTPUT], sums[BufferKind.CONSTANT]
-        return MemoryUse(*mine, self._plan.arena_bytes, self._workspace_bytes)
+        caller_bytes = sums[BufferKind.INPUT], sums[BufferKind.OUTPUT], sums[BufferKind.CONSTANT]
+        return MemoryUse(*caller_bytes, self._plan.arena_bytes, self._workspace_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -111,11 +113,9 @@ class HostMemory(DeviceMemory):
         return self.use().peak
 
     def read(self, number: int, out: Array) -> None:
-        """Copy a buffer into an array of its type and size."""
         np.copyto(out, self.arrays[number].reshape(out.shape))
 
     def write(self, number: int, values: Array) -> None:
-        """Copy an array into a buffer."""
         self.release_borrow(number)
         np.copyto(self.arrays[number], values.reshape(self.arrays[number].shape))
 
@@ -127,15 +127,14 @@ class HostMemory(DeviceMemory):
         np.copyto(self.arrays[spec.storage], fitting)
 
     def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy a buffer into an array, which may be of another library. Raises: OptionError when it does not fit."""
+        """Copy a buffer into an array, also of another library. Raises: OptionError when it does not fit."""
         copy_to(array, _view(self.arrays[spec.storage], spec), spec, what)
 
     def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Use the caller's array for a buffer and for all views of it; one of another library comes by DLPack.
+        """Use the caller's array for a buffer and for all views of it; arrays of other libraries by DLPack.
 
-        Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable where that is
-        needed, or shares memory with another buffer of which one is written; when the buffer is only the beginning of
-        another one.
+        Raises: OptionError when it is not aligned, dense, of the buffer's shape and type, writable if needed, or shares
+        memory with another buffer of which one is written; when the buffer is only the beginning of another.
         """
         written = self._plan.buffers[spec.storage].kind not in READ_ONLY
         array = shared_array(array, f"{what} {spec.name}")
@@ -153,7 +152,7 @@ class HostMemory(DeviceMemory):
         self._put(spec.storage, array)
 
     def release_borrow(self, number: int) -> None:
-        """Use own memory for a buffer again, new where an array of the caller or a constant stood for it."""
+        """Use own memory for a buffer again, newly allocated if it was a caller's array or a constant."""
         if number in self._borrowed:
             self._borrowed.remove(number)
             self._put(number, self._own_array(number))
@@ -165,9 +164,9 @@ class HostMemory(DeviceMemory):
         for number, spec in enumerate(self._plan.buffers):
             if spec.storage == root:
                 self.arrays[number] = _view(array, spec)
-        # Calls hold addresses: every argument that shows this memory gets the new one.
-        for bound, place, number in self._uses[root]:
-            bound.rebind(place, self.arrays[number])
+        # Calls hold addresses: every argument that views this memory gets the new one.
+        for bound, index, number in self._uses[root]:
+            bound.rebind(index, self.arrays[number])
 
     def _own_array(self, number: int) -> Array:
         spec = self._plan.buffers[number]
@@ -177,11 +176,11 @@ class HostMemory(DeviceMemory):
 
 
 def missing_kernel(plan: Plan, name: str) -> str:
-    """What to say of a call of a kernel that is not given."""
+    """The message about a call of a missing kernel."""
     return f"plan {plan.name}: no kernel {name!r} is given"
 
 
 def _view(array: Array, spec: BufferSpec) -> Array:
     if array.dtype != np.dtype(spec.dtype):
         raise ArtifactError(f"buffer {spec.name} is {spec.dtype}, but shares memory of {array.dtype.name}")
-    return array.reshape(-1)[: prod(spec.shape)].reshape(spec.shape)  # a view may show the first elements alone
+    return array.reshape(-1)[: prod(spec.shape)].reshape(spec.shape)  # a view may be the first elements only

@@ -1,6 +1,6 @@
 """A library of a compiled network: makes executors of it, gives its graph and parameters, writes files.
 
-It needs the runtime only, and loads kernels once, however many executors use them.
+It needs the runtime only, and loads kernels once for all executors.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _LIBRARY_SUFFIX = ".so"
 
 
 def require_suffix(path: Path) -> None:
-    """Check the ending of a file to export to. Raises: ArtifactError."""
+    """Check the suffix of an export path. Raises: ArtifactError."""
     if path.suffix not in (_LIBRARY_SUFFIX, _NETWORK_SUFFIX):
         raise ArtifactError(f"{path}: a library is exported to {_LIBRARY_SUFFIX} or {_NETWORK_SUFFIX}")
 
@@ -44,9 +44,9 @@ class Library:
     """
 
     def __init__(self, network: CompiledNetwork, kernels: LoadedKernels | None = None) -> None:
-        """`kernels` are those of the network when they are loaded already.
+        """`kernels` are the network's kernels if already loaded.
 
-        Raises: ArtifactError when the network is inconsistent, OptionError when it is none.
+        Raises: ArtifactError when the network is inconsistent, OptionError when it is no network.
         """
         require_network(network)
         network.verify()
@@ -58,10 +58,10 @@ class Library:
 
     @classmethod
     def load(cls, path: str | Path) -> "Library":
-        """Read what `export_library` wrote, or `CompiledNetwork.save`.
+        """Read a file of `export_library` or `CompiledNetwork.save`.
 
-        Raises: ArtifactError when the file is missing, damaged, of another version or for another kind of CPU;
-        OptionError when `path` is none.
+        Raises: ArtifactError when the file is missing, damaged, of another version or for another instruction set;
+        OptionError for an invalid `path`.
         """
         path = path_of(path)
         if path.suffix == ".onnx":
@@ -72,8 +72,8 @@ class Library:
 
     @property
     def threads(self) -> int:
-        """The number of threads that executors use: RETUNE_NUM_THREADS or OMP_NUM_THREADS in the environment, else the
-        one that the network was compiled for, or fewer CPUs. Raises: ArtifactError when it does not say a number.
+        """Number of threads of executors: RETUNE_NUM_THREADS or OMP_NUM_THREADS in the environment, else the network's,
+        limited by the CPUs. Raises: ArtifactError for an invalid number in the file.
         """
         threads = self.network.metadata.get("threads", 1)
         if not is_thread_count(threads):
@@ -82,8 +82,8 @@ class Library:
 
     @property
     def instances(self) -> int:
-        """How many executors the network is meant to run on at a time: more than one where it was tuned for throughput.
-        Raises: ArtifactError when it does not say a number.
+        """Number of concurrent executors that the network is meant for: more than one if it was tuned for throughput.
+        Raises: ArtifactError for an invalid number in the file.
         """
         instances = self.network.metadata.get("instances", 1)
         if not is_thread_count(instances):
@@ -112,11 +112,11 @@ class Library:
             raise ArtifactError(
                 "a library that was loaded from a shared one cannot be copied or pickled: load it again"
             )
-        return _restored, (self.network, self._complete)
+        return _unpickle, (self.network, self._complete)
 
     def __getitem__(self, name: str) -> Callable[..., GraphExecutor]:
-        """What makes executors; its only name is "default". It takes the device that the network was compiled for,
-        `cpu()` or `cuda(0)`, and more for further devices.
+        """The factory of executors; its only name is "default". It takes the network's device, `cpu()` or `cuda(0)`,
+        and more for further devices.
 
         Raises: AttributeError for another name.
         """
@@ -129,7 +129,7 @@ class Library:
             raise OptionError(f"devices are needed, such as cpu() or cuda(0), not {devices!r:.80}")
         network = self.network
         if not self._complete:
-            # In the graph parameters are inputs, which is what they are now.
+            # In the graph parameters are inputs, as they are now.
             plan = import_graph(self.get_graph_json(), self.gpu_kernels, self.network.plan.name).plan
             network = replace(self.network, plan=plan, constants={})
         executor = executor_of(network, self.threads, devices, self.kernels)
@@ -149,26 +149,26 @@ class Library:
         return self._graph
 
     def get_graph_params(self) -> dict[str, HostArray]:
-        """The parameters by the names of their nodes, as the kernels read them: some are packed."""
+        """The parameters by the names of their nodes, in their kernels' packing."""
         params = self._params if self.get_graph_json() and self._complete else {}
         return {name: array.view(HostArray) for name, array in params.items()}
 
     def get_lib(self) -> "Library":
-        """What `create` looks functions up in: this library."""
+        """The functions' table for `create`: this library."""
         return self
 
     def remove_params(self) -> "Library":
         """The same library without parameters: its executors take them with `load_params` or `set_input`."""
-        # The kernels go along: they are loaded once, however many libraries share them.
+        # With the loaded kernels: they are loaded once for all libraries that share them.
         bare = Library(self.network, self.kernels)
         bare._graph, bare._params, bare._complete = self.get_graph_json(), self._params, False
         return bare
 
     def export_library(self, path: str | Path) -> Path:
-        """Write one file: a shared library when it ends in .so, made with the system's linker; a network as
-        `CompiledNetwork.save` writes it when it ends in .retune.
+        """Write one file: for .so a shared library, made with the system's linker; for .retune a network, as
+        `CompiledNetwork.save` writes it.
 
-        Raises: ArtifactError for another ending, when there is no linker or it fails, when a kernel calls a Python
+        Raises: ArtifactError for another suffix, when there is no linker or it fails, when a kernel calls a Python
         function (.so only), when the parameters were removed, or when the file cannot be written.
         """
         path = path_of(path)
@@ -183,7 +183,7 @@ class Library:
 
 
 def load_library_params(library: Library, executor: GraphExecutor) -> None:
-    """Set the inputs of an executor that are parameters of a library; it does not run without them."""
+    """Set an executor's inputs that are parameters of a library; it does not run without them."""
     library.get_graph_json()
     shapes, dtypes = executor.get_input_info()
     executor.unset_params = library._params.keys() & shapes.keys()
@@ -195,7 +195,7 @@ def load_library_params(library: Library, executor: GraphExecutor) -> None:
     executor.load_params(fitting)
 
 
-def _restored(network: CompiledNetwork, complete: bool) -> Library:
-    """What a pickled library was."""
+def _unpickle(network: CompiledNetwork, complete: bool) -> Library:
+    """The inverse of `Library.__reduce__`."""
     library = Library(network)
     return library if complete else library.remove_params()

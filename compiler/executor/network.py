@@ -18,7 +18,7 @@ import numpy as np
 
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.plan import BufferKind, Plan
-from retune.compiler.runtime.archive import Archive, refusing_damage, write_archive
+from retune.compiler.runtime.archive import Archive, reject_damage, write_archive
 from retune.compiler.runtime.artifact import Array, KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
 from retune.compiler.runtime.buffers import constant_array
@@ -108,7 +108,7 @@ class CompiledNetwork:
         Raises: ArtifactError when the file is missing, damaged, inconsistent, or of another version.
         """
         path = Path(path)
-        with refusing_damage("compiled network", path):
+        with reject_damage("compiled network", path):
             network = read_network(Archive(path.read_bytes() if copy else path, KIND, VERSION))
             network.verify()
         return network

@@ -14,7 +14,7 @@ import numpy as np
 
 from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError, OptionError
-from retune.compiler.runtime.archive import Archive, archive_bytes, little_endian, refusing_damage
+from retune.compiler.runtime.archive import Archive, archive_bytes, little_endian, reject_damage
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.paths import path_of
 
@@ -24,13 +24,13 @@ _TVM_MAGIC, _TVM_ARRAY_MAGIC = 0xF7E58D4F05049CB7, 0xDD5E40F096B4A13F
 _TVM_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 """DLPack's codes of element types."""
 _KINDS = "biufV"
-"""Kinds of element types that are plain numbers; V is what NumPy calls bfloat16."""
+"""Kinds of numeric element types; V is NumPy's kind of bfloat16."""
 
 
 def save_param_dict(params: Mapping[str, Array]) -> bytearray:
-    """The arrays as bytes. One array under two names is written twice.
+    """The arrays as bytes. An array with two names is written twice.
 
-    Raises: ArtifactError when a value is no array of numbers, OptionError when there are no values by name.
+    Raises: ArtifactError when a value is no array of numbers, OptionError when `params` is no mapping.
     """
     if not isinstance(params, Mapping):
         raise OptionError(f"parameters are arrays by name, not a {type(params).__name__}")
@@ -38,7 +38,7 @@ def save_param_dict(params: Mapping[str, Array]) -> bytearray:
     for name, value in params.items():
         try:
             array = np.asarray(value)
-        except (ValueError, TypeError, RuntimeError) as error:  # nested lists of different lengths, for one
+        except (ValueError, TypeError, RuntimeError) as error:  # such as nested lists of different lengths
             raise ArtifactError(f"parameter {name!r} is no array: {error}") from None
         if not isinstance(name, str) or array.dtype.kind not in _KINDS or array.dtype.names or array.dtype.hasobject:
             raise ArtifactError(f"parameter {name!r}: an array of numbers is needed, not of {array.dtype}")
@@ -48,24 +48,24 @@ def save_param_dict(params: Mapping[str, Array]) -> bytearray:
 
 
 def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Array]:
-    """The arrays that `save_param_dict` wrote, this one or TVM's; they are copies.
+    """Copies of the arrays that `save_param_dict` wrote, ours or TVM's.
 
-    Raises: ArtifactError when the bytes are not from these, of another version, damaged or cut off.
+    Raises: ArtifactError when the bytes are something else, of another version, damaged or cut off.
     """
     blob = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b""
     return {name: array.copy() for name, array in _arrays(blob).items()}
 
 
 def _arrays(source: Path | bytes) -> dict[str, Array]:
-    """Read-only arrays by name, those of a file mapped. Raises: ArtifactError."""
+    """Read-only arrays by name, mapped for a file. Raises: ArtifactError."""
     start = source if isinstance(source, bytes) else _first_bytes(source)
     what = "the data" if isinstance(source, bytes) else str(source)
     if start.startswith(struct.pack("<Q", _TVM_MAGIC)):
-        with refusing_damage("dictionary of parameters of TVM", what):
+        with reject_damage("dictionary of parameters of TVM", what):
             return _tvm_arrays(source if isinstance(source, bytes) else source.read_bytes())
     if not start.startswith(_ZIP):
         raise ArtifactError(f"{what}: no saved parameters, save_param_dict did not write them")
-    with refusing_damage("dictionary of parameters", what):
+    with reject_damage("dictionary of parameters", what):
         archive = Archive(source, KIND, VERSION)
         names = archive.json("params.json")
         if not all(isinstance(name, str) for name in names):
@@ -84,7 +84,7 @@ def _first_bytes(path: Path) -> bytes:
 def save_param_dict_to_file(params: Mapping[str, Array], path: str | Path) -> Path:
     """Write the arrays into a file and return its path.
 
-    Raises: as `save_param_dict`; ArtifactError when the file cannot be written, OptionError when `path` is none.
+    Raises: like `save_param_dict`; ArtifactError when the file cannot be written, OptionError for an invalid `path`.
     """
     path = path_of(path)
     try:
@@ -97,14 +97,14 @@ def save_param_dict_to_file(params: Mapping[str, Array], path: str | Path) -> Pa
 def load_param_dict_from_file(path: str | Path, *, copy: bool = True) -> dict[str, Array]:
     """The arrays in a file; without `copy` they are read-only and mapped from the file.
 
-    Raises: ArtifactError as `load_param_dict`, or when the file cannot be read; OptionError when `path` is none.
+    Raises: ArtifactError like `load_param_dict`, or when the file cannot be read; OptionError for an invalid `path`.
     """
-    found = _arrays(path_of(path))
-    return {name: array.copy() for name, array in found.items()} if copy else found
+    arrays = _arrays(path_of(path))
+    return {name: array.copy() for name, array in arrays.items()} if copy else arrays
 
 
 def _tvm_arrays(blob: bytes) -> dict[str, Array]:
-    """What TVM writes: two words, the names, and then each array behind its header, all little-endian."""
+    """The arrays of TVM's format: two words, the names, and then each array after its header, all little-endian."""
     position = 16
 
     def take(form: str) -> tuple[Any, ...]:

@@ -1,13 +1,12 @@
 """The plan of a network: which kernels run in which order on which buffers.
 
-A plan is frozen, and read and written as JSON. One that `verify` accepts cannot make a kernel touch memory that is not
-its own.
+A plan is frozen, and read and written as JSON. A plan that `verify` accepts cannot make a kernel touch foreign memory.
 
     Plan   = name, buffers, calls, inputs, outputs, arena_bytes
     Buffer = name: dtype[shape], kind, storage       storage: where its memory is
-             input, output, constant                 its own array, storage is the buffer's own number
-             intermediate                            `offset` bytes into the arena
-             any with another storage                a view of that buffer in another shape
+        input, output, constant                 its own array, storage is the buffer's own number
+        intermediate                            `offset` bytes into the arena
+        any with another storage                a view of that buffer in another shape
     Call   = kernel(buffer numbers in argument order)
 """
 
@@ -25,14 +24,14 @@ from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
 PLAN_VERSION = 1
 _MOST_DIMENSIONS = 64
-"""Of an array of NumPy."""
-# Far above any machine: it keeps a damaged plan from asking for billions of memories.
+"""NumPy's limit."""
+# Far above any machine: it keeps a damaged plan from creating billions of memories.
 _MOST_DEVICES = 64
-"""Beside the CPU."""
+"""Besides the CPU."""
 
 
 class BufferKind(StrEnum):
-    """Who owns a buffer's memory and when it is written."""
+    """The owner of a buffer's memory and the time of its writes."""
 
     INPUT = "input"
     CONSTANT = "constant"
@@ -46,7 +45,7 @@ READ_ONLY = frozenset({BufferKind.INPUT, BufferKind.CONSTANT})
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """One buffer. `storage` is the number of the buffer whose memory it is; intermediates lie at `offset` bytes."""
+    """One buffer. `storage` is the number of the buffer that owns its memory; intermediates are at `offset` bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,8 +62,8 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kernel call; `label` says for people which nodes of the network it computes, `device` is the number of the
-    device that it runs on, 0 for the CPU.
+    """One kernel call; `label` names, for people, the nodes of the network that it computes, `device` is the number of
+    its device, 0 for the CPU.
     """
 
     kernel: str
@@ -145,12 +144,11 @@ class Plan:
                 raise ArtifactError(f"{where}: writes to {buffer.name}, which is read only: {buffer.kind}")
 
     def dumps(self) -> str:
-        """JSON text of the plan."""
         return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1)
 
     @classmethod
     def loads(cls, text: str) -> "Plan":
-        """Read what `dumps` wrote.
+        """The inverse of `dumps`.
 
         Raises: ArtifactError when the text is not a plan of this version.
         """
@@ -166,9 +164,9 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"plan {self.name}: arena {self.arena_bytes} bytes"]
         for number, buffer in enumerate(self.buffers):
-            place = f"+{buffer.offset}" if buffer.kind is BufferKind.INTERMEDIATE else ""
+            offset = f"+{buffer.offset}" if buffer.kind is BufferKind.INTERMEDIATE else ""
             view = f" = %{buffer.storage}" if buffer.storage != number else ""
-            lines.append(f"  %{number} {buffer.kind}{place} {buffer.name}: {buffer.dtype}{list(buffer.shape)}{view}")
+            lines.append(f"  %{number} {buffer.kind}{offset} {buffer.name}: {buffer.dtype}{list(buffer.shape)}{view}")
         for call in self.calls:
             where = f" on device {call.device}" if call.device else ""
             lines.append(f"  {call.kernel}({', '.join(f'%{number}' for number in call.buffers)}){where}")

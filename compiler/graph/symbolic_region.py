@@ -16,7 +16,7 @@ from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_results, names_in
 from retune.compiler.graph.symbolic import SymbolicGraph
 from retune.compiler.ir.dims import Dim, Guard, dim_from_json, dim_to_json
-from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage
+from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage
 
 _ARCHIVE, _VERSION = "region", 1
 
@@ -97,7 +97,7 @@ class SymbolicRegion(Region):
     @classmethod
     def from_bytes(cls, data: bytes, read: ReadRegion) -> "SymbolicRegion":
         """The inverse of `to_bytes`; `read` reads the original. Raises: ArtifactError."""
-        with refusing_damage("region", "these bytes"):
+        with reject_damage("region", "these bytes"):
             archive = Archive(data, _ARCHIVE, _VERSION)
             head = archive.json("region.json")
             rows = enumerate(head["variants"])

@@ -16,7 +16,7 @@ from retune.compiler.graph.memory_plan import Request, plan_memory
 from retune.compiler.graph.partition import FusedCall, Partition
 from retune.compiler.packing import Packing
 from retune.compiler.runtime.artifact import ArgSpec, Array, KernelArtifact
-from retune.compiler.runtime.buffers import aligned_array, constant_array, frozen
+from retune.compiler.runtime.buffers import aligned_array, constant_array, freeze
 
 
 def to_plan(
@@ -143,7 +143,7 @@ def _pack_constant(array: Array, packing: Packing | None) -> Array:
         return constant_array(array)
     # Users may give parameters in the byte order of another machine.
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return frozen(packing.pack(native, aligned_array((packing.size,), array.dtype.name)))
+    return freeze(packing.pack(native, aligned_array((packing.size,), array.dtype.name)))
 
 
 def _plan_arena(table: _Table, calls: list[Call]) -> tuple[dict[int, int], int]:

@@ -1,4 +1,4 @@
-"""The public names of the runtime, each loaded when it is first used.
+"""The public names of the runtime, each loaded on first use.
 
 Most of them load the TVM FFI, see `retune.compiler.runtime.ffi`.
 """
@@ -54,7 +54,7 @@ __all__ = [
 
 
 load_module: Callable[..., Any]
-"""Loads any file of compiled code. `retune.compiler` sets it: files of packages above this one are among them."""
+"""Loads any file of compiled code. `retune.compiler` sets it, since packages above this one also have files."""
 
 
 def __getattr__(name: str) -> Any:

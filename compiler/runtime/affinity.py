@@ -14,7 +14,7 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def choose_cpus(threads: int) -> tuple[int, ...]:
-    """`threads` CPUs, one per physical core as long as there are some; empty when there are fewer CPUs."""
+    """`threads` CPUs, one per physical core as long as there are enough; empty if there are fewer CPUs."""
     allowed = os.sched_getaffinity(0)
     if threads > len(allowed):
         _LOG.warning("%d threads on %d CPUs: threads are not bound, timings will vary", threads, len(allowed))
@@ -35,24 +35,24 @@ def cores_of(cpus: Iterable[int]) -> list[list[int]]:
 
 
 def openmp_environment(cpus: tuple[int, ...]) -> dict[str, str]:
-    """Settings under which an OpenMP runtime binds one thread to each of `cpus`; none when that is empty.
+    """Settings that make an OpenMP runtime bind one thread to each of `cpus`; empty for no CPUs.
 
-    A runtime reads them once, when it is loaded, so they belong into the environment of a new process.
+    A runtime reads them once, at load time, so they belong into the environment of a new process.
     """
     if not cpus:
         return {}
-    # One place a CPU: with a place of several the kernel could move threads between them in the middle of a timing.
-    places = ",".join(f"{{{cpu}}}" for cpu in cpus)
-    return {"OMP_PROC_BIND": "true", "OMP_PLACES": places, "OMP_NUM_THREADS": str(len(cpus))}
+    # One OpenMP place per CPU: within a larger place the kernel could move threads in the middle of a timing.
+    place_list = ",".join(f"{{{cpu}}}" for cpu in cpus)
+    return {"OMP_PROC_BIND": "true", "OMP_PLACES": place_list, "OMP_NUM_THREADS": str(len(cpus))}
 
 
 def bind_process(cpus: tuple[int, ...]) -> None:
-    """Run this process and the threads it will start on `cpus` only. Nothing changes when that is empty."""
+    """Run this process and its future threads on `cpus` only; no change if empty."""
     if cpus:
         os.sched_setaffinity(0, cpus)
 
 
-@cache  # a file a CPU, which every calling thread would read
+@cache  # a file per CPU, which every calling thread would read
 def _siblings(cpu: int) -> str:
     try:
         return Path(_TOPOLOGY.format(cpu)).read_text(encoding="ascii").strip()

@@ -1,20 +1,20 @@
-"""The archive: the one file format of networks, executables, modules, parameters and models.
+"""The archive: the file format of networks, executables, modules, parameters and models.
 
 An archive is a zip, which `unzip -l`, `unzip -t` and `numpy.load` read:
 
     archive.json    {"archive": 1, "kind", "version", "members": {name: {"sha256", and of arrays "dtype", "shape"}}},
-                    and {"before": {"bytes", "sha256"}} of what comes before the zip in the same file: a shared library
+                    and {"before": {"bytes", "sha256"}} of code before the zip in the same file: a shared library
     NAME.json       JSON, at most `JSON_BYTES`
     NAME.npy        an array in NumPy's format, little-endian and dense; it begins at a multiple of 64 bytes
     other names     bytes, such as object code
 
 Arrays of a file are memory-mapped, read-only: processes that load one file share one copy of its weights. Opening
 checks everything that decides what runs: the directory, JSON, bytes, code before the zip, and arrays below
-`EAGER_BYTES` against their checksums; larger arrays are checked only for size and place, so that loading does not read
-them. `Archive(path.read_bytes(), ...)` copies and checks all. Nothing is unpickled.
+`EAGER_BYTES` against their checksums; larger arrays are checked only for size and offset, so that loading does not read
+them. `Archive(path.read_bytes(), ...)` copies and checks everything. Nothing is unpickled.
 
-Writers replace a file atomically, so an old mapping keeps the old content. A file that another program truncates in
-place while it is mapped ends the process with SIGBUS at the next access.
+Writers replace a file atomically, so an old mapping keeps the old content. If another program truncates a mapped file,
+the next access ends the process with SIGBUS.
 """
 
 import hashlib
@@ -42,17 +42,17 @@ from retune.compiler.runtime.machine import require_memory
 
 FORMAT_VERSION = 1
 MANIFEST = "archive.json"
-# Hashing less takes microseconds; hashing weights would read the pages that mapping leaves on the disk.
+# Hashing less takes microseconds; hashing weights would read pages that mapping leaves on the disk.
 EAGER_BYTES = 1 << 16
-"""Arrays of a mapped file are checked when it is opened below this size: biases and tables, not weights."""
+"""Opening a file checks arrays below this size: biases and tables, not weights."""
 VM_EXECUTABLE = "executable"
 """The kind of a file that the virtual machine runs."""
 
 # JSON of a large network takes 1 MB; parsing takes up to 25 times the size in memory, and a second for 10 MB.
 JSON_BYTES = 32 << 20
-# A part that deflates better than this is stored as it is, so that no small file inflates to a large one.
+# Parts that deflate better are stored uncompressed, so that no small file inflates to a large one.
 INFLATION = 100
-_INFLATED_BYTES = 1 << 20  # what every part may inflate to
+_INFLATED_BYTES = 1 << 20  # every part may inflate to this size
 
 DAMAGE = (
     OSError,
@@ -70,13 +70,13 @@ DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What readers of JSON, zip and npy raise when a file is not what it claims to be. RuntimeError includes the
-RecursionError of values that are nested too deep.
+"""Errors that readers of JSON, zip and npy raise for invalid files. RuntimeError includes the RecursionError of deeply
+nested values.
 """
 _IN_WORDS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
-"""Those of them that say in words what is wrong."""
+"""The errors among `DAMAGE` with a readable message."""
 
-# Other methods that zipfile knows (bzip2, LZMA) would only widen what a hostile file can reach.
+# Other methods of zipfile (bzip2, LZMA) would only widen the attack surface.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LOCAL = struct.Struct("<4s22x2H")
 """A member's own header: signature, length of its name, length of its extra field."""
@@ -88,9 +88,9 @@ _NPY = b"\x93NUMPY"
 
 
 def write_archive(path: Path, kind: str, version: int, parts: Mapping[str, object]) -> None:
-    """Write `parts` into a file, which is replaced atomically: arrays as `.npy`, bytes as they are, the rest as JSON.
+    """Write `parts` into a file, replaced atomically: arrays as `.npy`, bytes unchanged, other values as JSON.
 
-    Raises: ArtifactError when it cannot be written; TypeError for what is not JSON.
+    Raises: ArtifactError when it cannot be written; TypeError for non-JSON.
     """
     with atomic_write(path) as temporary, temporary.open("x+b") as file:
         _write(file, kind, version, parts)
@@ -105,7 +105,7 @@ def append_archive(path: Path, kind: str, version: int, parts: Mapping[str, obje
 
 
 def archive_bytes(kind: str, version: int, parts: Mapping[str, object], *, compress: bool = False) -> bytes:
-    """The archive as bytes. Raises: TypeError for what is not JSON."""
+    """The archive as bytes. Raises: TypeError for non-JSON."""
     file = io.BytesIO()
     _write(file, kind, version, parts, method=zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED)
     return file.getvalue()
@@ -120,7 +120,7 @@ def _write(
     method: int = zipfile.ZIP_STORED,
 ) -> None:
     members: dict[str, dict[str, object]] = {}
-    # "a" on a file that is no zip appends: readers find the directory from the end, so code may stand before it.
+    # "a" on a file that is no zip appends: readers find the directory from the end, so code may precede it.
     with zipfile.ZipFile(file, "a", method) as out:
         for name, part in parts.items():
             chunks: list[bytes | memoryview]
@@ -169,7 +169,7 @@ def _npy_header(array: Array) -> bytes:
 
 
 def kind_of(path: Path) -> str:
-    """What an archive holds, as its manifest says; empty for a file that is none."""
+    """The kind of an archive in its manifest; empty for any other file."""
     try:
         with path.open("rb") as file:
             entries = _directory(file, path.stat().st_size)
@@ -189,18 +189,18 @@ def has_part(path: Path, name: str) -> bool:
 
 
 def little_endian(array: Array) -> Array:
-    """A dense array of the same numbers, little-endian in memory; applied again it is native."""
+    """A dense array of the same numbers, little-endian in memory; applied twice it is native."""
     dense = np.ascontiguousarray(array).reshape(array.shape)
     native = dense if dense.dtype.isnative else dense.astype(dense.dtype.newbyteorder("="))
     return native if sys.byteorder == "little" else native.byteswap()
 
 
 @contextmanager
-def refusing_damage(
+def reject_damage(
     what: str, source: object, error: type[RetuneError] = ArtifactError, damage: type[RetuneError] | None = None
 ) -> Iterator[None]:
-    """Reading `what` from `source`: raise `error`, in one sentence, for whatever is wrong with it; `damage` when it is
-    something else or damaged, not of another version or too large.
+    """Read `what` from `source`: raise `error`, in one sentence, for any fault; `damage` if the file is something else
+    or damaged (not for another version or a file too large).
     """
     try:
         yield
@@ -218,24 +218,24 @@ def refusing_damage(
 
 
 class Archive:
-    """An archive that is open: its parts by name. Methods raise an error of `DAMAGE` for a part that is damaged."""
+    """An open archive: its parts by name. Methods raise an error of `DAMAGE` for a damaged part."""
 
     def __init__(self, source: Path | bytes, kind: str, version: int) -> None:
-        """Raises: an error of `DAMAGE`; ArtifactError for another kind or version; MemoryError when the parts that are
-        not mapped do not fit into the free memory.
+        """Raises: an error of `DAMAGE`; ArtifactError for another kind or version; MemoryError if the unmapped parts
+        exceed the free memory.
         """
         self._is_mapped = isinstance(source, Path)
         if isinstance(source, Path):
             with source.open("rb") as file:
-                # The mapping outlives the file object, and a rename of another file over it.
+                # The mapping outlives the file object, and replacement of the file.
                 self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
                 self._entries = _directory(file, len(self._view))
         else:
             self._view = memoryview(source)
             self._entries = _directory(io.BytesIO(source), len(self._view))
-        # Sizes of the directory are claims; asked for before anything is inflated, they bound what a zip bomb can take.
-        held = (entry for entry in self._entries.values() if not self._stays_mapped(entry))
-        require_memory(sum(entry.file_size for entry in held), "its parts")
+        # The directory's sizes are claims; requested before anything is inflated, they bound a zip bomb.
+        unmapped = (entry for entry in self._entries.values() if not self._stays_mapped(entry))
+        require_memory(sum(entry.file_size for entry in unmapped), "its parts")
         if MANIFEST not in self._entries:
             raise ValueError(f"{MANIFEST} is missing")
         content = bytes(self._content(MANIFEST))
@@ -263,7 +263,7 @@ class Archive:
                 raise ArtifactError("the code is damaged: its checksum differs")
 
     def before(self, size: int) -> memoryview:
-        """The first bytes of the file."""
+        """The first `size` bytes of the file."""
         if not 0 <= size <= len(self._view):
             raise ValueError(f"it ends after {len(self._view)} of {size} bytes")
         return self._view[:size]
@@ -284,7 +284,7 @@ class Archive:
         return bytes(self._checked(name, self._content(name)))
 
     def array(self, name: str) -> Array:
-        """A read-only array: a view of the mapped file where it is stored as it is."""
+        """A read-only array: a view of the mapped file if it is stored uncompressed."""
         facts, content = self._facts[name], self._content(name)
         if not self._stays_mapped(self._entries[name]) or len(content) < EAGER_BYTES:
             self._checked(name, content)
@@ -303,10 +303,10 @@ class Archive:
         return self._is_mapped and is_array and entry.compress_type == zipfile.ZIP_STORED
 
     def _content(self, name: str) -> memoryview:
-        """The content of a part, unchecked. Never more than its entry declares is inflated."""
+        """The content of a part, unchecked. Never inflates more than its entry declares."""
         entry = self._entries[name]
         start = entry.header_offset
-        # The local header, not the directory, says where content begins: their extra fields differ in length.
+        # The local header, not the directory, locates the content: their extra fields differ in length.
         signature, name_bytes, extra_bytes = _LOCAL.unpack_from(self._view, start)
         start += _LOCAL.size + name_bytes + extra_bytes
         packed = self._view[start : start + entry.compress_size]
@@ -328,7 +328,7 @@ class Archive:
 
 
 def _directory(file: BinaryIO, size: int) -> dict[str, zipfile.ZipInfo]:
-    """The entries of a zip by name. Raises: ValueError for those that cannot be right."""
+    """The entries of a zip by name. Raises: ValueError for impossible ones."""
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     for entry in entries.values():

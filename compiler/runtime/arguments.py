@@ -1,7 +1,7 @@
 """Checks the arguments of a kernel and takes their addresses.
 
-A kernel that gets these addresses reads and writes only memory of the arrays they came from. It relies on arguments
-that start at multiples of 64 bytes, are dense, and do not overlap its outputs. A mismatch is one sentence.
+A kernel accesses only memory of the arrays behind these addresses. It relies on arguments that start at multiples of 64
+bytes, are dense, and do not overlap its outputs. A mismatch is one sentence.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ MOST_THREADS = 1024
 """OpenMP ends the process when it cannot start a thread."""
 
 
-def check_count(kernel: str, specs: Sequence[ArgSpec], given: int, workspace: bool = False) -> None:
-    """Ensure that there is one buffer an argument, and one more where a workspace may be given.
+def check_count(kernel: str, specs: Sequence[ArgSpec], count: int, workspace: bool = False) -> None:
+    """Ensure that there is one buffer per argument, and optionally a workspace.
 
     Raises: ArtifactError.
     """
-    if given != len(specs) and not (workspace and given == len(specs) + 1):
+    if count != len(specs) and not (workspace and count == len(specs) + 1):
         names = ", ".join(f"{spec.name}{' (written)' if spec.is_output else ''}" for spec in specs)
-        raise ArtifactError(f"kernel {kernel} takes {len(specs)} buffers, {given} are given; they are {names}")
+        raise ArtifactError(f"kernel {kernel} takes {len(specs)} buffers, {count} are given; they are {names}")
 
 
 def check_threads(kernel: str, threads: int) -> int:
-    """A number of threads that can be started.
+    """A valid number of threads.
 
     Raises: ArtifactError.
     """
@@ -41,20 +41,20 @@ def check_threads(kernel: str, threads: int) -> int:
 
 
 def require_thread_count(threads: object) -> None:
-    """Check that kernels can run on so many threads. Raises: OptionError."""
+    """Check that kernels can run on `threads` threads. Raises: OptionError."""
     if not is_thread_count(threads):
         raise OptionError(f"threads must be an integer from 1 to {MOST_THREADS}, not {threads!r:.80}")
 
 
 def is_thread_count(threads: object) -> bool:
-    """Whether that many threads may be asked for."""
+    """Whether `threads` is a valid number of threads."""
     whole = isinstance(threads, (int, np.integer)) and not isinstance(threads, bool)
     return whole and 1 <= int(threads) <= MOST_THREADS  # type: ignore[call-overload]
 
 
 def address_of(kernel: str, spec: ArgSpec, buffer: Buffer) -> int:
-    """The address of one argument: an array of its type and size in any shape, dense, aligned, and writable where the
-    kernel writes; an address is only checked for its alignment.
+    """The address of one argument: an array of its type and size in any shape, dense, aligned, and writable if it is an
+    output; an address is only checked for its alignment.
 
     Raises: ArtifactError.
     """
@@ -79,7 +79,7 @@ def address_of(kernel: str, spec: ArgSpec, buffer: Buffer) -> int:
 
 
 def check_shape(kernel: str, spec: ArgSpec, buffer: Buffer) -> None:
-    """Ensure that an array has the shape of the argument; the flat one when the argument is packed.
+    """Ensure that an array has the shape of the argument, flat for a packed one.
 
     Raises: ArtifactError.
     """
@@ -93,14 +93,14 @@ def check_shape(kernel: str, spec: ArgSpec, buffer: Buffer) -> None:
 
 
 def check_overlap(kernel: str, specs: Sequence[ArgSpec], addresses: Sequence[int]) -> None:
-    """Ensure that nothing that is written is another argument too.
+    """Ensure that no written argument shares memory with another.
 
     Raises: ArtifactError.
     """
     # Code generation marks outputs as noalias, so LLVM may reorder their accesses: overlap would give wrong numbers.
-    for (one, first), (two, second) in combinations(zip(specs, addresses, strict=True), 2):
-        written = one.is_output or two.is_output
-        if written and first < second + two.nbytes and second < first + one.nbytes:
+    for (left, left_start), (right, right_start) in combinations(zip(specs, addresses, strict=True), 2):
+        written = left.is_output or right.is_output
+        if written and left_start < right_start + right.nbytes and right_start < left_start + left.nbytes:
             raise ArtifactError(
-                f"kernel {kernel}: the arguments {one.name} and {two.name} share memory, and one of them is written"
+                f"kernel {kernel}: the arguments {left.name} and {right.name} share memory, and one of them is written"
             )

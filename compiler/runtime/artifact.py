@@ -24,7 +24,7 @@ ALIGNMENT = 64
 class ArgSpec:
     """One buffer of a kernel.
 
-    `shape` is the logical shape in elements; when `packing` is set the buffer holds these elements packed.
+    `shape` is the logical shape in elements; with `packing` the buffer holds these elements packed.
     """
 
     name: str
@@ -42,12 +42,11 @@ class ArgSpec:
 
     @property
     def buffer_shape(self) -> tuple[int, ...]:
-        """The shape of the buffer: flat where it is packed."""
+        """The shape of the buffer: flat if packed."""
         return self.shape if self.packing is None else (self.size,)
 
     @property
     def size(self) -> int:
-        """Number of elements of the buffer."""
         return math.prod(self.shape) if self.packing is None else self.packing.size
 
     @property
@@ -58,7 +57,7 @@ class ArgSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExternBuffer:
-    """An array that a kernel gives to a registered function: dense, and written by the function if `writable`."""
+    """An array argument of a registered function: dense, and written by the function if `writable`."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -70,10 +69,10 @@ ExternArgument = ExternBuffer | int | float | str | bool
 
 @dataclass(frozen=True, slots=True)
 class ExternCall:
-    """A registered function that a kernel calls, and what it is given.
+    """A kernel's call of a registered function, with its arguments.
 
     The kernel calls the C symbol `int32_t SYMBOL(void** buffers)`, which its loader provides: `buffers` holds the
-    addresses of the arrays among `args`, in order. 0 = success; anything else ends the kernel with that code.
+    addresses of the arrays among `args`, in order. 0 = success; any other code ends the kernel with that code.
     """
 
     symbol: str
@@ -83,9 +82,8 @@ class ExternCall:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One launch of a function on a GPU, with what the assembler said that each of its threads takes, 0 where none was
-    asked: 32-bit registers, and bytes that it keeps in memory because these do not suffice. `shared` are the bytes of
-    shared memory that the launch gives each block, beyond what is part of the code.
+    """One launch of a function on a GPU. The assembler reports, per thread, `registers` (32-bit) and `spilled` bytes, 0
+    without an assembler. `shared` are the bytes of shared memory per block of the launch, besides static ones.
     """
 
     name: str
@@ -98,9 +96,9 @@ class KernelLaunch:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCode:
-    """How code for a GPU is run: what it is ("cubin", or "ptx", which the driver compiles), its launches in order, and
-    where in the workspace each of its temporary buffers begins. Every launch takes the addresses of all arguments and
-    then of these buffers. `ptx` is what a cubin was made of, for a driver that is older than the assembler.
+    """How to run code for a GPU: its kind ("cubin", or "ptx", which the driver compiles), its launches in order, and
+    the workspace offset of each temporary buffer. Every launch takes the addresses of all arguments and then of these
+    buffers. `ptx` is the source of a cubin, for a driver older than the assembler.
     """
 
     kind: str
@@ -111,12 +109,11 @@ class DeviceCode:
 
 @dataclass(frozen=True, slots=True)
 class KernelArtifact:
-    """Object code of one kernel and the buffers it takes. Of a GPU's, `device` says how it is run; the rest of this is
-    about CPUs.
+    """Object code of one kernel and its buffers. For a GPU, `device` says how to run it; the following is about CPUs.
 
     The C symbol is `int32_t NAME(void** buffers, int32_t num_threads)`. `buffers` holds the addresses of `args` in
-    order (inputs, then outputs) and after them one workspace of `workspace_bytes` (null when that is 0). 0 = success.
-    `calls` are the registered functions that it calls, which the process that loads it must have.
+    order (inputs, then outputs), then a workspace of `workspace_bytes` (null if that is 0). 0 = success. `calls` are
+    the registered functions that it calls, which the loading process must have.
     """
 
     name: str
@@ -129,15 +126,15 @@ class KernelArtifact:
 
     @property
     def inputs(self) -> tuple[ArgSpec, ...]:
-        """The arguments that are read, in order."""
+        """The read arguments, in order."""
         return tuple(arg for arg in self.args if not arg.is_output)
 
     @property
     def outputs(self) -> tuple[ArgSpec, ...]:
-        """The arguments that are written, in order."""
+        """The written arguments, in order."""
         return tuple(arg for arg in self.args if arg.is_output)
 
 
 def entry_symbol(name: str) -> str:
-    """The C symbol under which the TVM FFI looks for the function `name` of a library."""
+    """The C symbol of the function `name` of a library of the TVM FFI."""
     return f"__tvm_ffi_{name}"

@@ -1,7 +1,4 @@
-"""Converts the description of kernels to JSON values and back.
-
-Object code is not part of it; whatever stores kernels keeps the code beside the rows.
-"""
+"""Converts the description of kernels to JSON values and back, without the object code."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,7 +10,7 @@ from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, 
 
 
 def kernel_row(kernel: KernelArtifact) -> dict[str, Any]:
-    """All of a kernel but its object code."""
+    """The description of a kernel without its object code."""
     return {
         "name": kernel.name,
         "target": kernel.target,
@@ -40,7 +37,7 @@ def _call_of(row: Mapping[str, Any]) -> ExternCall:
 
 
 def kernel_of(row: Mapping[str, Any], object_code: bytes) -> KernelArtifact:
-    """The kernel of a row. Raises: KeyError, TypeError or ValueError for a row that none was made of."""
+    """The kernel of a row. Raises: KeyError, TypeError or ValueError for an invalid row."""
     args = tuple(
         ArgSpec(
             name=arg["name"],
@@ -60,7 +57,7 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
     launches = []
     for each in row["launches"]:
         grid, block = ((int(x), int(y), int(z)) for x, y, z in (each["grid"], each["block"]))
-        # `shared` and `ptx` came later: files that were written before lack them.
+        # `shared` and `ptx` are newer: older files lack them.
         registers, spilled, shared = int(each["registers"]), int(each["spilled"]), int(each.get("shared", 0))
         launches.append(KernelLaunch(each["name"], grid, block, registers, spilled, shared))
     starts = tuple(int(start) for start in row["workspace"])
@@ -68,6 +65,6 @@ def _device_of(row: Mapping[str, Any]) -> DeviceCode:
 
 
 def _packing_of(row: Mapping[str, Any]) -> Packing:
-    # `extents` came later: files that were written before lack it.
-    dims, order, extents = (tuple(map(int, each)) for each in (row["dims"], row["order"], row.get("extents", ())))
+    # `extents` is newer: older files lack it.
+    dims, order, extents = (tuple(map(int, numbers)) for numbers in (row["dims"], row["order"], row.get("extents", ())))
     return Packing(dims, order, extents)

@@ -1,4 +1,4 @@
-"""Atomic replacement of files: a path holds the old file or the whole new one, also after a power cut."""
+"""Atomic replacement of files: a path holds the old file or the whole new one, even after a power cut."""
 
 import os
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from retune.compiler.errors import ArtifactError
 from retune.compiler.runtime.temporaries import temporary_in
 
 _REFUSALS = (EACCES, EPERM, EINVAL, ENOTSUP, ENOSYS)
-"""Errors of a folder that may not be read, or of a file system that cannot flush folders. A fault of a disk is none."""
+"""Errors of an unreadable folder, or of a file system that cannot flush folders; disk faults are not among them."""
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path, for a file that takes the name `path` when the block ends well; missing folders are made.
+    """A temporary path, renamed to `path` when the block succeeds; missing folders are created.
 
     Raises: ArtifactError when a file cannot be written, in the block or after it.
     """
@@ -41,8 +41,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def require_writable(path: Path) -> None:
-    """Check that a file can be written, before work is spent on its content. Raises: ArtifactError."""
-    # As long as the file's own name, so that a name beyond the file system's limit (255 bytes) is found now.
+    """Check that a file can be written, before computing its content. Raises: ArtifactError."""
+    # As long as the file's own name, so that a name beyond the file system's limit (255 bytes) fails now.
     probe = path.with_name(f".{uuid4().hex}".ljust(len(os.fsencode(path.name)), "-"))
     try:
         if path.is_dir():
@@ -55,13 +55,13 @@ def require_writable(path: Path) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file of text; who reads meanwhile gets the old one or the new one. Raises: ArtifactError."""
+    """Write a text file; concurrent readers get the old or the new one. Raises: ArtifactError."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def sync_folder(path: Path) -> None:
-    """Make the entries of a folder durable, where its permissions and the file system allow it."""
+    """Make the entries of a folder durable, if its permissions and the file system allow it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:

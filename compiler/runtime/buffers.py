@@ -26,7 +26,7 @@ _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
 
 CANARY = 0x7B
-"""Filler around a fenced array: as float32 a huge number (1.3e36), so a read that strays shows in the result too."""
+"""Filler around a fenced array: as float32 a huge number (1.3e36), so a stray read shows in the result too."""
 
 # mmap by ctypes: Python's mmap objects cannot be protected by mprotect, nor leave out pages.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -41,10 +41,10 @@ _BYTE = ctypes.c_char
 
 
 def address(array: Array) -> int:
-    """Where an array begins. One without elements begins nowhere: a number stands for it that kernels accept, since
-    NumPy gives slices without elements other beginnings than were asked for.
+    """The address of an array. Without elements it is a constant that kernels accept, since NumPy does not keep the
+    addresses of empty slices.
     """
-    try:  # a quarter of the time that NumPy takes to tell
+    try:  # a quarter of NumPy's time
         return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # it is read-only, has gaps, no elements, or elements foreign to Python
         return int(array.__array_interface__["data"][0]) if array.size else ALIGNMENT
@@ -59,7 +59,7 @@ def aligned_array(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: str) -> Array:
-    """An `aligned_array` of zeros: large parts of it take memory when they are first touched."""
+    """An `aligned_array` of zeros; large arrays take memory on first touch."""
     return _aligned(shape, dtype, np.zeros)
 
 
@@ -67,7 +67,7 @@ def _aligned(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> 
     nbytes = math.prod(shape) * item_bytes(dtype)
     try:
         raw = make(nbytes + ALIGNMENT, np.uint8)
-    except (MemoryError, ValueError) as error:  # NumPy's words for a size beyond any address are a ValueError
+    except (MemoryError, ValueError) as error:  # NumPy raises ValueError for sizes beyond the address space
         raise ArtifactError(f"no memory for an array of the shape {list(shape)}, {nbytes} bytes") from error
     # NumPy aligns to 16 bytes only: room for 64 more lets the view start at a cache line.
     start = -raw.ctypes.data % ALIGNMENT
@@ -75,9 +75,9 @@ def _aligned(shape: tuple[int, ...], dtype: str, make: Callable[..., Array]) -> 
 
 
 def empty(shape: Sequence[int], dtype: str) -> Array:
-    """An `aligned_array` of what a caller says.
+    """An `aligned_array` for a caller's arguments.
 
-    Raises: OptionError when the shape is none, or the type none of numbers; ArtifactError when there is no memory.
+    Raises: OptionError for an invalid shape or dtype; ArtifactError when there is no memory.
     """
     whole = isinstance(shape, Sequence) and all(isinstance(each, int | np.integer) and each >= 0 for each in shape)
     if not whole:
@@ -89,10 +89,9 @@ def empty(shape: Sequence[int], dtype: str) -> Array:
 
 
 def raw_memory(nbytes: int) -> tuple[Any, int]:
-    """Memory at a multiple of 64 bytes, and where it begins. It is no array, so that views of an array that is made in
-    it keep that very array alive: views of views NumPy hangs on the last array that there is.
-
-    Raises: ArtifactError when there is none.
+    """Memory at a multiple of 64 bytes, and its address. It is not an array: NumPy bases views of views on the last
+    array, so an array made in this memory stays alive with its views.
+    Raises: ArtifactError when there is no memory.
     """
     array = aligned_array((nbytes,), "uint8")
     return (_BYTE * nbytes).from_buffer(array), address(array)  # type: ignore[arg-type]
@@ -106,16 +105,16 @@ def aligned_copy(array: Array) -> Array:
 
 
 def constant_array(array: Array) -> Array:
-    """`array` as kernels may read it from now on: contiguous, aligned, and in read-only memory. One that
-    is all of that already is taken as it is, any other is copied, so the caller may write to it later.
+    """`array` in a form that kernels may read from now on: contiguous, aligned, and in read-only memory. Other arrays
+    are copied, so the caller may still write to them.
     """
     if _is_fixed(array) and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
-    return frozen(aligned_copy(array))
+    return freeze(aligned_copy(array))
 
 
-def frozen(array: Array) -> Array:
-    """An array without other references, from now on read-only, together with the array whose memory it shows."""
+def freeze(array: Array) -> Array:
+    """Make an array without other references read-only, together with its base array."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner.flags.writeable = False
@@ -124,7 +123,7 @@ def frozen(array: Array) -> Array:
 
 
 def _is_fixed(array: Array) -> bool:
-    """Whether no array can write to this one's memory: a read-only view of what someone writes to is not fixed."""
+    """Whether no array can write to this array's memory: a read-only view of a writable array is not fixed."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -138,10 +137,11 @@ def _is_fixed(array: Array) -> bool:
 class FencedArray:
     """An array between two inaccessible pages.
 
-        | no access | canary ... | array, 64-byte aligned | canary (< 64 bytes) | no access |
-        | no access | array, 64-byte aligned | canary ... | no access |                           with `at_start`
+    | no access | canary ... | array, 64-byte aligned | canary (< 64 bytes) | no access |
+    | no access | array, 64-byte aligned | canary ... | no access |                           with `at_start`
 
-    The canary is the byte `filler`. The memory is returned when neither this object nor a view of `array` is left.
+    The canary is the byte `filler`. The memory is returned with the last reference to this object and to views of
+    `array`.
     """
 
     __slots__ = ("_filler", "_gaps", "_room", "_start", "array")
@@ -154,9 +154,9 @@ class FencedArray:
         base = _map_fenced(self._room)
         self._start = base + _PAGE
         block = (ctypes.c_uint8 * self._room).from_address(self._start)
-        # Hung on the ctypes block and not on `self`: every NumPy view keeps the block alive, however it was made.
+        # Attached to the ctypes block and not to `self`: every NumPy view keeps the block alive.
         release = weakref.finalize(block, _LIBC.munmap, base, self._room + 2 * _PAGE)
-        release.atexit = False  # the system takes the pages then, and daemon threads may use them until it does
+        release.atexit = False  # the system unmaps the pages at exit, and daemon threads may use them until then
         whole = np.ctypeslib.as_array(block)
         first = 0 if at_start else self._room - padded
         self.array: Array = whole[first : first + nbytes].view(dtype).reshape(shape)
@@ -165,7 +165,7 @@ class FencedArray:
         self.repair()
 
     def damage(self) -> str:
-        """What was written around the array since it was made, in words; empty when nothing was."""
+        """A sentence about overwritten bytes around the array; empty without damage."""
         before, after = (np.flatnonzero(gap != self._filler) for gap in self._gaps)
         if after.size:
             return (
@@ -179,7 +179,7 @@ class FencedArray:
         return ""
 
     def repair(self) -> None:
-        """Fill the gaps with the canary again, after damage was reported."""
+        """Fill the gaps with the canary again, after reported damage."""
         for gap in self._gaps:
             gap[:] = self._filler
 
@@ -189,7 +189,7 @@ class FencedArray:
 
 
 def _map_fenced(room: int) -> int:
-    # Everything is inaccessible first, then all but the two outer pages is opened.
+    # Everything is inaccessible first, then all but the two outer pages are opened.
     base = _LIBC.mmap(None, room + 2 * _PAGE, _PROT_NONE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
         raise MemoryError(f"no memory for a buffer of {room} bytes (error {ctypes.get_errno()})")

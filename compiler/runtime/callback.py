@@ -1,6 +1,6 @@
 """Makes a registered function callable from a kernel as a C function.
 
-The function works on the kernel's own memory; an exception that it raises reaches the caller of the kernel.
+The function works on the kernel's own memory; its exceptions reach the caller of the kernel.
 """
 
 import ctypes
@@ -20,14 +20,14 @@ _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 _FAILED = -1
 
 
-# By thread: kernels run concurrently, and each caller must get the exception of its own call.
+# Per thread: kernels run concurrently, and each caller must get the exception of its own call.
 class CallErrors(threading.local):
-    """What the last function that failed in this thread raised."""
+    """The exception of the last function that failed in this thread."""
 
     error: BaseException | None = None
 
     def reraise(self) -> None:
-        """Raise what was kept, once; nothing when there is nothing."""
+        """Raise the stored exception, once, if there is one."""
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -35,7 +35,7 @@ class CallErrors(threading.local):
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """A C function: its symbol and address, and what must stay alive as long as it may be called."""
+    """A C function: its symbol and address, and the objects that must stay alive while it is callable."""
 
     symbol: str
     address: int
@@ -43,7 +43,7 @@ class Callback:
 
 
 def make_callback(kernel: str, call: ExternCall, errors: CallErrors) -> Callback:
-    """The C function of one call; what the registered function raises is kept in `errors`.
+    """The C function of one call; exceptions of the registered function go to `errors`.
 
     Raises: ArtifactError when the function is not registered in this process.
     """
@@ -62,8 +62,8 @@ def make_callback(kernel: str, call: ExternCall, errors: CallErrors) -> Callback
 def _entry(function: Callable[..., Any], args: Sequence[ExternArgument], errors: CallErrors) -> Callable[[Any], int]:
     def run(addresses: Any) -> int:
         try:
-            given = iter(addresses[place] for place in range(sum(isinstance(arg, ExternBuffer) for arg in args)))
-            function(*(_view(arg, next(given)) if isinstance(arg, ExternBuffer) else arg for arg in args))
+            pointers = iter(addresses[index] for index in range(sum(isinstance(arg, ExternBuffer) for arg in args)))
+            function(*(_view(arg, next(pointers)) if isinstance(arg, ExternBuffer) else arg for arg in args))
         except BaseException as error:  # it must not unwind through the kernel's frames
             errors.error = error
             return _FAILED
@@ -73,7 +73,6 @@ def _entry(function: Callable[..., Any], args: Sequence[ExternArgument], errors:
 
 
 def _view(spec: ExternBuffer, address: int) -> HostArray:
-    """The kernel's memory as an array."""
     dtype = np.dtype(spec.dtype)
     size = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
     memory = (ctypes.c_uint8 * size).from_address(address)

@@ -1,10 +1,10 @@
-"""Measures how much CPU time other processes took from this one's threads during a span of time.
+"""Measures how much CPU time other processes took from this process's threads during a span of time.
 
-It reads the operating system's counters, in a few microseconds; the result is None where there are none.
+It reads the operating system's counters, in a few microseconds; the result is None without counters.
 
-Two counters are used. A single thread that only computes should have as much CPU time as wall time; the difference went
-to other processes, or to other machines on the same host. Several threads wait for each other, so their missing time
-proves nothing; for them the time each spent runnable without a CPU counts (`schedstat`).
+Two counters are used. A single computing thread should have as much CPU time as wall time; the difference went to other
+processes, or to other machines on the same host. Several threads wait for each other, so their missing time proves
+nothing; for them the time spent runnable without a CPU counts (`schedstat`).
 """
 
 import os
@@ -17,7 +17,7 @@ _TASKS = Path("/proc/self/task")
 
 
 class ContentionMeter:
-    """Measures spans for code that runs on `threads` threads: the one that calls, and others that exist by now.
+    """Measures spans for code that runs on `threads` threads: the calling thread, and other existing threads.
 
     with ContentionMeter(threads) as meter:
         meter.start()
@@ -31,22 +31,22 @@ class ContentionMeter:
         self._begun = 0
 
     def start(self) -> None:
-        """A span begins now."""
+        """Begin a span."""
         self._begun = self._account()
 
     def share(self, elapsed_ns: int) -> float | None:
-        """The share, 0 to 1, of the span of `elapsed_ns` wall nanoseconds that others took; of several threads their
+        """The share, 0 to 1, of the span of `elapsed_ns` wall nanoseconds that others took; for several threads the
         sum, at most 1.
         """
         if self._threads > 1 and not self._files:
             return None
         used = self._account() - self._begun
-        # CPU time of one thread also shows what a hypervisor stole; run-queue delay of several does not.
+        # CPU time of one thread also shows hypervisor steal; run-queue delay of several does not.
         lost = elapsed_ns - used if self._threads == 1 else used
         return min(1.0, max(0.0, lost / max(elapsed_ns, 1)))
 
     def close(self) -> None:
-        """Give the kernel's files back."""
+        """Close the kernel's files."""
         for file in self._files:
             os.close(file)
         self._files = []
@@ -58,14 +58,14 @@ class ContentionMeter:
         self.close()
 
     def _account(self) -> int:
-        """Nanoseconds: of one thread what it ran, of several what they waited for a CPU."""
+        """Nanoseconds: for one thread its CPU time, for several their time waiting for a CPU."""
         if self._threads == 1:
             return time.thread_time_ns()
         return sum(_waited(file) for file in self._files)
 
 
 def _schedstat_files() -> list[int]:
-    """The open accounts of all threads of this process."""
+    """The open schedstat files of all threads of this process."""
     files = []
     try:
         for task in _TASKS.iterdir():
@@ -79,7 +79,7 @@ def _schedstat_files() -> list[int]:
 
 
 def _waited(file: int) -> int:
-    """The second number of an account: nanoseconds spent ready but not running."""
+    """The second number of a schedstat file: nanoseconds spent ready but not running."""
     try:
         return int(os.pread(file, 80, 0).split()[1])
     except (OSError, IndexError, ValueError):  # the thread has ended

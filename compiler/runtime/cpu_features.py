@@ -1,7 +1,4 @@
-"""Checks that compiled code can run on this CPU.
-
-The check comes before the code runs, because an instruction that the CPU lacks ends the process.
-"""
+"""Checks that compiled code can run on this CPU, before it runs: an instruction that the CPU lacks ends the process."""
 
 import platform
 from collections.abc import Mapping

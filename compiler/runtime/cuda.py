@@ -1,7 +1,7 @@
 """The CUDA driver interface (`retune.compiler.runtime.cuda_driver`) on NVIDIA's Python packages.
 
-This is the only module that imports `cuda.core` and `cuda.bindings` (the extra `cuda`), and only when a device is first
-needed. Without the packages, the driver or a device, every call says in one sentence what is missing.
+This is the only module that imports `cuda.core` and `cuda.bindings` (the extra `cuda`), on first use of a device.
+Without the packages, the driver or a device, every call says in one sentence what is missing.
 """
 
 import importlib
@@ -24,7 +24,7 @@ _LASTING = (
     *("ILLEGAL", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ASSERT", "MISALIGNED", "HARDWARE", "ECC", "INVALID_PC"),
     *("INVALID_ADDRESS_SPACE", "ERROR_UNKNOWN", "CONTEXT_IS_DESTROYED", "INCONSISTENT STATE"),
 )
-"""Failures of a kernel after which CUDA does nothing more for the process."""
+"""Failures of a kernel after which CUDA is unusable in the process."""
 
 
 @lru_cache(maxsize=1)
@@ -37,19 +37,19 @@ def driver() -> Driver:
         core, bindings = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
     except ImportError as missing:
         raise DeviceError(f"{_PACKAGES} ({missing})") from missing
-    found = _CoreDriver(core, bindings)
-    if not found.devices():
+    core_driver = _CoreDriver(core, bindings)
+    if not core_driver.devices():
         raise DeviceError(_NO_DEVICE)
-    return found
+    return core_driver
 
 
 def gpus() -> tuple[GpuDevice, ...]:
-    """The GPUs of this machine. Raises: DeviceError as `driver`."""
+    """The GPUs of this machine. Raises: DeviceError like `driver`."""
     return driver().devices()
 
 
 def why_not() -> str:
-    """What is missing to use a GPU here, in one sentence; "" when nothing is."""
+    """What is missing to use a GPU here, in one sentence; "" if nothing is."""
     try:
         driver()
     except DeviceError as missing:
@@ -65,12 +65,12 @@ class _Piece:
         self.address = int(buffer.handle)
 
     def free(self) -> None:
-        """Give it back now."""
+        """Free the memory now."""
         self._buffer.close()
 
 
 class _CoreDriver:
-    """The driver by `cuda.core`, and by the bindings for what that has no word for."""
+    """The driver by `cuda.core`, and by the bindings for calls outside of it."""
 
     def __init__(self, core: Any, bindings: Any) -> None:
         self._core = core
@@ -86,15 +86,15 @@ class _CoreDriver:
             raise DeviceError("there is no NVIDIA driver on this machine, so no GPU can be used") from missing
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """All devices that CUDA shows, in its order: the package's own list may be that of the machine."""
+        """All devices of CUDA, in its order; the package's own list may be the machine's."""
         count = self._checked(self._bindings.cuDeviceGetCount())
         return tuple(self._tried(partial(self._known, number)) for number in range(count))
 
     def _known(self, number: int) -> GpuDevice:
-        return _described(self._core.Device(number))
+        return _facts_of_device(self._core.Device(number))
 
     def open(self, number: int) -> None:
-        """Work with this device from now on, in this thread: also after other libraries have changed to another."""
+        """Select device `number` in this thread, even after other libraries have selected another."""
         if getattr(self._here, "number", None) == number:
             # Another library may have changed the thread's context since.
             if self._context() != self._here.context:
@@ -108,31 +108,31 @@ class _CoreDriver:
         self._here.device, self._here.number, self._here.context = device, number, self._context()
 
     def _context(self) -> int:
-        """What CUDA works with in this thread: the number of a context, 0 for none."""
+        """The handle of this thread's current context, 0 for none."""
         return int(self._checked(self._bindings.cuCtxGetCurrent()))
 
     @property
     def _device(self) -> Any:
-        """The device that this thread has open."""
+        """The selected device of this thread."""
         device = getattr(self._here, "device", None)
         if device is None:
             raise DeviceError("no GPU is open in this thread; open one first")
         return device
 
     def handle(self, stream: Any) -> int:
-        """What other libraries know a stream by."""
+        """The stream's handle for other libraries."""
         return int(stream.handle)
 
     def stream(self) -> Any:
-        """A new queue of work."""
+        """A new stream."""
         return self._tried(self._device.create_stream)
 
     def wait(self, stream: Any) -> None:
-        """Until all that was queued is done."""
+        """Wait until all queued work is done."""
         self._tried(stream.sync)
 
     def allocate(self, nbytes: int, stream: Any) -> _Piece:
-        """A piece of memory; CUDA gives and takes it in the order of the stream's work."""
+        """Allocate memory in stream order."""
         return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=stream)))
 
     def write(self, address: int, array: Array, stream: Any) -> None:
@@ -147,28 +147,28 @@ class _CoreDriver:
         self.wait(stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Queue a copy inside of the device, or from another one."""
+        """Queue a copy inside of the device, or from another device."""
         self._checked(self._bindings.cuMemcpyAsync(target, source, nbytes, stream.handle))
 
     def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
-        """Queue the writing of one byte everywhere."""
+        """Queue a fill with one byte value."""
         self._checked(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
 
     def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
-        """The kernels of these names, to be launched with so much shared memory."""
+        """The kernels of these names, with their bytes of shared memory per launch."""
         make = self._core.ObjectCode.from_cubin if kind == "cubin" else self._core.ObjectCode.from_ptx
         loaded = self._tried(lambda: make(code))
         kernels = {name: self._tried(partial(loaded.get_kernel, name)) for name in shared}
         most = self._bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         asking = {name: nbytes for name, nbytes in shared.items() if nbytes}
-        here = _described(self._device)
+        here = _facts_of_device(self._device)
         for name, nbytes in asking.items():
             if nbytes > here.max_shared_memory_per_block:
                 raise DeviceError(
                     f"{name} needs {nbytes} bytes of shared memory in a block, {here.name} has "
                     f"{here.max_shared_memory_per_block}: tune for -arch={here.arch}"
                 )
-            # Above 48 KiB CUDA wants the amount to be asked for kernel by kernel.
+            # Above 48 KiB CUDA requires the amount to be set kernel by kernel.
             self._checked(self._bindings.cuKernelSetAttribute(most, nbytes, kernels[name].handle, here.number))
         return kernels
 
@@ -177,28 +177,28 @@ class _CoreDriver:
     ) -> None:
         """Queue a kernel with the addresses of its buffers."""
         config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
-        given = [np.uint64(address) for address in addresses]
-        self._tried(lambda: self._core.launch(stream, config, kernel, *given))
+        pointers = [np.uint64(address) for address in addresses]
+        self._tried(lambda: self._core.launch(stream, config, kernel, *pointers))
 
     def record(self, stream: Any) -> Any:
-        """Queue a moment."""
+        """Queue a timing event."""
         options = self._core.EventOptions(timing_enabled=True)
         return self._tried(lambda: stream.record(options=options))
 
     def elapsed(self, start: Any, end: Any) -> float:
-        """Seconds from one moment to another."""
+        """Seconds between two events."""
         self._tried(end.sync)
         return float(self._tried(lambda: end - start)) / 1e3
 
-    def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
-        """What queues all that `work` queues on the stream, as one piece."""
+    def capture(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+        """A function that queues, as one graph, all that `work` queues on the stream."""
         driver = self._bindings
         # Relaxed: other threads of the process, such as PyTorch's, may use CUDA meanwhile.
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._checked(driver.cuStreamBeginCapture(stream.handle, mode))
         try:
             work()
-        except BaseException:  # what ended it counts, and not what becomes of a capture that ends early
+        except BaseException:  # the cause counts, not the end of an aborted capture
             code, *graphs = driver.cuStreamEndCapture(stream.handle)
             if int(code) == 0:
                 driver.cuGraphDestroy(*graphs)
@@ -209,15 +209,15 @@ class _CoreDriver:
         finally:
             driver.cuGraphDestroy(graph)
 
-        def run(_: object = work) -> None:  # whose kernels and arrays the graph uses
+        def run(_: object = work) -> None:  # keeps the kernels and arrays of the graph alive
             self._checked(driver.cuGraphLaunch(runnable, stream.handle))
 
-        # A search captures thousands of them, and CUDA keeps each on the device until it is told not to.
+        # A search captures thousands of graphs, and CUDA keeps each on the device until it is destroyed.
         weakref.finalize(run, driver.cuGraphExecDestroy, runnable).atexit = False
         return run
 
     def _tried(self, call: Callable[[], Any]) -> Any:
-        """Raises: DeviceError for whatever the package raises."""
+        """Call `call`. Raises: DeviceError for any exception."""
         try:
             return call()
         except DeviceError:
@@ -226,7 +226,7 @@ class _CoreDriver:
             raise _failed(str(failure)) from failure
 
     def _checked(self, answer: tuple[Any, ...]) -> Any:
-        """The value beside CUDA's code. Raises: DeviceError for a code that is no success."""
+        """The value after CUDA's code. Raises: DeviceError for a code other than success."""
         code, *values = answer
         if int(code) != 0:
             raise _failed(str(getattr(code, "name", code)))
@@ -237,32 +237,34 @@ def _failed(text: str) -> DeviceError:
     return DeviceError(f"CUDA: {text}", lasting=any(word in text.upper() for word in _LASTING))
 
 
-def _described(device: Any) -> GpuDevice:
-    """A device as `cuda.core` has it."""
-    told, capability = device.properties, tuple(device.compute_capability)
+def _facts_of_device(device: Any) -> GpuDevice:
+    """The facts of a `cuda.core` device."""
+    properties, capability = device.properties, tuple(device.compute_capability)
     arch = arch_of((capability[0], capability[1]))
-    # Of memory that moves data at both edges of its clock (kHz), in a bus of so many bits; newer drivers do not tell.
-    bandwidth = 2.0 * told.memory_clock_rate * 1e3 * told.global_memory_bus_width / 8 or facts_of(arch).bandwidth
+    # Memory transfers at both edges of its clock (kHz), on a bus of that width; newer drivers do not report them.
+    bandwidth = (
+        2.0 * properties.memory_clock_rate * 1e3 * properties.global_memory_bus_width / 8 or facts_of(arch).bandwidth
+    )
     facts = GpuFacts(
-        multiprocessors=told.multiprocessor_count,
-        clock=told.clock_rate * 1e3 or facts_of(arch).clock,
+        multiprocessors=properties.multiprocessor_count,
+        clock=properties.clock_rate * 1e3 or facts_of(arch).clock,
         bandwidth=bandwidth,
-        cache=told.l2_cache_size,
+        cache=properties.l2_cache_size,
         lanes=lanes_of((capability[0], capability[1])),
         tensor=facts_of(arch).tensor,
         group_tensor=facts_of(arch).group_tensor,
-        registers=told.max_registers_per_multiprocessor,
-        shared=told.max_shared_memory_per_multiprocessor,
-        reserved=told.reserved_shared_memory_per_block,
-        threads=told.max_threads_per_multiprocessor,
-        blocks=told.max_blocks_per_multiprocessor,
+        registers=properties.max_registers_per_multiprocessor,
+        shared=properties.max_shared_memory_per_multiprocessor,
+        reserved=properties.reserved_shared_memory_per_block,
+        threads=properties.max_threads_per_multiprocessor,
+        blocks=properties.max_blocks_per_multiprocessor,
     )
     return GpuDevice(
         device.device_id,
         device.name,
         arch,
-        told.max_shared_memory_per_block_optin or told.max_shared_memory_per_block,
-        told.max_threads_per_block,
-        told.warp_size,
+        properties.max_shared_memory_per_block_optin or properties.max_shared_memory_per_block,
+        properties.max_threads_per_block,
+        properties.warp_size,
         facts,
     )

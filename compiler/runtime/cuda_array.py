@@ -26,14 +26,14 @@ FENCE = 256
 VECTOR_BYTES = 16
 """Kernels move so many bytes at once."""
 
-# In no element type a zero or a one, which kernels write most.
+# Zero or one in no element type, since kernels write these most.
 _CANARY = 0xA5
 _CUDA = 2
 
 
 class _Awaited:
-    """Another library's array, which has that library's work on it done before that of a stream: kernels run on streams
-    that wait for no other by themselves.
+    """Another library's array; its DLPack export makes that library's pending work finish before later work on
+    `stream`. Kernels run on streams without implicit synchronization.
     """
 
     def __init__(self, source: Any, stream: int) -> None:
@@ -48,7 +48,7 @@ class _Awaited:
 
 
 class DeviceArray:
-    """An array on GPU number `number`; see `made` and `borrowed`. In whichever thread it is used, it opens that GPU."""
+    """An array on GPU `number`; see `allocate` and `borrow`. Its methods select that GPU in any thread."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class DeviceArray:
 
     @classmethod
     def allocate(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
-        """A new array without values, between fences. Raises: DeviceError for no shape or type of an array, and when
-        there is no memory.
+        """A new uninitialized array between fences. Raises: DeviceError for an invalid shape or dtype, and when there
+        is no memory.
         """
         nbytes = _nbytes(shape, dtype)
         driver.open(number)
@@ -84,12 +84,12 @@ class DeviceArray:
         return array
 
     @classmethod
-    def borrowed(cls, driver: Driver, stream: Any, source: Any) -> "DeviceArray":
-        """The memory of another library's array, by DLPack, without a copy. What that library has queued to fill it
-        comes before what is queued on `stream` from now on.
+    def borrow(cls, driver: Driver, stream: Any, source: Any) -> "DeviceArray":
+        """The memory of another library's array, by DLPack, without a copy. That library's pending work precedes later
+        work on `stream`.
 
-        Raises: DeviceError for what lies elsewhere, or elsewhere than it says, is not dense, or does not start at a
-        multiple of 16 bytes.
+        Raises: DeviceError for an array elsewhere, or elsewhere than it says, not dense, or not at a multiple of 16
+        bytes.
         """
         try:
             kind, number = source.__dlpack_device__()
@@ -98,8 +98,8 @@ class DeviceArray:
             raise DeviceError(f"a {type(source).__name__} gives no array of DLPack: {error}") from error
         if tensor is None:
             raise DeviceError(f"the array lies on {Device(kind, number)}, not on a CUDA device; copy it there first")
-        if (found := tuple(map(int, tensor.__dlpack_device__()))) != (kind, number):
-            raise DeviceError(f"the array is said to lie on {Device(kind, number)}, and lies on {Device(*found)}")
+        if (actual := tuple(map(int, tensor.__dlpack_device__()))) != (kind, number):
+            raise DeviceError(f"the array is said to lie on {Device(kind, number)}, and lies on {Device(*actual)}")
         shape, address = tuple(tensor.shape), int(tensor.data_ptr())
         if not tensor.is_contiguous():
             raise DeviceError(f"the array of the shape {list(shape)} is not dense, row by row; copy it first")
@@ -108,7 +108,7 @@ class DeviceArray:
         return cls(driver, stream, int(number), shape, str(tensor.dtype), address, tensor, fenced=False)
 
     def view(self, start: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
-        """An array in the same memory, from byte number `start` on, which keeps it. Raises: DeviceError if it does not
+        """An array in the same memory, from byte `start` on, which keeps it alive. Raises: DeviceError if it does not
         fit.
         """
         nbytes = _nbytes(shape, dtype)
@@ -119,23 +119,22 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
         return prod(self.shape) * item_bytes(self.dtype)
 
     def write(self, values: Array) -> None:
-        """Take over the elements of an array of this shape and type. Raises: DeviceError for any other."""
+        """Copy the elements of an array of this shape and type. Raises: DeviceError for any other."""
         if values.shape != self.shape or values.dtype != np.dtype(self.dtype):
-            mine, its = f"{self.dtype}{list(self.shape)}", f"{values.dtype.name}{list(values.shape)}"
-            raise DeviceError(f"an array of {its} does not fit into one of {mine}")
+            own, its = f"{self.dtype}{list(self.shape)}", f"{values.dtype.name}{list(values.shape)}"
+            raise DeviceError(f"an array of {its} does not fit into one of {own}")
         if values.nbytes:
             self._open()
             self._driver.write(self.address, np.ascontiguousarray(values), self._stream)
 
     def numpy(self) -> Array:
         """A copy in the CPU's memory."""
-        found = np.empty(self.shape, self.dtype)
-        self.read(found)
-        return found
+        copy = np.empty(self.shape, self.dtype)
+        self.read(copy)
+        return copy
 
     def read(self, out: Array) -> None:
         """Copy the elements into a dense array of as many bytes. Raises: DeviceError for any other."""
@@ -146,31 +145,31 @@ class DeviceArray:
             self._driver.read(self.address, out, self._stream)
 
     def overlaps(self, other: "DeviceArray") -> bool:
-        """Whether the two have bytes in common."""
+        """Whether the two arrays share bytes."""
         end, its = self.address + self.nbytes, other.address + other.nbytes
         return self.device == other.device and max(self.address, other.address) < min(end, its)
 
     def mend(self) -> None:
-        """Put the fences up."""
+        """Restore the fences."""
         if self._fenced:
             self._open()
             for start, nbytes in self._fences():
                 self._driver.fill(start, _CANARY, nbytes, self._stream)
 
     def damage(self) -> str:
-        """Where something was written beside the array, in words; "" where nothing was."""
+        """A sentence about overwritten bytes beside the array; "" without damage."""
         if not self._fenced:
             return ""
         self._open()
         for (start, nbytes), where in zip(self._fences(), ("before its start", "after its end"), strict=True):
-            found = np.empty(nbytes, np.uint8)
-            self._driver.read(start, found, self._stream)
-            if wrong := int((found != _CANARY).sum()):
+            fence = np.empty(nbytes, np.uint8)
+            self._driver.read(start, fence, self._stream)
+            if wrong := int((fence != _CANARY).sum()):
                 return f"{wrong} of the {nbytes} bytes {where} are overwritten"
         return ""
 
     def free(self) -> None:
-        """Give its own memory back now."""
+        """Free its own memory now."""
         piece: Memory | None = self._owner if self._fenced else None  # type: ignore[assignment]
         self._owner = None
         if piece is not None:
@@ -186,15 +185,15 @@ class DeviceArray:
         return self.device.device_type, self.device.device_id
 
     def __dlpack__(self, **_: Any) -> Any:
-        """A capsule of the same memory; all work on it that was queued here is done."""
+        """A capsule of the same memory, after all queued work on it."""
         self._open()
-        # Waiting serves every consumer, also one that names no stream to synchronize with.
+        # Waiting works for every consumer, including consumers that name no stream.
         self._driver.wait(self._stream)
         return capsule_of(self.address, self.shape, self.dtype, self.device, self)
 
 
 def _nbytes(shape: Sequence[int], dtype: str) -> int:
-    """Bytes of an array. Raises: DeviceError when there is none of this shape and type."""
+    """Bytes of an array. Raises: DeviceError for an invalid shape or dtype."""
     try:
         item, extents = item_bytes(number_type(dtype)), tuple(map(index, shape))
     except (TypeError, ValueError) as error:
@@ -205,5 +204,5 @@ def _nbytes(shape: Sequence[int], dtype: str) -> int:
 
 
 def _tensor_of(source: object) -> Any:
-    """By the FFI, which programs that borrow nothing do without."""
+    """The FFI's tensor; programs that borrow nothing do not load the FFI."""
     return importlib.import_module("retune.compiler.runtime.ffi").tensor_of(source)

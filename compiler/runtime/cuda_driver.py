@@ -16,8 +16,8 @@ Extents = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """What the driver says of a device: its number, name and architecture (sm_90), limits of a block (its shared memory
-    in bytes is what it can be launched with), and facts.
+    """The driver's description of a device: its number, name and architecture (sm_90), limits of a block (with the
+    shared memory in bytes that a launch can have), and facts.
     """
 
     number: int
@@ -30,73 +30,72 @@ class GpuDevice:
 
     @property
     def identity(self) -> str:
-        """The device in words: the same text means that times may be compared."""
+        """The device in words; times are comparable if the texts are equal."""
         return f"{self.name}, sm_{capability_of(self.arch)}, {self.facts.multiprocessors} multiprocessors"
 
 
 class Memory(Protocol):
-    """A piece of a device's memory, which lives as long as the object."""
+    """Memory of a device; freed with the object."""
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The first address."""
 
     def free(self) -> None:
-        """Give it back now."""
+        """Free the memory now."""
 
 
 class Driver(Protocol):
-    """What is asked of CUDA. Every method raises DeviceError when that fails."""
+    """The calls to CUDA. Every method raises DeviceError on failure."""
 
-    def devices(self) -> tuple[GpuDevice, ...]:
-        """All devices, in CUDA's order."""
+    def devices(self) -> tuple[GpuDevice, ...]: ...
 
     def open(self, number: int) -> None:
-        """Work with this device from now on, in this thread."""
+        """Select device `number` in this thread."""
 
     def stream(self) -> Any:
-        """A new queue of work."""
+        """A new stream."""
 
     def wait(self, stream: Any) -> None:
-        """Until all that was queued is done."""
+        """Wait until all queued work is done."""
 
     def handle(self, stream: Any) -> int:
-        """What other libraries know a stream by, as DLPack has it."""
+        """The stream's handle for other libraries, as DLPack defines it."""
 
     def allocate(self, nbytes: int, stream: Any) -> Memory:
-        """A piece of memory, at a multiple of 256, for work on the stream: what is queued there after this may use it,
-        and nothing gets it again before what was queued there until it is given back is done.
+        """Stream-ordered, 256-byte aligned. Work queued after this call may use the memory; it is reused only after the
+        work queued before its release.
         """
 
     def write(self, address: int, array: Array, stream: Any) -> None:
-        """Copy a contiguous array to the device; done when this returns."""
+        """Copy a contiguous array to the device; done on return."""
 
     def read(self, address: int, array: Array, stream: Any) -> None:
-        """Copy from the device into a contiguous array; done when this returns."""
+        """Copy from the device into a contiguous array; done on return."""
 
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Queue a copy inside of the device, or from another one."""
+        """Queue a copy inside of the device, or from another device."""
 
     def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
-        """Queue the writing of one byte everywhere."""
+        """Queue a fill with one byte value."""
 
     def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
-        """The kernels of these names; `kind` of the code is "cubin" or "ptx". `shared` are the bytes of shared memory
-        beyond those of the code that a launch of each will give a block.
+        """The kernels of these names; `kind` of the code is "cubin" or "ptx". `shared` has, by kernel, the bytes of
+        dynamic shared memory per block of each launch.
         """
 
     def launch(
         self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
     ) -> None:
-        """Queue a kernel with the addresses of its buffers and, for every block, as much shared memory as was said when
-        it was loaded.
+        """Queue a kernel with the addresses of its buffers and `shared` bytes of dynamic shared memory, at most as
+        loaded.
         """
 
     def record(self, stream: Any) -> Any:
-        """Queue a moment to measure time from or to."""
+        """Queue a timing event."""
 
     def elapsed(self, start: Any, end: Any) -> float:
-        """Seconds from one moment to another, both of which are over when this returns."""
+        """Seconds between two events, after waiting for both."""
 
-    def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
-        """What queues all that `work` queues on the stream, as one piece; `work` itself is not done."""
+    def capture(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+        """A function that queues, as one graph, all that `work` queues on the stream; `work` itself is not executed."""

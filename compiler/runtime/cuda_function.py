@@ -21,7 +21,7 @@ from retune.compiler.runtime.device import cuda
 
 
 class CudaFunction:
-    """Kernels to be called with their arrays, inputs first and then the outputs, which they fill.
+    """Kernels called with their arrays, inputs first and then the outputs, which they fill.
 
     total = build([x, w, y], target=Target("cuda"))
     total(image, weights, result)                         # NumPy arrays, or those of PyTorch and others by DLPack
@@ -29,45 +29,45 @@ class CudaFunction:
     """
 
     def __init__(self, driver: Driver, artifact: KernelArtifact, number: int = 0) -> None:
-        """Load the kernels on the GPU of that number. Raises: DeviceError when they are not for it."""
+        """Load the kernels on GPU `number`. Raises: DeviceError when they do not fit it."""
         driver.open(number)
         self.artifact = artifact
         self._driver = driver
         self._number = number
-        self._one = Lock()
+        self._lock = Lock()
         self._stream = driver.stream()
         self._program = DeviceProgram(driver, self._stream, artifact)
         nbytes = artifact.workspace_bytes
-        self._workspace = self._made((nbytes,), "uint8") if nbytes else None
+        self._workspace = self._allocate((nbytes,), "uint8") if nbytes else None
 
     @property
     def args(self) -> tuple[ArgSpec, ...]:
-        """What the arguments are, in order."""
+        """The arguments, in order."""
         return self.artifact.args
 
     def __call__(self, *arrays: Any, threads: int | None = None) -> None:
-        """Run the kernels and wait for them; `threads` are those of a CPU, of which a GPU needs none.
+        """Run the kernels and wait for them; `threads` is ignored on a GPU.
 
-        Raises: DeviceError naming the argument that does not fit.
+        Raises: DeviceError naming the invalid argument.
         """
         del threads
-        with self._one:
-            there = self._there(arrays)
-            self._bound(there)()
-            for spec, array, mine in zip(self.args, arrays, there, strict=True):
+        with self._lock:
+            arguments = self._device_arguments(arrays)
+            self._bind(arguments)()
+            for spec, array, argument in zip(self.args, arrays, arguments, strict=True):
                 if spec.is_output and isinstance(array, np.ndarray):
-                    mine.read(array)
+                    argument.read(array)
             self._driver.wait(self._stream)
 
     def seconds(self, *arrays: Any, passes: int = 5) -> tuple[float, ...]:
-        """How long a call takes by the GPU's own clock, in so many passes, without copies. Raises: as a call."""
-        with self._one:
-            call = self._bound(self._there(arrays))
+        """Seconds of a call by the GPU's own clock, in each of `passes` passes, without copies. Raises: like a call."""
+        with self._lock:
+            call = self._bind(self._device_arguments(arrays))
             watch = Stopwatch(self._driver, self._stream)
             return watch.passes(call, passes, watch.probe(call))
 
     def prepared(self, *inputs: Array) -> list[Array]:
-        """Copies of the inputs, aligned and dense. Raises: DeviceError for another number, shape or type of them."""
+        """Aligned, dense copies of the inputs. Raises: DeviceError for another number, shape or type."""
         wanted = self.artifact.inputs
         if len(inputs) != len(wanted):
             raise DeviceError(f"{self.artifact.name} has {len(wanted)} inputs, not {len(inputs)}")
@@ -85,37 +85,36 @@ class CudaFunction:
     def on_gpu(self, array: Array) -> DeviceArray:
         """A copy of an array on the GPU; its `numpy` copies it back. Raises: DeviceError when there is no memory."""
         values = np.asarray(array)
-        made = self._made(values.shape, values.dtype.name)
+        made = self._allocate(values.shape, values.dtype.name)
         made.write(values)
         return made
 
-    def _there(self, arrays: Sequence[Any]) -> list[DeviceArray]:
-        """The arguments on the GPU."""
+    def _device_arguments(self, arrays: Sequence[Any]) -> list[DeviceArray]:
         self._driver.open(self._number)
         if len(arrays) != len(self.args):
             raise DeviceError(f"{self.artifact.name} takes {len(self.args)} arrays, not {len(arrays)}")
-        return [self._taken(spec, array) for spec, array in zip(self.args, arrays, strict=True)]
+        return [self._device_argument(spec, array) for spec, array in zip(self.args, arrays, strict=True)]
 
-    def _taken(self, spec: ArgSpec, array: Any) -> DeviceArray:
+    def _device_argument(self, spec: ArgSpec, array: Any) -> DeviceArray:
         if isinstance(array, np.ndarray):
             self._check(spec, array)
             if not spec.is_output:
                 return self.on_gpu(array)
             if not array.flags.writeable or not array.flags.c_contiguous:
                 raise DeviceError(f"{self.artifact.name}: {spec.name} is written: give a writable array without gaps")
-            return self._made(spec.shape, spec.dtype)
-        lies = array if isinstance(array, DeviceArray) else DeviceArray.borrowed(self._driver, self._stream, array)
+            return self._allocate(spec.shape, spec.dtype)
+        lies = array if isinstance(array, DeviceArray) else DeviceArray.borrow(self._driver, self._stream, array)
         if lies.device != cuda(self._number):
             raise DeviceError(f"{self.artifact.name}: {spec.name} lies on {lies.device}, not on {cuda(self._number)}")
         return lies
 
-    def _bound(self, arrays: Sequence[DeviceArray]) -> Any:
+    def _bind(self, arrays: Sequence[DeviceArray]) -> Any:
         return self._program.bind(arrays, self._workspace.address if self._workspace is not None else 0)
 
     def _check(self, spec: ArgSpec, array: Array) -> None:
         if (array.shape, array.dtype.name) != (spec.shape, spec.dtype):
-            wanted, given = f"{spec.dtype}{list(spec.shape)}", f"{array.dtype.name}{list(array.shape)}"
-            raise DeviceError(f"{self.artifact.name}: {spec.name} is {wanted}, the array given for it is {given}")
+            wanted, actual = f"{spec.dtype}{list(spec.shape)}", f"{array.dtype.name}{list(array.shape)}"
+            raise DeviceError(f"{self.artifact.name}: {spec.name} is {wanted}, the array given for it is {actual}")
 
-    def _made(self, shape: Sequence[int], dtype: str) -> DeviceArray:
+    def _allocate(self, shape: Sequence[int], dtype: str) -> DeviceArray:
         return DeviceArray.allocate(self._driver, self._stream, self._number, shape, dtype)

@@ -14,23 +14,23 @@ from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.cuda_array import DeviceArray
 from retune.compiler.runtime.cuda_driver import Driver
 
-# One launch for 64 calls makes the host's part of each small; to capture more takes longer.
+# One launch for 64 calls makes the host's share of each small; capturing more takes longer.
 _IN_GRAPH = 64
-"""Calls that one graph runs at most."""
+"""Most calls in one graph."""
 
 _IN_LOOK = 8
 # Queueing a kernel takes the host a few microseconds, under 1% of a millisecond.
 _CLEAR = 1e-3
-"""A call this long (seconds) shows its own time; the queueing of a shorter one by the host may take as long."""
+"""Seconds from which on a call is timed directly; the host's queueing of a shorter call may take as long."""
 
 _MOST_CALLS = 20_000
-# Each flushed call is timed by itself and takes a sweep of the cache, so a pass must not have thousands.
+# Each flushed call is timed separately and takes a sweep of the cache, so a pass must not have thousands.
 _MOST_FLUSHED = 50
-"""Calls of a pass at most, and of one before each of which the cache is emptied."""
+"""Most calls of a pass that flushes the cache before each."""
 
 
 class DeviceProgram:
-    """Kernels that are loaded on the device that `driver` has open; their work is queued on `stream`."""
+    """Kernels loaded on the selected device of `driver`; their work is queued on `stream`."""
 
     def __init__(self, driver: Driver, stream: Any, artifact: KernelArtifact) -> None:
         if artifact.device is None:
@@ -45,29 +45,29 @@ class DeviceProgram:
         except DeviceError as failure:
             if failure.lasting or not self._code.ptx:
                 raise
-            # A driver takes no machine code of an assembler that is newer than it.
+            # A driver rejects machine code of a newer assembler.
             self._kernels = driver.load(self._code.ptx.encode(), "ptx", shared)
 
     def bind(self, arrays: Sequence[DeviceArray], workspace: int = 0) -> Callable[[], None]:
-        """A call with these arguments, in order, which keeps them; `workspace` is the address of as many bytes as the
-        artifact wants.
+        """A call with these arguments, in order, which it keeps alive; `workspace` is the address of the artifact's
+        workspace.
 
-        Raises: DeviceError for arrays that do not fit, lie on several GPUs, or share memory of which some is written.
+        Raises: DeviceError for invalid arrays, arrays on several GPUs, or written arrays that share memory.
         """
         artifact = self.artifact
         if len(arrays) != len(artifact.args):
             raise DeviceError(f"{artifact.name} takes {len(artifact.args)} arrays, not {len(arrays)}")
         for spec, array in zip(artifact.args, arrays, strict=True):
             if (array.shape, array.dtype) != (spec.shape, spec.dtype):
-                wanted, given = f"{spec.dtype}{list(spec.shape)}", f"{array.dtype}{list(array.shape)}"
-                raise DeviceError(f"{artifact.name}: {spec.name} is {wanted}, the array given for it is {given}")
+                wanted, actual = f"{spec.dtype}{list(spec.shape)}", f"{array.dtype}{list(array.shape)}"
+                raise DeviceError(f"{artifact.name}: {spec.name} is {wanted}, the array given for it is {actual}")
         self._check_memory(arrays)
         if artifact.workspace_bytes and not workspace:
             raise DeviceError(f"{artifact.name} needs {artifact.workspace_bytes} bytes of workspace")
-        kept = tuple(arrays)
-        addresses = [*(array.address for array in kept), *(workspace + start for start in self._code.workspace)]
+        alive = tuple(arrays)
+        addresses = [*(array.address for array in alive), *(workspace + start for start in self._code.workspace)]
 
-        def call(_: object = kept) -> None:
+        def call(_: object = alive) -> None:
             for launch in self._code.launches:
                 kernel = self._kernels[launch.name]
                 self._driver.launch(self._stream, kernel, launch.grid, launch.block, addresses, launch.shared)
@@ -75,22 +75,22 @@ class DeviceProgram:
         return call
 
     def _check_memory(self, arrays: Sequence[DeviceArray]) -> None:
-        """Kernels take it for granted that what they write is nothing else."""
+        """Check that all arrays are on one GPU, and that written arrays share no memory, as kernels assume."""
         named = list(zip(self.artifact.args, arrays, strict=True))
-        for place, (spec, array) in enumerate(named):
-            for other, its in named[:place]:
-                if array.device != its.device:
-                    where = f"{spec.name} lies on {array.device}, {other.name} on {its.device}"
+        for index, (spec, array) in enumerate(named):
+            for other, other_array in named[:index]:
+                if array.device != other_array.device:
+                    where = f"{spec.name} lies on {array.device}, {other.name} on {other_array.device}"
                     raise DeviceError(f"{self.artifact.name}: {where}")
-                if array.overlaps(its) and (spec.is_output or other.is_output):
+                if array.overlaps(other_array) and (spec.is_output or other.is_output):
                     both = f"{other.name} and {spec.name} share memory"
                     raise DeviceError(f"{self.artifact.name}: {both}, and one of them is written")
 
 
 @dataclass(frozen=True, slots=True)
 class Stopwatch:
-    """Times calls on a stream. A pass is of at least `least` seconds; before each call `flush` is queued, if given,
-    whose own time does not count.
+    """Times calls on a stream. A pass takes at least `least` seconds; `flush`, if given, is queued before each call,
+    outside the measured time.
     """
 
     driver: Driver
@@ -99,37 +99,37 @@ class Stopwatch:
     flush: Callable[[], None] | None = None
 
     def probe(self, call: Callable[[], None]) -> float:
-        """Seconds of one call, roughly, after one that is not timed."""
+        """Rough seconds of one call, after an untimed call."""
         call()
-        roughly = min(self._one(call) for _ in range(2))
+        roughly = min(self._timed(call) for _ in range(2))
         if roughly > _CLEAR:
             return roughly
-        if self.flush is not None:  # the host queues a graph while the cache is being emptied, but not several kernels
-            whole = self.driver.captured(self.stream, call)
-            return min(self._one(whole) for _ in range(2))
-        graph = self.driver.captured(self.stream, lambda: _repeated(call, _IN_LOOK))
+        if self.flush is not None:  # the host queues a graph during the flush, but not several kernels
+            whole = self.driver.capture(self.stream, call)
+            return min(self._timed(whole) for _ in range(2))
+        graph = self.driver.capture(self.stream, lambda: _repeated(call, _IN_LOOK))
         graph()
         return self._between(graph) / _IN_LOOK
 
     def passes(self, call: Callable[[], None], count: int, roughly: float) -> tuple[float, ...]:
-        """Seconds of a call in each of `count` passes, where one takes `roughly` so many."""
+        """Seconds of a call in each of `count` passes, for a call of `roughly` so many seconds."""
         wanted = math.ceil(self.least / max(roughly, 1e-7))
         if self.flush is not None:
             number = max(1, min(wanted, _MOST_FLUSHED))
             if roughly <= _CLEAR:
-                call = self.driver.captured(self.stream, call)
-                self._one(call)  # the first is slower: the graph is sent to the device
-            return tuple(sum(self._one(call) for _ in range(number)) / number for _ in range(count))
+                call = self.driver.capture(self.stream, call)
+                self._timed(call)  # the first is slower: the graph is sent to the device
+            return tuple(sum(self._timed(call) for _ in range(number)) / number for _ in range(count))
         number = max(1, min(wanted, _MOST_CALLS))
         together = min(number, _IN_GRAPH)
         iterations = -(-number // together)
-        graph = self.driver.captured(self.stream, lambda: _repeated(call, together))
+        graph = self.driver.capture(self.stream, lambda: _repeated(call, together))
         graph()  # the first is slower: the graph is sent to the device
         return tuple(
             self._between(lambda: _repeated(graph, iterations)) / (iterations * together) for _ in range(count)
         )
 
-    def _one(self, call: Callable[[], None]) -> float:
+    def _timed(self, call: Callable[[], None]) -> float:
         if self.flush is not None:
             self.flush()
         return self._between(call)

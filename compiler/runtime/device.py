@@ -17,15 +17,15 @@ _CPU, _CUDA, _OPENCL = 1, 2, 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Device:
-    """A device by DLPack's numbers: `device_type` 1 is the CPU, 2 a CUDA GPU, 4 one of OpenCL. It equals whatever
-    has the same numbers, such as devices that come back from the FFI.
+    """A device by DLPack's numbers: `device_type` 1 is the CPU, 2 a CUDA GPU, 4 an OpenCL device. It equals any object
+    with the same numbers, such as devices that come back from the FFI.
     """
 
     device_type: int
     device_id: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no number. Raises: OptionError."""
+        """Reject other values than numbers. Raises: OptionError."""
         for number in (self.device_type, self.device_id):
             if not isinstance(number, int) or isinstance(number, bool):
                 raise OptionError(f"the number of a device is an integer, not {number!r}")
@@ -41,7 +41,7 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """What `device_type` is called: cpu, cuda, opencl."""
+        """The name of `device_type`: cpu, cuda, opencl."""
         names = {number: name for name, number in reversed(_TYPES.items())}
         return names.get(self.device_type, f"device type {self.device_type}")
 
@@ -50,16 +50,17 @@ class Device:
 
 
 def device(kind: str, index: int | None = None) -> Device:
-    """The device number `index` of a kind: cpu (or llvm), cuda (or gpu), opencl. Both may be one text, as "cuda:1".
+    """The device number `index` of a kind: cpu (or llvm), cuda (or gpu), opencl. Both may be one text, such as
+    "cuda:1".
 
-    Raises: OptionError for another kind, or what is no number of a device.
+    Raises: OptionError for another kind or an invalid number.
     """
-    found = re.fullmatch(r"(?P<kind>[a-z]+)(:(?P<number>\d{1,4}))?", kind) if isinstance(kind, str) else None
-    if found is None or found["kind"] not in _TYPES:
+    match = re.fullmatch(r"(?P<kind>[a-z]+)(:(?P<number>\d{1,4}))?", kind) if isinstance(kind, str) else None
+    if match is None or match["kind"] not in _TYPES:
         raise OptionError(f"no device is called {kind!r:.80}; there are {', '.join(_TYPES)}, and numbers as in cuda:1")
-    if index is not None and found["number"] is not None:
+    if index is not None and match["number"] is not None:
         raise OptionError(f"{kind} names a number already, so {index!r:.80} is one too many")
-    return Device(_TYPES[found["kind"]], int(found["number"] or 0) if index is None else index)
+    return Device(_TYPES[match["kind"]], int(match["number"] or 0) if index is None else index)
 
 
 def cpu(index: int = 0) -> Device:
@@ -77,33 +78,32 @@ def opencl(index: int = 0) -> Device:
     return Device(_OPENCL, index)
 
 
-def devices_in(given: Device | Sequence[Device]) -> list[Device]:
-    """A device, or those of a list that is not empty, as a list. Raises: OptionError for anything else."""
-    devices: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if not devices or not all(isinstance(each, Device) for each in devices):
-        raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {given!r:.80}")
+def devices_in(selection: Device | Sequence[Device]) -> list[Device]:
+    """A device, or a non-empty list of devices, as a list. Raises: OptionError for anything else."""
+    devices: list[Any] = list(selection) if isinstance(selection, list | tuple) else [selection]
+    if not devices or not all(isinstance(entry, Device) for entry in devices):
+        raise OptionError(f"a Device or a list of Devices is needed, such as cpu(0), not {selection!r:.80}")
     return devices
 
 
-def same_device(one: object, other: object) -> bool:
-    """Whether two things have the same two numbers of a device."""
-    numbers = [(getattr(each, "device_type", None), getattr(each, "device_id", None)) for each in (one, other)]
+def same_device(left: object, right: object) -> bool:
+    """Whether two objects have the same device numbers."""
+    numbers = [(getattr(device, "device_type", None), getattr(device, "device_id", None)) for device in (left, right)]
     return numbers[0] == numbers[1] and None not in numbers[0]
 
 
 class Located(Protocol):
-    """An array that says where it lies, as those of PyTorch, CuPy and this package's `DeviceArray` do."""
+    """An array with a device, such as arrays of PyTorch, CuPy and `DeviceArray`."""
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Kind and number of its device."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 AnyArray = Array | Located
-"""An array of NumPy, or one that lies elsewhere."""
+"""An array of NumPy, or of another device or library."""
 
 
 def device_of(array: object) -> Device:
-    """Where an array lies, by DLPack; on the CPU, where it does not say."""
+    """The device of an array, by DLPack; the CPU by default."""
     try:
         kind, number = array.__dlpack_device__()  # type: ignore[attr-defined]
         return Device(int(kind), int(number))
@@ -116,13 +116,13 @@ def on_gpu(array: object) -> bool:
     return device_of(array).device_type == _CUDA
 
 
-def is_gpu(where: Device) -> bool:
+def is_gpu(place: Device) -> bool:
     """Whether a device is a CUDA GPU."""
-    return where.device_type == _CUDA
+    return place.device_type == _CUDA
 
 
 def gpus_among(devices: Sequence[Device], what: str) -> list[Device]:
-    """The CUDA GPUs among devices on which `what` runs ("networks"), in order; the only other may be cpu(0).
+    """The CUDA GPUs among the devices that `what` ("networks") runs on, in order; the only other may be cpu(0).
 
     Raises: OptionError for any other device.
     """
@@ -133,7 +133,7 @@ def gpus_among(devices: Sequence[Device], what: str) -> list[Device]:
 
 
 def require_cpu(where: Device, what: str) -> None:
-    """Check that a device is the CPU, where alone `what` can be done ("programs run").
+    """Check that a device is the CPU, the only device for `what` ("programs run").
 
     Raises: OptionError.
     """

@@ -1,7 +1,7 @@
 """Makes a DLPack capsule of an array in a device's memory.
 
 The capsule keeps the owner of the memory alive until the consumer releases it, even while the interpreter ends: NumPy
-makes the capsule and releases it, and knows whether the interpreter still runs.
+makes and releases the capsule, and knows whether the interpreter still runs.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from retune.compiler.runtime.device import Device
 
 _NAME = b"dltensor"
 _BFLOAT = 4
-"""DLPack's number of the kind of type that NumPy has no word for."""
+"""DLPack's code of bfloat, which NumPy lacks."""
 
 
 # DLManagedTensor begins with its DLTensor, and the layout of these fields is DLPack's stable ABI.
 class _Tensor(ctypes.Structure):
-    """The first fields of a DLTensor, with which what a capsule holds begins."""
+    """The first fields of a DLTensor, at the beginning of a capsule's content."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -37,7 +37,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def capsule_of(address: int, shape: Sequence[int], dtype: str, where: Device, owner: object) -> Any:
-    """A capsule of a dense array, row by row; `owner` is whatever must live as long as its memory is used."""
+    """A capsule of a dense row-major array; `owner` must live as long as its memory is used."""
     block: Any = (ctypes.c_uint8 * (prod(shape) * item_bytes(dtype))).from_address(address)
     block.owner = owner
     # NumPy takes the address for the CPU's, and never reads there.

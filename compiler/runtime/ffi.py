@@ -1,8 +1,8 @@
 """The classes and functions of the TVM FFI (package apache-tvm-ffi) under our names.
 
-This is the only module that imports the FFI, on first use: where PyTorch is installed the FFI loads that too, which
-takes seconds. From then on the FFI makes arrays and devices of our classes, unless another package has registered its
-own before.
+This is the only module that imports the FFI, on first use: if PyTorch is installed the FFI loads that too, which takes
+seconds. From then on the FFI makes arrays and devices of our classes, unless another package has registered its own
+before.
 """
 
 import builtins
@@ -44,7 +44,7 @@ E = TypeVar("E", bound=type[BaseException])
 
 
 class FFIDevice(tvm_ffi.Device):
-    """A device as the FFI makes it, equal to a `Device` of the same numbers."""
+    """A device of the FFI, equal to a `Device` of the same numbers."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class FFIDevice(tvm_ffi.Device):
 
     @property
     def device_id(self) -> int:
-        """Its number among those of its kind."""
+        """Its number among devices of its kind."""
         return int(self.index)
 
     def __eq__(self, other: object) -> bool:
@@ -74,7 +74,7 @@ class NDArray(tvm_ffi.Tensor):
     __slots__ = ()
 
     def numpy(self) -> Array:
-        """The same memory as a NumPy array; of a view it is valid only as long as the call that gave it.
+        """The same memory as a NumPy array; for a view, valid only during the call that passed it.
 
         Raises: ArtifactError for an array that is not in the CPU's memory.
         """
@@ -86,13 +86,13 @@ class NDArray(tvm_ffi.Tensor):
             return array
         size = item_bytes(dtype)
         block: Any = (ctypes.c_uint8 * (size * self.numel())).from_address(self.data_ptr())
-        block.owner = self  # the memory lives as long as what NumPy knows of it
+        block.owner = self  # the memory lives as long as NumPy's array
         return np.ndarray(self.shape, dtype, block, strides=tuple(size * step for step in self.strides))
 
     asnumpy = numpy
 
     def copyfrom(self, source: Any) -> "NDArray":
-        """Take over the elements of an array of the same shape, converted to this one's type; this array."""
+        """Copy the elements of an array of the same shape, converted to this dtype; returns this array."""
         values = source.numpy() if isinstance(source, NDArray) else np.asarray(source)
         if values.shape != self.shape:
             raise ArtifactError(f"an array of the shape {list(values.shape)} does not fit into {list(self.shape)}")
@@ -100,7 +100,7 @@ class NDArray(tvm_ffi.Tensor):
         return self
 
     def copyto(self, target: Any) -> Any:
-        """Give the elements to an array of the same shape, of this class or NumPy's; that array."""
+        """Copy the elements to an array of the same shape, of this class or NumPy's; returns `target`."""
         if isinstance(target, NDArray):
             return target.copyfrom(self)
         if not isinstance(target, np.ndarray) or target.shape != self.shape:
@@ -109,16 +109,15 @@ class NDArray(tvm_ffi.Tensor):
         return target
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule of the same memory."""
         return self.__dlpack__()
 
     @property
     def is_view(self) -> bool:
-        """Whether this is no object, but memory that somebody in C lends during a call."""
+        """Whether this is not an object, but memory that C code lends during a call."""
         return self.__chandle__() == 0
 
     def __dlpack__(self, **options: Any) -> Any:
-        # The FFI gives capsules of objects only; NumPy makes one of a view's memory.
+        # The FFI makes capsules of objects only; NumPy makes one of a view's memory.
         return self.numpy().__dlpack__(**options) if self.is_view else super().__dlpack__(**options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -133,39 +132,39 @@ class NDArray(tvm_ffi.Tensor):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as its elements. Raises: ArtifactError for an array that is not in the CPU's memory."""
-        return _restored, (self.numpy(),)
+        return _unpickle, (self.numpy(),)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.numpy()[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self.numpy()[index]
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        self.numpy()[place] = value.numpy() if isinstance(value, NDArray) else value
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.numpy()[index] = value.numpy() if isinstance(value, NDArray) else value
 
     def __len__(self) -> int:
         return self.shape[0]
 
 
-def _restored(values: Array) -> FFITensor:
-    """An array that was pickled."""
+def _unpickle(values: Array) -> FFITensor:
+    """The array of `__reduce__`."""
     return tensor_of(aligned_copy(values))
 
 
 def lend(array: Array) -> FFITensor:
-    """A dense NumPy array for the time of a call, as the FFI takes it: also one that NumPy would not pass on because it
-    is read-only.
+    """A dense NumPy array for the time of a call, as the FFI takes it, including read-only arrays, which NumPy does not
+    pass on.
     """
     memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
-    # An array made here is writable, whatever the caller's is: the FFI's DLPack refuses a read-only one.
+    # An array made here is writable, whatever the caller's is: the FFI's DLPack rejects read-only arrays.
     return tensor_of(np.ndarray(array.shape, array.dtype, memory))
 
 
 def new_function(address: int, keep: object) -> PackedFunc:
-    """The function at an address, of the FFI's C type; `keep` lives as long as it."""
+    """The function at an address, of the FFI's C type; it keeps `keep` alive."""
     return PackedFunc.__from_extern_c__(address, keep_alive_object=keep)
 
 
 def object_use_count(value: FFIObject) -> int:
-    """How many references there are to an object of the FFI; 0 after it was moved away."""
+    """Number of references to an object of the FFI; 0 after a move."""
     handle = value.__chandle__()
     # The FFI's object header begins with the count of strong references.
     return ctypes.c_uint32.from_address(handle).value if handle else 0
@@ -180,7 +179,7 @@ def open_library(path: Path) -> FFIModule:
 
 
 def _register_errors() -> None:
-    """Let errors keep their class when they cross the FFI: Python's own, and ours, as far as they take one text."""
+    """Let errors keep their class when they cross the FFI: Python's own, and ours if they take one text."""
     known = core.ERROR_NAME_TO_TYPE
     for kind in vars(builtins).values():
         is_error = isinstance(kind, type) and issubclass(kind, BaseException)
@@ -188,7 +187,7 @@ def _register_errors() -> None:
             error.register_error(kind.__name__, kind)
     kinds: list[type[RetuneError]] = [RetuneError]
     for ours in kinds:
-        # The list grows while it is walked: breadth first over the tree of our classes.
+        # The list grows during the loop: breadth first over the tree of our classes.
         kinds += ours.__subclasses__()
         if isinstance(ours.__init__, WrapperDescriptorType):  # none of its own
             error.register_error(ours.__name__, ours)

@@ -15,12 +15,12 @@ from retune.compiler.runtime.timed_functions import TimedFunctions
 
 
 class KernelFunction(TimedFunctions):
-    """A kernel to be called with its arrays, inputs first and then the outputs, which it fills.
+    """A kernel called with its arrays, inputs first and then the outputs, which it fills.
 
-    Arrays are NumPy's or, by DLPack, those of another library, and have the argument's shape and type. One that is
-    dense and starts at a multiple of 64 bytes is used where it lies, as those of `prepared` and `outputs` are; others
-    are copied, and an input that the kernel reads packed is packed. Outputs are writable and share no memory with
-    another argument. Every call checks that; `Kernel.bind` checks once for many calls.
+    Arrays are NumPy's or, by DLPack, another library's, and have the argument's shape and type. A dense array at a
+    multiple of 64 bytes is used in place, such as arrays of `prepared` and `outputs`; others are copied, and inputs
+    that the kernel reads packed are packed. Outputs are writable and share no memory with another argument. Every call
+    checks that; `Kernel.bind` checks once for many calls.
 
     total = build([x, w, y])
     inputs = total.prepared(image, weights)
@@ -36,7 +36,7 @@ class KernelFunction(TimedFunctions):
 
     @property
     def args(self) -> tuple[ArgSpec, ...]:
-        """What the arguments are, in order."""
+        """The arguments, in order."""
         return self.kernel.artifact.args
 
     @property
@@ -51,36 +51,36 @@ class KernelFunction(TimedFunctions):
         return self
 
     def __call__(self, *arrays: Any, threads: int | None = None) -> None:
-        """Run the kernel on so many threads, all cores unless given or RETUNE_NUM_THREADS or OMP_NUM_THREADS says less.
+        """Run the kernel on `threads` threads, by default all cores or as RETUNE_NUM_THREADS or OMP_NUM_THREADS say.
 
-        Raises: ArtifactError naming the argument that does not fit.
+        Raises: ArtifactError naming the invalid argument.
         """
         artifact = self.kernel.artifact
         name = artifact.name
         check_count(name, self.args, len(arrays))
-        given = [_as_numpy(name, spec, array) for spec, array in zip(self.args, arrays, strict=True)]
+        passed = [_as_numpy(name, spec, array) for spec, array in zip(self.args, arrays, strict=True)]
         count = len(artifact.inputs)
-        used = [_usable(name, spec, array) for spec, array in zip(artifact.inputs, given, strict=False)]
-        used += [  # one that cannot be written to is refused by `Kernel.bind`
+        usable = [_usable(name, spec, array) for spec, array in zip(artifact.inputs, passed, strict=False)]
+        usable += [  # `Kernel.bind` rejects read-only arrays
             _usable(name, spec, array) if array.flags.writeable else array
-            for spec, array in zip(artifact.outputs, given[count:], strict=True)
+            for spec, array in zip(artifact.outputs, passed[count:], strict=True)
         ]
         if threads is None:
-            # Read once: the environment and the affinity mask cost more to ask than a small kernel takes.
+            # Read once: querying the environment and the affinity mask costs more than a small kernel.
             threads = self._threads = self._threads or config.thread_count(config.usable_cores())
-        bound = self.kernel.bind(used, threads)
-        for spec, array in zip(self.args, used, strict=True):
+        bound = self.kernel.bind(usable, threads)
+        for spec, array in zip(self.args, usable, strict=True):
             check_shape(name, spec, array)
         run = KernelSequence([bound]) if threads > 1 and bound.is_parallel else bound
         run()
-        for array, copy in zip(given[count:], used[count:], strict=True):
+        for array, copy in zip(passed[count:], usable[count:], strict=True):
             if copy is not array:
                 np.copyto(array, copy)
 
     def prepared(self, *inputs: Array) -> list[Array]:
-        """Copies of the inputs that the kernel takes: aligned, dense, and packed where it reads them packed.
+        """Copies of the inputs for the kernel: aligned, dense, and packed where it reads them packed.
 
-        Raises: ArtifactError when there are more or fewer than the kernel has inputs, or one has another shape or type.
+        Raises: ArtifactError for another number of inputs, or another shape or type.
         """
         artifact = self.kernel.artifact
         check_count(artifact.name, artifact.inputs, len(inputs))
@@ -98,7 +98,7 @@ class KernelFunction(TimedFunctions):
 
 
 def _as_numpy(kernel: str, spec: ArgSpec, array: Any) -> Array:
-    """An array of any library as one of NumPy on the same memory. Raises: ArtifactError."""
+    """An array of any library as a NumPy array on the same memory. Raises: ArtifactError."""
     if isinstance(array, np.ndarray):
         return array
     where, kind = f"kernel {kernel}, argument {spec.name}", type(array).__name__
@@ -112,7 +112,7 @@ def _as_numpy(kernel: str, spec: ArgSpec, array: Any) -> Array:
 
 
 def _usable(kernel: str, spec: ArgSpec, array: Array) -> Array:
-    """The array itself, or what the kernel takes in its place: packed, or a dense and aligned copy."""
+    """The array itself, or its replacement for the kernel: packed, or a dense and aligned copy."""
     if spec.packing is not None and (array.ndim > 1 or array.size != spec.size):
         return _prepared(kernel, spec, array)
     is_as_needed = array.flags.c_contiguous and address(array) % ALIGNMENT == 0

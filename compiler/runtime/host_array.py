@@ -1,7 +1,4 @@
-"""A NumPy array with the methods of the FFI's arrays.
-
-It is a NumPy array, so a function that a kernel calls can be written for either kind.
-"""
+"""A NumPy array with the methods of the FFI's arrays, so that functions called by kernels work for either."""
 
 from typing import Any
 
@@ -11,13 +8,13 @@ from retune.compiler.runtime.artifact import Array
 
 
 class HostArray(np.ndarray[Any, np.dtype[Any]]):
-    """A NumPy array that also answers to `numpy` and `copyto`, as `retune.compiler.runtime.ffi.NDArray` does."""
+    """A NumPy array with `numpy` and `copyto`, like `retune.compiler.runtime.ffi.NDArray`."""
 
     def numpy(self) -> Array:
         """The same array without these methods."""
         return self.view(np.ndarray)
 
     def copyto(self, target: Any) -> Any:
-        """Give the elements to another array of the same shape; that array."""
+        """Copy the elements to another array of the same shape; returns `target`."""
         target[...] = self.numpy()
         return target

@@ -1,6 +1,6 @@
 """Links object code into a shared library or one object file, with the system's linker.
 
-Symbols are bound inside the library, so that a program's symbol of the same name does not replace one.
+Symbols are bound inside the library, so a program's symbol of the same name does not replace them.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 from retune.compiler.errors import ArtifactError
 
 LINKERS = ("cc", "gcc", "clang", "ld", "ld.lld")
-# A network's kernels link in seconds; the limit is for a compiler driver that hangs, as on a dead network share.
+# A network's kernels link in seconds; the limit is for a hanging compiler driver, as on a dead network share.
 _SECONDS = 120
 
 
@@ -25,23 +25,23 @@ def link_objects(
     exports: Sequence[str] = (),
 ) -> None:
     """Link objects into the shared library at `path`, which needs `libraries` (file names, such as libgomp.so.1) and
-    holds `build_id` as its build id. It exports the symbols in `exports`, by default all.
+    has the build id `build_id`. It exports the symbols in `exports`, by default all.
 
     Raises: ArtifactError when none of the `linkers` is installed, or it fails.
     """
-    found = _linker(linkers)
+    linker = _linker(linkers)
     wanted = ["-Bsymbolic", *([f"--build-id=0x{build_id.hex()}"] if build_id else [])]
     with tempfile.TemporaryDirectory() as folder:
         if exports:
             script = Path(folder) / "exports"
             script.write_text(f"{{ global: {' '.join(f'{name};' for name in exports)} local: *; }};\n")
             wanted.append(f"--version-script={script}")
-        _run(found, objects, path, _options(found, wanted), [f"-l:{library}" for library in libraries], Path(folder))
+        _run(linker, objects, path, _options(linker, wanted), [f"-l:{library}" for library in libraries], Path(folder))
 
 
 def _options(linker: str, wanted: Sequence[str]) -> list[str]:
-    """The options of a shared library, with those `wanted` of the linker itself."""
-    # Objects without a .note.GNU-stack section would otherwise make the loader ask for an executable stack.
+    """The options for a shared library, with `wanted` options of the linker itself."""
+    # Objects without a .note.GNU-stack section would otherwise make the loader request an executable stack.
     options = ["-shared", "-z", "noexecstack"]
     if "ld" in Path(linker).name:
         return [*options, *wanted]
@@ -50,13 +50,13 @@ def _options(linker: str, wanted: Sequence[str]) -> list[str]:
 
 
 def _linker(linkers: Sequence[str]) -> str:
-    found = next((program for name in linkers if (program := shutil.which(name))), None)
-    if found is None:
+    linker = next((program for name in linkers if (program := shutil.which(name))), None)
+    if linker is None:
         raise ArtifactError(
             f"no linker is installed (looked for {', '.join(linkers)}); install one, such as Debian's gcc or "
             "binutils, or save in a form that needs none, .retune"
         )
-    return found
+    return linker
 
 
 def _run(

@@ -1,8 +1,8 @@
 """Loads kernel artifacts and runs them on buffers.
 
-Code stays loaded as long as any kernel or bound call of it lives; buffers are checked when they are bound, so a call
-itself is one C call. The kernels of a network are one library inside an LLVM linker (`LLJIT`), which takes 0.2 ms a
-kernel: an object that is damaged or lacks a symbol raises, where MCJIT would end the process.
+Code stays loaded while any kernel or bound call of it lives; buffers are checked when bound, so a call itself is one C
+call. The kernels of a network are one library inside an LLVM linker (`LLJIT`), which takes 0.2 ms per kernel: a damaged
+object or a missing symbol raises, where MCJIT would end the process.
 """
 
 import ctypes
@@ -25,21 +25,21 @@ from retune.compiler.runtime.openmp import openmp_runtime
 
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 _SERIAL = itertools.count()
-# 64 x 10 KB are held at most, at 3 ms / 64 = 0.05 ms a library.
+# 64 x 10 KB at most, at 3 ms / 64 = 0.05 ms per library.
 _LIBRARIES_PER_LINKER = 64
-"""A linker of LLVM keeps 10 KB of each library that it has ever linked; it takes 3 ms to make another one."""
+"""An LLVM linker keeps 10 KB of each library that it ever linked; creating a linker takes 3 ms."""
 _MATH, _HELPERS = "libm.so.6", "libgcc_s.so.1"
 _NATIVE: list[Any] = []
-"""Keeps what `native_address` loaded."""
+"""Keeps libraries of `native_address` alive."""
 _PARALLEL = b"GOMP_parallel"
 _ELF = b"\x7fELF"
 _MACHINE = slice(18, 20)
-"""Where the header of an object file names its kind of CPU."""
+"""Bytes of an object file's header with its machine (instruction set)."""
 
 
 class BoundKernel:
-    """A kernel with its buffers and thread count: call it without arguments. The interpreter lock is free meanwhile,
-    but for the functions that it calls.
+    """A kernel with its buffers and thread count: call it without arguments. The interpreter lock is released during
+    the call, except in callbacks.
     """
 
     __slots__ = ("_array", "_function", "_keep", "_kernel", "_pointers", "_threads")
@@ -56,91 +56,89 @@ class BoundKernel:
     def __call__(self) -> None:
         """Run the kernel once.
 
-        Raises: ArtifactError when the kernel returns another code than 0; what a function that it calls raised.
+        Raises: ArtifactError when the kernel returns another code than 0; exceptions of functions that it calls.
         """
         if code := self._function(self._pointers, self._threads):
-            self.failed(code)
+            self.fail(code)
 
     @property
     def threads(self) -> int:
-        """On how many threads it runs."""
+        """Number of threads."""
         return int(self._threads.value)
 
     @property
     def is_parallel(self) -> bool:
         """Whether its code has parallel loops."""
         code = self._kernel.artifact.object_code
-        return not code or _PARALLEL in code  # of a shared library the code is not known
+        return not code or _PARALLEL in code  # a shared library's code is unknown
 
     @property
     def calls_back(self) -> bool:
-        """Whether it calls a Python function, which may start threads of its own."""
+        """Whether it calls a Python function, which may start threads."""
         return bool(self._kernel.artifact.calls)
 
     @property
     def row(self) -> tuple[int, int, int]:
-        """Address of the kernel, address of the addresses of its buffers, number of threads."""
+        """Address of the kernel, address of its buffers' addresses, number of threads."""
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         return address, ctypes.addressof(self._array), self._threads.value
 
-    def failed(self, code: int) -> NoReturn:
-        """Raise what a code other than 0 stands for."""
+    def fail(self, code: int) -> NoReturn:
+        """Raise the error of a code other than 0."""
         self._kernel.errors.reraise()
         raise ArtifactError(f"kernel {self._kernel.artifact.name} failed with code {code}")
 
-    def rebind(self, place: int, buffer: Buffer) -> None:
-        """Give coming calls another array for argument number `place`; the caller sees to it that it shares no memory
-        with an argument that is written.
+    def rebind(self, index: int, buffer: Buffer) -> None:
+        """Replace argument `index` of coming calls; the caller ensures that it shares no memory with a written
+        argument.
 
         Raises: ArtifactError when it does not fit.
         """
         artifact = self._kernel.artifact
-        self._array[place] = address_of(artifact.name, artifact.args[place], buffer)
-        self._keep[place] = buffer
+        self._array[index] = address_of(artifact.name, artifact.args[index], buffer)
+        self._keep[index] = buffer
 
-    def move(self, place: int, address: int) -> None:
-        """Give coming calls the memory at an address for argument number `place`; the caller sees to it that it is a
-        multiple of 64, large enough, shared with no argument that is written, and stays.
+    def move(self, index: int, address: int) -> None:
+        """Replace the address of argument `index` of coming calls; the caller ensures that it is a multiple of 64,
+        large enough, stays valid and shares no memory with a written argument.
         """
-        self._array[place] = address
+        self._array[index] = address
 
-    def rotating(self, places: Mapping[int, Sequence[int]]) -> "RotatingKernel":
-        """The same kernel, but buffer number `place` is another one with every call: the addresses given for it, in
-        turn. The caller keeps that memory alive; addresses are multiples of 64.
+    def rotating(self, addresses: Mapping[int, Sequence[int]]) -> "RotatingKernel":
+        """The same kernel, whose buffers in `addresses` (by argument index) change with every call, in turn. The caller
+        keeps that memory alive; addresses are multiples of 64.
         """
-        return RotatingKernel(self, self._array, places)
+        return RotatingKernel(self, self._array, addresses)
 
 
 class RotatingKernel:
-    """A bound kernel some buffers of which change from call to call."""
+    """A bound kernel, some of whose buffers change from call to call."""
 
     __slots__ = ("_kernel", "_places", "_pointers", "_usual")
 
-    def __init__(self, kernel: BoundKernel, pointers: Any, places: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, kernel: BoundKernel, pointers: Any, addresses: Mapping[int, Sequence[int]]) -> None:
         self._kernel = kernel
         self._pointers = pointers
-        self._places = [(place, itertools.cycle(addresses).__next__) for place, addresses in places.items()]
-        self._usual = {place: pointers[place] for place in places}
+        self._cycles = [(index, itertools.cycle(cycle).__next__) for index, cycle in addresses.items()]
+        self._usual = {index: pointers[index] for index in addresses}
 
     def __call__(self) -> None:
-        """Run the kernel once, on the next buffers. Raises: ArtifactError as the kernel does."""
-        for place, following in self._places:
-            self._pointers[place] = following()
+        """Run the kernel once, on the next buffers. Raises: ArtifactError like the kernel."""
+        for index, following in self._cycles:
+            self._pointers[index] = following()
         self._kernel()
 
     def restore(self) -> None:
-        """Give the bound kernel its own buffers back."""
-        for place, address in self._usual.items():
-            self._pointers[place] = address
+        """Restore the kernel's own buffers."""
+        for index, address in self._usual.items():
+            self._pointers[index] = address
 
 
 class Kernel:
-    """One loaded kernel."""
-
     __slots__ = ("_callbacks", "_library", "artifact", "errors", "function")
 
     def __init__(self, artifact: KernelArtifact, library: Mapping[str, int] | None = None) -> None:
-        """`library` has the address of the kernel by its name, when its code is in this process already."""
+        """`library` has the address of the kernel by its name if its code is already in this process."""
         self.artifact = artifact
         self.errors = CallErrors()
         self._callbacks = [make_callback(artifact.name, call, self.errors) for call in artifact.calls]
@@ -155,8 +153,8 @@ class Kernel:
         """Fix the arguments of coming calls: one buffer per argument, then optionally the workspace.
 
         Arrays must be contiguous, 64-byte aligned, and of the argument's dtype and number of elements (packed arguments
-        take the packed elements); those that are written must be writable and share no memory with others. Without a
-        workspace one is allocated here.
+        take the packed elements); written arrays must be writable and share no memory with others. Without a workspace
+        one is allocated here.
 
         Raises: ArtifactError when a buffer does not fit, or there is no memory for the workspace.
         """
@@ -194,9 +192,9 @@ class LoadedKernels(Mapping[str, Kernel]):
 def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
     """Make the kernels of `artifacts` callable in this process.
 
-    Raises: ArtifactError when two share a name, when object code is damaged, made for another machine, or lacks its
-    function or one that it calls (the linker then names the missing symbol on stderr), or when a function that a
-    kernel calls is not registered in this process.
+    Raises: ArtifactError when two share a name, when object code is damaged, for another machine, or lacks its function
+    or a called function (the linker names the symbol on stderr), or when a called function is not registered in this
+    process.
     """
     names = [artifact.name for artifact in artifacts]
     for name in names:
@@ -207,8 +205,8 @@ def load_kernels(artifacts: Sequence[KernelArtifact]) -> LoadedKernels:
 
 
 def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int, object]:
-    """The address of an entry that was made for a kernel, such as `retune.compiler.codegen.ffi_entry` makes, and what
-    must stay alive as long as it may be called. Functions that the kernel calls are part of the entry.
+    """The address of a kernel's entry, such as `retune.compiler.codegen.ffi_entry` makes, and the objects that must
+    stay alive while it is callable. The entry includes the functions that the kernel calls.
 
     Raises: ArtifactError when the code is damaged, for another machine, or a symbol is missing.
     """
@@ -217,54 +215,56 @@ def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int
 
 
 def native_address(text: str, name: str) -> int:
-    """The address of a function given as LLVM text, which stays loaded. It may call OpenMP and what this process has
-    loaded.
+    """The address of a function in LLVM text, which stays loaded. It may call OpenMP and loaded code of this
+    process.
     """
     builder = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name)
     for symbol, address in openmp_runtime().symbols.items():
         builder.import_symbol(symbol, address)
     library = _linked(builder.add_current_process(), name)
     _NATIVE.append(library)
-    found: int = library[name]
-    return found
+    entry: int = library[name]
+    return entry
 
 
 def load_library(path: Path, artifacts: Sequence[KernelArtifact], metadata: Mapping[str, Any]) -> LoadedKernels:
-    """Make the kernels in a shared library callable in this process; `artifacts` describe them.
+    """Make the kernels of a shared library callable in this process; `artifacts` describe them.
 
-    Raises: ArtifactError when the library is for another kind of CPU, cannot be loaded, or lacks a kernel.
+    Raises: ArtifactError when the library is for another instruction set, cannot be loaded, or lacks a kernel.
     """
-    theirs, ours = _machine(path), _machine(Path("/proc/self/exe"))
-    # dlopen would say only that the format is wrong.
-    if theirs and ours and theirs != ours:
+    machine, own_machine = _machine(path), _machine(Path("/proc/self/exe"))
+    # dlopen would only report an invalid format.
+    if machine and own_machine and machine != own_machine:
         raise ArtifactError(f"{path} is code for another kind of CPU: {metadata.get('triple', 'unknown')}")
-    openmp_runtime()  # its functions, and those of the other two, are found by name
+    openmp_runtime()  # found by name, like the functions of the other two
     ctypes.CDLL(_MATH, mode=ctypes.RTLD_GLOBAL)
     with suppress(OSError):  # few CPUs need it
         ctypes.CDLL(_HELPERS, mode=ctypes.RTLD_GLOBAL)
     try:
         library = ctypes.CDLL(str(path))
-        addresses = {each.name: ctypes.cast(library[each.name], ctypes.c_void_p).value or 0 for each in artifacts}
+        addresses = {
+            artifact.name: ctypes.cast(library[artifact.name], ctypes.c_void_p).value or 0 for artifact in artifacts
+        }
     except (OSError, AttributeError) as error:
         raise ArtifactError(f"{path} cannot be loaded: {error}") from error
-    return LoadedKernels({each.name: Kernel(each, addresses) for each in artifacts})
+    return LoadedKernels({artifact.name: Kernel(artifact, addresses) for artifact in artifacts})
 
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """What this machine's CPU can do, in LLVM's names, such as `avx512f`."""
+    """The CPU's features in LLVM's names, such as `avx512f`."""
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
 def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence[bytes] = (), symbol: str = "") -> Any:
-    """The kernel, with `more` objects, as a library that exports the `symbol`, by default the kernel's own."""
+    """The kernel, with `more` objects, as a library that exports `symbol`, by default the kernel's own."""
     if artifact.device is not None:
         raise ArtifactError(
             f"kernel {artifact.name} is code for {artifact.target}, not for a CPU; a network with it is run by "
             "retune.compiler.executor.executors.executor_of"
         )
     code, ours = artifact.object_code, _machine(Path("/proc/self/exe"))
-    if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # linked it would be, and then run
+    if code.startswith(_ELF) and ours and code[_MACHINE] != ours:  # otherwise it would be linked, and then run
         raise ArtifactError(f"kernel {artifact.name} (target {artifact.target}) is code for another kind of CPU")
     builder = llvm.JITLibraryBuilder().add_object_img(artifact.object_code).export_symbol(symbol or artifact.name)
     for entry in more:
@@ -279,8 +279,8 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
 
 
 def _link_together(artifacts: Sequence[KernelArtifact]) -> Any:
-    """Kernels as one library, which takes a third of the time of one each; None when they do not link. Each is linked
-    alone then, and the error names the one at fault.
+    """Kernels as one library, in a third of the time of separate ones; None if they do not link. The caller then links
+    each alone, and the error names the culprit.
     """
     ours = _machine(Path("/proc/self/exe"))
     codes = [artifact.object_code for artifact in artifacts]
@@ -300,7 +300,7 @@ def _link_together(artifacts: Sequence[KernelArtifact]) -> Any:
 
 @lru_cache(maxsize=8)
 def _machine(program: Path) -> bytes:
-    """The kind of CPU that a program in ELF is for, as it stands in its header; empty for other programs."""
+    """The machine field in the ELF header of a program; empty for other files."""
     try:
         with program.open("rb") as file:
             header = file.read(_MACHINE.stop)
@@ -311,19 +311,19 @@ def _machine(program: Path) -> bytes:
 
 def _linked(builder: llvm.JITLibraryBuilder, name: str) -> Any:
     """The library. Raises: RuntimeError when it cannot be linked."""
-    # Names of libraries must differ within a linker, and those of kernels repeat: each candidate has the same.
+    # Names of libraries must differ within a linker, but kernels' names repeat among candidates.
     number = next(_SERIAL)
     linker = _linker(number // _LIBRARIES_PER_LINKER)
     library = builder.link(linker, f"{name}.{number}")
-    # llvmlite frees a linker with its last reference, and with it the code that it linked.
+    # llvmlite frees a linker with its last reference, and its code with it.
     library.linker = linker
     return library
 
 
 @lru_cache(maxsize=1)
 def _linker(number: int) -> Any:
-    """A linker, which lives as long as the libraries that it linked; math functions are made visible to it, and those
-    that convert float16 on CPUs without instructions for it.
+    """A linker, which lives as long as its libraries; it sees math functions, and float16 conversions for CPUs without
+    instructions for them.
     """
     del number
     llvm.initialize_native_target()
@@ -331,6 +331,6 @@ def _linker(number: int) -> Any:
     llvm.load_library_permanently(_MATH)
     with suppress(RuntimeError):  # few CPUs need it
         llvm.load_library_permanently(_HELPERS)
-    # The older linker of LLVM maps code and constants one by one, and aborts the process when a full address space puts
-    # them more than 2 GB apart.
+    # LLVM's older linker maps code and constants separately, and aborts the process when a full address space puts them
+    # more than 2 GB apart.
     return llvm.create_lljit_compiler(use_jit_link=True)

@@ -1,6 +1,6 @@
-"""Locks of objects that threads share.
+"""Locks of objects shared by threads.
 
-In a forked child all of them are free: the thread that held one in the parent does not exist there.
+In a forked child all of them are free: the holding thread of the parent does not exist there.
 """
 
 import os
@@ -10,17 +10,16 @@ from weakref import WeakSet
 
 
 class Shared(Protocol):
-    """An object with a lock, held by the thread that reads or changes it."""
+    """An object with a lock for reads and changes."""
 
     lock: threading.RLock
 
 
-# Weak: an executor must go, with its memory, when its last user drops it.
+# Weak: an executor must be freed, with its memory, when its last user drops it.
 _OWNERS: WeakSet[Shared] = WeakSet()
 
 
 def add_lock(owner: Shared) -> None:
-    """Give an object its lock."""
     owner.lock = threading.RLock()
     _OWNERS.add(owner)
 

@@ -1,13 +1,12 @@
-"""Facts about this machine: bytes of its last-level cache and of free memory.
-
-They come from the kernel's files; where it has none, a named default is used.
+"""Facts about this machine: bytes of its last-level cache and of free memory, with a default without the kernel's
+files.
 """
 
 from pathlib import Path
 
 # The third-level cache of a core complex of AMD EPYC; too large only makes flushing slower.
 ASSUMED_CACHE_BYTES = 32 << 20
-"""The last cache where the system does not describe its caches."""
+"""The last cache if the system does not describe its caches."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _MEMORY = Path("/proc/meminfo")
@@ -22,7 +21,7 @@ def last_cache_bytes(caches: Path = _CACHES) -> int:
 
 
 def free_memory_bytes(memory: Path = _MEMORY) -> int | None:
-    """Memory that new buffers can have without anything being moved out of it; None where that is not known."""
+    """Memory that new buffers can take without swapping; None if unknown."""
     try:
         lines = memory.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -32,8 +31,7 @@ def free_memory_bytes(memory: Path = _MEMORY) -> int | None:
 
 
 def require_memory(nbytes: int, what: str, memory: Path = _MEMORY) -> None:
-    """Check that `nbytes` are free before somebody takes them: the kernel hands out more than there is, and ends
-    processes later.
+    """Check that `nbytes` are free before an allocation: the kernel overcommits, and ends processes later.
 
     Raises: MemoryError that says `what` need them.
     """

@@ -1,7 +1,7 @@
 """A module: compiled functions by name, as the TVM FFI calls them.
 
-Code is loaded when its function is first asked for, and stays as long as the function; no part of the compiler
-is needed to load or run a module.
+Code is loaded on first use of its function, and stays as long as the function; loading and running a module needs no
+part of the compiler.
 """
 
 import warnings
@@ -35,11 +35,11 @@ class Module(TimedFunctions):
     """Functions by name: `module["name"]`, `module.name`, or, for the main one, `module(...)`.
 
     A function takes one array for each of its tensors (`retune.compiler.nd`, NumPy, PyTorch, any library with DLPack),
-    and after them, if wanted, a number of threads. Functions of imported modules are found when asked for.
+    then optionally a number of threads. Functions of imported modules are looked up on use.
     """
 
     def __init__(self, functions: Sequence[CompiledFunction] = (), library: FFIModule | None = None) -> None:
-        """`functions` that were compiled, or a `library` that the FFI has loaded.
+        """Compiled `functions`, or a `library` loaded by the FFI.
 
         Raises: ArtifactError when two functions have one name.
         """
@@ -53,8 +53,7 @@ class Module(TimedFunctions):
 
     @staticmethod
     def load(path: str | Path) -> "Module":
-        """The module in a file that `export_library` or `save` made, or in any shared library with functions of the
-        FFI.
+        """The module in a file of `export_library` or `save`, or in any shared library with functions of the FFI.
 
         Code runs with your rights: load only files that you trust.
         Raises: ArtifactError when the file is missing, damaged, or neither.
@@ -66,7 +65,7 @@ class Module(TimedFunctions):
             # Before dlopen, which runs constructors of the library.
             check_library(path)
             with suppress(ArtifactError):  # a library without parallel loops needs no OpenMP
-                openmp_runtime()  # first, so that its threads wait as ours do
+                openmp_runtime()  # first, so that its threads wait with our settings
             return Module(library=open_library(path.absolute()))
         if path.suffix in _ARCHIVES:
             return Module(load_functions(path))
@@ -74,24 +73,24 @@ class Module(TimedFunctions):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the functions; none for a shared library, which does not list them."""
+        """The names of the functions; empty for a shared library, which does not list them."""
         return tuple(self._functions)
 
     @property
     def entry_name(self) -> str:
-        """The function that a call of the module calls: "main", or the only one."""
+        """The function that a call of the module calls: "main", or the only function."""
         return self.names[0] if len(self.names) == 1 else ENTRY
 
     @property
     def imports(self) -> "tuple[Module, ...]":
-        """The modules in which functions are looked for that this one does not have."""
+        """The modules searched for functions that this module lacks."""
         return tuple(self._imports)
 
     imported_modules = imports
 
     @property
     def type_key(self) -> str:
-        """What kind of module it is: "library", loaded from a shared library, or "native", with objects of its own."""
+        """The kind of module: "library", loaded from a shared library, or "native", with objects of its own."""
         return "native" if self._library is None else "library"
 
     @property
@@ -101,18 +100,18 @@ class Module(TimedFunctions):
 
     @property
     def is_dso_exportable(self) -> bool:
-        """Whether `export_library` can make a shared library of it: it, and all modules it imports, have objects."""
-        return all(each._library is None for each in (self, *self._all_imports()))
+        """Whether `export_library` can make a shared library: the module and all its imports have objects."""
+        return all(module._library is None for module in (self, *self._all_imports()))
 
     @property
     def is_binary_serializable(self) -> bool:
-        """Whether `save` can write it: as `is_dso_exportable`."""
+        """Whether `save` can write it: same as `is_dso_exportable`."""
         return self.is_dso_exportable
 
     def import_module(self, module: "Module") -> None:
-        """Look for functions in that module too.
+        """Search `module` for functions too.
 
-        Raises: ArtifactError when that is no module, or imports this one.
+        Raises: ArtifactError when that is not a module, or imports this one.
         """
         if not isinstance(module, Module):
             raise ArtifactError(f"a module imports modules, not {module!r:.80}")
@@ -121,7 +120,6 @@ class Module(TimedFunctions):
         self._imports.append(module)
 
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
-        """Whether there is a function of that name."""
         return self._own(name) is not None or (
             query_imports and any(each.implements_function(name, True) for each in self._imports)
         )
@@ -131,14 +129,14 @@ class Module(TimedFunctions):
 
         Raises: ArtifactError when there is none, or its code cannot be loaded.
         """
-        found = self._own(name)
-        for module in self._imports if query_imports and found is None else ():
+        function = self._own(name)
+        for module in self._imports if query_imports and function is None else ():
             if module.implements_function(name, True):
                 return module.get_function(name, True)
-        if found is None:
+        if function is None:
             known = f"; it has {', '.join(self.names)}" if self.names else ""
             raise ArtifactError(f"the module has no function {name}{known}")
-        return found
+        return function
 
     def _own(self, name: str) -> PackedFunc | None:
         if not isinstance(name, str):
@@ -152,17 +150,17 @@ class Module(TimedFunctions):
         return self._loaded.get(name)
 
     def _all_imports(self) -> "list[Module]":
-        # The list grows while it is walked: breadth first over the imports, which have no cycles.
-        found = list(self._imports)
-        for module in found:
-            found += module._imports
-        return found
+        # The list grows during the loop: breadth first over the imports, which have no cycles.
+        modules = list(self._imports)
+        for module in modules:
+            modules += module._imports
+        return modules
 
     def __getitem__(self, name: str) -> PackedFunc:
         return self.get_function(name, True)
 
     def __getattr__(self, name: str) -> PackedFunc:
-        # copy and pickle look for such names before __init__ has run, where get_function would recurse.
+        # copy and pickle look up such names before __init__ has run, where get_function would recurse.
         if name.startswith("_"):
             raise AttributeError(name)
         try:
@@ -171,7 +169,6 @@ class Module(TimedFunctions):
             raise AttributeError(str(error)) from error
 
     def __call__(self, *args: Any) -> Any:
-        """Call the main function."""
         if self._main is None:
             self._main = self.get_function(self.entry_name, True)
         return self._main(*args)
@@ -183,8 +180,8 @@ class Module(TimedFunctions):
 
     def export_library(self, path: str | Path, linkers: Sequence[str] = LINKERS) -> Path:
         """Write the functions, with those of imported modules, into one file: a shared library (.so), made with the
-        system's linker, that every host of the FFI loads, or an archive (.retune), which needs no linker. The ending
-        .tar, which is deprecated, writes the same archive.
+        system's linker, that every host of the FFI loads, or an archive (.retune), which needs no linker. The
+        deprecated ending .tar writes the same archive.
 
         Raises: ArtifactError for another ending, when there is no linker or it fails, when a function has no object
         code because it was loaded from a library, or when the file cannot be written.
@@ -212,14 +209,14 @@ class Module(TimedFunctions):
         return path
 
     def save(self, path: str | Path) -> Path:
-        """Write an archive (.retune) of the module, which needs no linker. Raises: as `export_library`."""
+        """Write an archive (.retune) of the module, which needs no linker. Raises: like `export_library`."""
         if path_of(path).suffix not in _ARCHIVES:
             raise ArtifactError(f"{path}: a module is saved as {_ARCHIVE}; export_library makes a shared library")
         return self.export_library(path)
 
 
 def _refuse_clashes(path: Path, functions: Sequence[CompiledFunction]) -> None:
-    """Ensure that no two kernels have one symbol, which a linker would say in its own words."""
+    """Ensure that no two kernels have one symbol, for a clearer message than the linker's."""
     symbols: dict[str, str] = {}
     for function in functions:
         other = symbols.setdefault(function.kernel.name, function.name)

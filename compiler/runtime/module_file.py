@@ -21,7 +21,7 @@ from retune.compiler.runtime.archive import (
     DAMAGE,
     Archive,
     append_archive,
-    refusing_damage,
+    reject_damage,
     write_archive,
 )
 from retune.compiler.runtime.artifact import KernelArtifact
@@ -34,17 +34,17 @@ _LIBRARY_KIND, _LIBRARY_VERSION = "module library", 2
 _LIBRARIES = ("libgomp.so.1", "libm.so.6")
 _ABOUT = "module.json"
 _BUILD_ID = b"retune sealed module"
-"""What the linker writes into a note of the library: one that has it must end with an archive."""
+"""The linker writes it into a note of the library: a library that has it must end with an archive."""
 
 _ELF = b"\x7fELF"
 # Offsets 4, 5, 40, 58 and 60 of Elf64_Ehdr: e_ident[EI_CLASS], [EI_DATA], e_shoff, e_shentsize, e_shnum.
 _HEADER = struct.Struct("<4x2B34xQ10x2H")
-"""Of a 64-bit ELF file: its class and byte order, where the table of sections begins, their size and number."""
+"""Fields of a 64-bit ELF header: class and byte order, offset, size and number of sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunction:
-    """A kernel that the FFI knows as `name`: its entry is its own object, linked with the kernel."""
+    """A kernel that the FFI knows as `name`: its entry is a separate object, linked with the kernel."""
 
     name: str
     kernel: KernelArtifact
@@ -63,7 +63,7 @@ def write_library(functions: Sequence[CompiledFunction], path: Path, linkers: Se
 
 
 def check_library(path: Path) -> None:
-    """Check that a shared library is as it was linked.
+    """Check that a shared library is unchanged since it was linked.
 
     Raises: ArtifactError when it was changed or cut off, or cannot be read.
     """
@@ -81,11 +81,11 @@ def check_library(path: Path) -> None:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether a file of another program begins as a shared library does and has all its sections."""
+    """Whether a file of another program begins like a shared library and has all its sections."""
     if not data.startswith(_ELF) or len(data) < _HEADER.size:
         return False
     kind, order, sections, size, count = _HEADER.unpack_from(data)
-    if (kind, order) != (2, 1):  # not of 64 bits, little-endian: the system's loader knows
+    if (kind, order) != (2, 1):  # not 64 bits, little-endian: left to the system's loader
         return True
     return int(sections) + int(size) * int(count) <= len(data)
 
@@ -102,9 +102,9 @@ def save_functions(functions: Sequence[CompiledFunction], path: Path) -> None:
 def load_functions(path: Path) -> tuple[CompiledFunction, ...]:
     """The functions in an archive.
 
-    Raises: ArtifactError when the file is missing, damaged, or none that `save_functions` wrote.
+    Raises: ArtifactError when the file is missing, damaged, or not from `save_functions`.
     """
-    with refusing_damage("module", path):
+    with reject_damage("module", path):
         archive = Archive(path.read_bytes(), _KIND, _VERSION)
         return tuple(_function(archive, number, row) for number, row in enumerate(archive.json(_ABOUT)))
 

@@ -2,8 +2,8 @@
 
 It is loaded at most once per process and path, is visible to code loaded later, and has libgomp's C interface
 (`GOMP_parallel`), which GNU's, LLVM's and Intel's runtimes all offer. Threads of libgomp wait as
-`retune.compiler.config.bounded_spinning` says, and end before the process forks. A libgomp that PyTorch or another
-library has loaded is shared and keeps its settings: two pools of threads would compete for the cores.
+`retune.compiler.config.bounded_spinning` says, and end before the process forks. A libgomp loaded by PyTorch or another
+library is shared and keeps its settings: two pools of threads would compete for the cores.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _OTHER_NAMES = ("libiomp5.so", "libomp.so.5", "libomp.so", "libomp.dylib")
 
 @dataclass(frozen=True, slots=True)
 class OpenMPRuntime:
-    """A loaded OpenMP runtime: where it came from, and the addresses of its functions by C name."""
+    """A loaded OpenMP runtime: its path, and the addresses of its functions by C name."""
 
     path: str
     symbols: Mapping[str, int]
@@ -38,9 +38,9 @@ class OpenMPRuntime:
 
 @lru_cache(maxsize=8)
 def openmp_runtime(path: str = "") -> OpenMPRuntime:
-    """Load an OpenMP runtime: the library at `path` when given, otherwise the first that loads.
+    """Load an OpenMP runtime: the library at `path` if given, otherwise the first that loads.
 
-    Looked for in this order: the system's libgomp, the copy that the xgboost package brings along, libiomp5, libomp.
+    The order: the system's libgomp, the copy in the xgboost package, libiomp5, libomp.
 
     Raises: ArtifactError when none can be loaded; the text says what was tried and what to install.
     """
@@ -87,7 +87,7 @@ def _load(path: str) -> OpenMPRuntime:
         if hasattr(library, name):
             symbols[name] = _address(library, name)
     if hasattr(library, _PAUSE):
-        # A forked child has the forking thread alone, and libgomp would wait for the others. They end before the fork,
+        # A forked child has only the forking thread, and libgomp would wait for the others. They end before the fork,
         # and the next kernel starts new ones, in the parent and in the child.
         os.register_at_fork(before=lambda: library[_PAUSE](_PAUSE_SOFT))
     return OpenMPRuntime(path, MappingProxyType(symbols))

@@ -11,11 +11,11 @@ __all__ = ["PackedFunc", "convert", "object_use_count"]
 
 
 def convert(value: Any) -> Any:
-    """The value as the FFI passes it on.
+    """`value` as a value of the FFI.
 
     Lists and tuples become `Array`, dicts `Map`, functions `PackedFunc`, arrays of NumPy and of any library with DLPack
-    `NDArray` on the same memory; strings and bytes stay what they are, and so do numbers. Any other object is
-    passed on as it is and comes back as the same object.
+    `NDArray` on the same memory; strings, bytes and numbers stay the same. Any other object is passed through and comes
+    back as the same object.
     Raises: ArtifactError for an array of elements that DLPack does not have.
     """
     try:
@@ -25,9 +25,9 @@ def convert(value: Any) -> Any:
 
 
 def object_use_count(value: FFIObject) -> int:
-    """How many references there are to an object of the FFI; 0 after it was moved away.
+    """Number of references to an object of the FFI; 0 after a move.
 
-    Raises: ArtifactError for what is none.
+    Raises: ArtifactError for any other object.
     """
     if not hasattr(value, "__chandle__"):
         raise ArtifactError(f"an object of the FFI has references to count, not {value!r:.80}")

@@ -1,7 +1,4 @@
-"""Checks path arguments.
-
-An argument that is no path raises a clear error.
-"""
+"""Checks path arguments."""
 
 import os
 from pathlib import Path
@@ -10,7 +7,7 @@ from retune.compiler.errors import OptionError
 
 
 def path_of(path: object) -> Path:
-    """The path. Raises: OptionError when it is none, or no file system could have it."""
+    """The path. Raises: OptionError when it is no path, or no file system could have it."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or "\0" in text:
         raise OptionError(f"the path of a file is needed, not {path!r:.80}")

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-# Above the 2% at which a timing pass is repeated (`max_contention`), so that what repeats mend is not reported.
+# Above the 2% at which a timing pass is repeated (`max_contention`), so that successful repeats are not reported.
 BUSY = 0.05
-"""From this share of contention on, timings are rough enough to say so."""
+"""The share of contention from which on a warning is due."""
 
 
 def milliseconds(seconds: float | None, unknown: str = "-") -> str:
-    """A time in milliseconds with the three digits that a timing is good for."""
+    """A time in milliseconds with three digits, a timing's precision."""
     if seconds is None or not math.isfinite(seconds):
         return unknown
     # Rounded before the digits are counted: 9.996 has two decimals, but prints as 10.0.
@@ -21,7 +21,7 @@ def milliseconds(seconds: float | None, unknown: str = "-") -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for every number that JSON cannot write."""
+    """`value` with null for every number that JSON cannot write."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -30,27 +30,27 @@ def finite(value: Any) -> Any:
 
 
 def html_table(title: str, rows: Iterable[tuple[str, ...]]) -> str:
-    """A title above rows of texts, as a notebook shows them."""
+    """A title above rows of texts, for a notebook."""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<p><b>{escape(title)}</b></p><table>{body}</table>"
 
 
 def count(number: int, noun: str) -> str:
-    """So many of something whose plural ends in s: 1 task, 2 tasks."""
+    """A number with a noun whose plural ends in s: 1 task, 2 tasks."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def cut_middle(name: str, width: int) -> str:
-    """The name with part of its middle left out where it is too long: kernels differ at both ends."""
+    """`name` without part of its middle if it is too long: kernels differ at both ends."""
     if len(name) <= width:
         return name
-    # Two thirds for the head, where the operator's name is; the end has the number that tells equal ones apart.
+    # Two thirds for the head, with the operator's name; the end has the number that tells equal names apart.
     head = (width - 1) * 2 // 3
     return f"{name[:head]}…{name[head + 1 - width :]}"
 
 
 def busy_warning(contention: float | None) -> str:
-    """What to say of timings from which other processes took this share; empty where the machine was quiet."""
+    """The warning about timings that lost this share to other processes; empty for a quiet machine."""
     if (contention or 0.0) <= BUSY:
         return ""
     return (

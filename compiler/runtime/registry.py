@@ -1,7 +1,7 @@
 """Registers functions by name for code that knows only the name.
 
-The registry is that of the TVM FFI: functions of Python, C and C++ share one table. The first call that needs it loads
-the FFI, see `retune.compiler.runtime.ffi`.
+The registry is the TVM FFI's: functions of Python, C and C++ share one table. The first call that needs it loads the
+FFI, see `retune.compiler.runtime.ffi`.
 """
 
 import importlib
@@ -22,11 +22,11 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 _FFI = "tvm_ffi"
-_LOCK = threading.RLock()  # a function that is replaced may have a destructor that comes here
+_LOCK = threading.RLock()  # the destructor of a replaced function may come here
 _PYTHON: dict[str, "tuple[PackedFunc, Function]"] = {}
-"""What was registered from here: the function in the table, and the Python function that it calls."""
+"""Functions registered from here: the function in the table, and the Python function that it calls."""
 _WAITING: dict[str, Function] = {}
-"""Functions of the compiler itself that go into the table when the FFI is loaded, which takes seconds."""
+"""Functions of the compiler itself that enter the table when the FFI is loaded, which takes seconds."""
 
 
 @overload
@@ -38,22 +38,22 @@ def register_func(func_name: str, f: F, override: bool = False) -> F: ...
 def register_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Register a function for kernels, see `retune.compiler.te.extern`, for C and C++, and for `get_global_func`.
 
-    Used as `@register_func`, as `@register_func("name")`, or as `register_func("name", f)`; without a name the
-    function's own is taken. Returns the function.
+    Used as `@register_func`, as `@register_func("name")`, or as `register_func("name", f)`; the default name is the
+    function's own. Returns the function.
     Raises: RegistryError when the name is taken, unless `override`.
     """
     return registration(_registered, func_name, f, override)
 
 
 def register_when_loaded(name: str, function: F) -> F:
-    """Register a function of the compiler as soon as the table is used. Returns it."""
+    """Register a function of the compiler on first use of the table. Returns it."""
     _WAITING[name] = function
     return function
 
 
 def registration(register: Callable[[str, Any, bool], Any], func_name: Any, f: Any, override: bool) -> Any:
-    """What a function that registers others does of a function alone, which has its own name, of a name and a
-    function, and as a decorator of a name alone. `register` takes the name, the function, and whether it overrides.
+    """Dispatch the forms of a registering function: a function alone, a name and a function, or a decorator with a
+    name. `register` takes the name, the function, and whether it overrides.
     """
     if callable(func_name):
         return register(func_name.__name__, func_name, override)
@@ -82,7 +82,7 @@ def get_global_func(name: str) -> "PackedFunc": ...
 @overload
 def get_global_func(name: str, allow_missing: bool) -> "PackedFunc | None": ...
 def get_global_func(name: str, allow_missing: bool = False) -> "PackedFunc | None":
-    """The function registered under `name`, in whatever language; None for an unknown name when it may be missing.
+    """The function registered under `name`, in any language; None for an unknown name with `allow_missing`.
 
     Raises: RegistryError for an unknown name.
     """
@@ -93,10 +93,10 @@ def get_global_func(name: str, allow_missing: bool = False) -> "PackedFunc | Non
 
 
 def find_function(name: str) -> Function | None:
-    """The function `name` to be called from this process with NumPy arrays: the Python function itself where it is one,
-    so that what it raises stays what it is.
+    """The function `name` for NumPy arguments in this process: the Python function itself if it is one, so that its
+    exceptions keep their class.
 
-    None for an unknown name. A process that has not loaded the FFI yet does not do so for that.
+    None for an unknown name. Does not load the FFI for the search.
     """
     if _FFI not in sys.modules:
         return None
@@ -105,11 +105,11 @@ def find_function(name: str) -> Function | None:
         known, python = _PYTHON.get(name, (None, None))
     if function is None or (known is not None and function.same_as(known)):
         return python if function is not None else None
-    return lending(function)
+    return with_lent_arrays(function)
 
 
-def lending(function: "PackedFunc") -> Function:
-    """The function of the FFI to be called with NumPy arrays, read-only ones too, whose memory it works on."""
+def with_lent_arrays(function: "PackedFunc") -> Function:
+    """A wrapper of an FFI function for NumPy arrays, including read-only ones, whose memory it works on."""
     return partial(_call_lending, function)
 
 
@@ -119,13 +119,13 @@ def _call_lending(function: "PackedFunc", *args: Any) -> Any:
 
 
 def list_global_func_names() -> list[str]:
-    """The names of all registered functions, sorted; those that begin with "ffi." are the FFI's own."""
+    """The names of all registered functions, sorted; the FFI's own begin with "ffi."."""
     names: list[str] = _ffi().list_functions()
     return sorted(str(name) for name in names)
 
 
 def remove_global_func(name: str) -> None:
-    """Forget a function; callers that got it before keep it.
+    """Remove a function; callers that got it before keep it.
 
     Raises: RegistryError for an unknown name.
     """

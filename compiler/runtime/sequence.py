@@ -1,7 +1,7 @@
 """Runs bound kernels in order, in one call.
 
 The loop is machine code that reads a table: between two kernels the interpreter does nothing and nothing is allocated.
-The interpreter lock is released meanwhile; signals are handled after the last kernel.
+The interpreter lock is released during the loop; signals are handled after the last kernel.
 """
 
 import ctypes
@@ -79,13 +79,14 @@ end:
 }}
 {thread_places.FUNCTIONS}
 """
-"""A row of the table is a kernel's address, the address of its buffers' addresses, and a number of threads. Returns 0,
-the code of the kernel that failed with its number, counted from 1, in the upper half, or `_NOT_PLACED`, having run
-none, where the `team` threads of the caller's regions, if that is more than 1, must be placed first."""
+"""A row of the table is a kernel's address, the address of its buffers' addresses, and a number of threads. Returns 0;
+the code of the failed kernel with its 1-based number in the upper half; or `_NOT_PLACED`, having run none, if the
+`team` threads of the caller's regions (more than 1) must be placed first.
+"""
 
 
 class KernelSequence:
-    """Kernels to be run one after the other; arrays that they are bound to again later are used from then on."""
+    """Kernels that run one after another; arrays they are rebound to later are used from then on."""
 
     __slots__ = ("_count", "_function", "_kernels", "_pointer", "_table", "_team")
 
@@ -97,24 +98,24 @@ class KernelSequence:
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._table))
         self._count = ctypes.c_int64(len(self._kernels))
         team = max((kernel.threads for kernel in kernels if kernel.is_parallel), default=1)
-        # What a Python function starts while the caller is bound would stay in its share.
+        # Threads that a Python function starts while the caller is bound would inherit its share.
         is_free = any(kernel.calls_back for kernel in kernels) or not thread_places.decides()
         self._team = 1 if is_free else team
         self._function = _loop()
 
     def __call__(self) -> None:
-        """Run all kernels, or up to the first that fails. Raises: as that `BoundKernel` does."""
+        """Run all kernels, or up to the first that fails. Raises: like that `BoundKernel`."""
         result = self._function(self._pointer, self._count, self._team, thread_places.KEY)
         if result == _NOT_PLACED:
             result = self._place_and_run()
         if result:
-            self._kernels[(result >> 32) - 1].failed(ctypes.c_int32(result & 0xFFFFFFFF).value)
+            self._kernels[(result >> 32) - 1].fail(ctypes.c_int32(result & 0xFFFFFFFF).value)
 
     def _place_and_run(self) -> int:
-        """Place the threads, then run; as they are where they cannot be placed."""
+        """Place the threads if possible, then run."""
         for _ in range(_ATTEMPTS):
             thread_places.place_threads(self._team)
-            # What comes between, such as a signal's handler that runs a network, may place them in another way.
+            # Work in between, such as a signal handler that runs a network, may place them differently.
             result: int = self._function(self._pointer, self._count, self._team, thread_places.KEY)
             if result != _NOT_PLACED:
                 return result

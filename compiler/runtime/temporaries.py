@@ -1,4 +1,6 @@
-"""Names for temporary files that tell which process writes them, so that a later one removes what a killed one left."""
+"""Names for temporary files that identify the writing process, so that later ones remove leftovers of killed
+writers.
+"""
 
 import functools
 import hashlib
@@ -13,13 +15,13 @@ from ulid import ULID
 
 # No writer of ours takes days; clocks of machines that share a folder may differ by less.
 FOREIGN_SECONDS = 7 * 86400.0
-"""A temporary of a process that this one cannot see, as on another machine, is left over after so long."""
+"""A temporary of an invisible process, as on another machine, counts as left over after so long."""
 
 _OURS = re.compile(r"\.[0-9A-Z]{26}(?:-(?P<space>[0-9a-f]{8})-(?P<pid>\d{1,9})-(?P<start>\d{1,19}))?\.tmp")
 
 
 def temporary_in(folder: Path) -> Path:
-    """A fresh name in a folder that exists. The first call for a folder removes what killed writers left there."""
+    """A fresh name in an existing folder. The first call for a folder removes leftovers of killed writers."""
     remove_abandoned(folder)
     # With its start time, since process numbers are reused.
     start = process_start(os.getpid())
@@ -29,7 +31,7 @@ def temporary_in(folder: Path) -> Path:
 
 @functools.cache
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporaries, files and folders, of writers that are gone: this process would see them."""
+    """Remove the temporaries, files and folders, of ended writers; only those this process could see."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -54,8 +56,8 @@ def _short_space() -> str:
 
 @functools.cache
 def process_space() -> str:
-    """What two processes have in common that see each other by their numbers: the boot and the space of numbers. It is
-    unique where the kernel does not tell, as without /proc.
+    """Common to processes that see each other by their numbers: the boot and the PID namespace. Unique if the kernel
+    does not tell, as without /proc.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -66,8 +68,8 @@ def process_space() -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process began, in ticks since the boot, which no change of the clock touches; None when there is none, or
-    it cannot be seen.
+    """Start of a process in ticks since boot, independent of clock changes; None if there is none, or it is
+    invisible.
     """
     try:
         return _start_of(pid)
@@ -76,7 +78,7 @@ def process_start(pid: int) -> int | None:
 
 
 def is_gone(pid: int, start: int | None) -> bool:
-    """Whether the process of this number and start has ended; one that is hidden from this user has not."""
+    """Whether the process of this number and start has ended; False for a process hidden from this user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -90,7 +92,7 @@ def is_gone(pid: int, start: int | None) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """As `process_start`; None for one that has ended. Raises: OSError."""
+    """Like `process_start`; None for an ended process. Raises: OSError."""
     # The name in parentheses may contain spaces and parentheses: read from the last one on.
     state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     # proc(5): field 22 is starttime; the state, here split off, is field 3. Zombies and the dead write nothing more.

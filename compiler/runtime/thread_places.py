@@ -1,13 +1,13 @@
-"""Gives each thread of a parallel region CPUs of its own.
+"""Binds each thread of a parallel region to CPUs of its own.
 
-Linux may wake a thread on the CPU of the thread that wakes it though another one is idle: on a virtual machine an idle
-CPU, which its host does not run, looks taken. From then on both threads share that CPU. MobileNet-V2 took 11 ms instead
-of 4 ms on two cores wherever there were pauses between its runs.
+Linux may wake a thread on the CPU of the waking thread though another CPU is idle: on a virtual machine an idle CPU,
+which its host does not run, looks busy. From then on both threads share that CPU. MobileNet-V2 took 11 ms instead of 4
+ms on two cores whenever there were pauses between its runs.
 
-The CPUs that the calling thread may use are divided into as many shares as there are threads, each of whole cores where
-there are enough. The threads that it starts are bound to one share each, for good. The caller is moved back where it
-has left its share, and bound for the rest of a run if that happens again in it. What OpenMP's variables say of places
-wins. Threads that sleep at once are not bound: a sleeping thread that is bound waits for its CPU while another is idle.
+The CPUs of the calling thread are divided into as many shares as there are threads, each of whole cores if there are
+enough. Its worker threads are bound to one share each, for good. The caller is moved back when it has left its share,
+and bound for the rest of a run if it leaves again. OpenMP's place variables take precedence. Threads that sleep at once
+are not bound: a bound sleeping thread waits for its CPU while another is idle.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from retune.compiler.runtime.affinity import cores_of
 from retune.compiler.runtime.loader import native_address
 
 _CPUS = 1024
-"""The CPUs of glibc's `cpu_set_t`; threads are not bound where there are more."""
+"""The CPUs of glibc's `cpu_set_t`; with more, threads are not bound."""
 MASK_BYTES, _WORDS = _CPUS // 8, _CPUS // 64
 _HEADER_BYTES = 4
 
@@ -85,10 +85,11 @@ declare i32 @sched_getcpu()
 declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i32 @sched_getaffinity(i32, i64, ptr)
 """
-"""LLVM text. `retune_places` tells where the calling thread's regions of so many threads run: null where they were not
-placed; else a number of threads that is no smaller, a byte for each CPU, 1 in the caller's share, and that share as a
-mask. `retune_was_moved` tells whether the caller runs elsewhere; `retune_bind_caller` stores on which CPUs it may run,
-and binds it to those of its share, if there are any of them."""
+"""LLVM text. `retune_places`: CPU mask that this thread's regions of up to `n` threads are bound to, or null. Layout:
+the number of threads, a byte per CPU (1 in the caller's share), the share as a mask. `retune_was_moved`: whether the
+caller runs outside its share. `retune_bind_caller`: store the caller's allowed CPUs, and bind it to its share if any of
+them are in it.
+"""
 
 _BIND = f"""
 define void @retune_bind.team(ptr %masks) {{
@@ -114,20 +115,21 @@ declare i32 @sched_setaffinity(i32, i64, ptr)
 """
 
 _placed: dict[tuple[int, tuple[int, ...], bool], Any] = {}
-"""What `retune_places` finds, by number of threads, the caller's share, and whether that is its own; threads point to
-it, so it stays."""
+"""Buffers of `retune_places`, by number of threads, the caller's share, and whether no other thread has it; threads
+point to them, so they stay.
+"""
 
 
 @cache
 def decides() -> bool:
-    """Whether threads are bound here: not where the user's environment says where they run, or that they sleep."""
+    """Whether threads are bound here: not if the user's environment places them, or lets them sleep."""
     is_free = config.user_places_threads() or config.threads_sleep_at_once()
     return not is_free and max(os.sched_getaffinity(0)) < _CPUS
 
 
 def shares_of(cores: Sequence[Sequence[int]], threads: int) -> list[tuple[int, ...]]:
-    """The CPUs of `cores` in as many shares of neighbors as there are threads: whole cores where they are enough, else
-    CPUs; all of them in each where these are too few.
+    """The CPUs of `cores` in `threads` shares of neighbors: whole cores if there are enough, else CPUs; all CPUs in
+    every share if there are too few.
     """
     cpus = [(cpu,) for core in cores for cpu in core]
     if len(cpus) < threads:
@@ -138,18 +140,18 @@ def shares_of(cores: Sequence[Sequence[int]], threads: int) -> list[tuple[int, .
 
 
 def place_threads(threads: int) -> None:
-    """Bind the threads that the calling thread's regions of so many threads start, and note the caller's share."""
+    """Bind the workers of the calling thread's regions of `threads` threads, and note the caller's share."""
     shares = shares_of(cores_of(os.sched_getaffinity(0)), threads)
-    here = _LIBC.sched_getcpu()
-    mine = next((share for share in shares if here in share), shares[0])
-    is_alone = shares.count(mine) == 1
+    cpu = _LIBC.sched_getcpu()
+    share = next((other for other in shares if cpu in other), shares[0])
+    is_alone = shares.count(share) == 1
     if is_alone:
-        others = (share for share in shares if share is not mine)
-        _bind()(b"".join(map(_mask, (mine, *others))), threads)
-    flags = bytes(cpu in mine or not is_alone for cpu in range(_CPUS))
-    known = threads.to_bytes(_HEADER_BYTES, "little") + flags + _mask(mine)
-    # Of two threads that make the same, both point to what the first made.
-    buffer = _placed.setdefault((threads, mine, is_alone), ctypes.create_string_buffer(known, len(known)))
+        others = (other for other in shares if other is not share)
+        _bind()(b"".join(map(_mask, (share, *others))), threads)
+    flags = bytes(number in share or not is_alone for number in range(_CPUS))
+    layout = threads.to_bytes(_HEADER_BYTES, "little") + flags + _mask(share)
+    # If two threads make the same layout, both point to the first's buffer.
+    buffer = _placed.setdefault((threads, share, is_alone), ctypes.create_string_buffer(layout, len(layout)))
     _LIBC.pthread_setspecific(KEY, ctypes.c_void_p(ctypes.addressof(buffer)))
 
 
@@ -157,7 +159,7 @@ def _create_key() -> int:
     made = ctypes.c_uint32()
     if _LIBC.pthread_key_create(ctypes.byref(made), None):
         raise ArtifactError("no key for a thread's own data is left in this process")
-    # libgomp's threads end before a fork, see `openmp`, and those that come after it are not bound.
+    # libgomp's threads end before a fork, see `openmp`, and their successors are not bound.
     os.register_at_fork(before=lambda: _LIBC.pthread_setspecific(made.value, None))
     return made.value
 
@@ -173,4 +175,4 @@ def _bind() -> Any:
 
 _LIBC = ctypes.CDLL(None)
 KEY = _create_key()
-"""Under this a thread finds where its regions run; it is made when this is imported, so there is one."""
+"""The thread-specific key of a thread's `_placed` buffer; created once, at import."""

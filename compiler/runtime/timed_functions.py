@@ -19,7 +19,6 @@ class TimedFunctions:
     """A base of classes whose `self[name]` is a function."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        """The function of that name."""
         raise NotImplementedError
 
     def check_device(self, where: Device) -> None:
@@ -39,12 +38,12 @@ class TimedFunctions:
         cache_flush_bytes: int = 0,
         f_preproc: str = "",
     ) -> Callable[..., BenchmarkResult]:
-        """A function that takes the arguments of `func_name` and times calls of it: one that is not timed, and then
-        `repeat` times `number` of them or more, so many that they take `min_repeat_ms`.
+        """A function that takes the arguments of `func_name` and times calls of it: one untimed call, then `repeat`
+        times `number` calls or more, until they take `min_repeat_ms`.
 
-        `f_preproc` names a registered function that is called before each of the repeats, and "cache_flush" stands for
-        one that writes as much memory as the last cache has; `TimeEvaluator` says what the other options mean.
-        Raises: OptionError for options that make no sense; what `self[func_name]` raises where there is no function.
+        `f_preproc` names a registered function to call before each repeat; "cache_flush" writes as much memory as the
+        last cache has. `TimeEvaluator` describes the other options.
+        Raises: OptionError for invalid options; errors of `self[func_name]`.
         """
         if dev is not None:
             self.check_device(dev)

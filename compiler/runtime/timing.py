@@ -17,7 +17,7 @@ from retune.compiler.errors import OptionError
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.readable import milliseconds
 
-# TVM's factor, the golden ratio: the number grows even where the estimate of a call is too high.
+# TVM's factor, the golden ratio: the number grows even if the estimate of a call is too high.
 _GROWTH = 1.618
 # 4 GiB: far above any cache, below what would exhaust the machine.
 _MOST_FLUSHED = 1 << 32
@@ -66,18 +66,18 @@ class TimeEvaluator:
     number: int = 1
     """Calls in the first pass of a repeat; each further pass has more."""
     repeat: int = 1
-    """How many repeats there are; each gives one time."""
+    """Number of repeats; each gives one time."""
     min_repeat_ms: float = 0.0
-    """A repeat makes passes until one lasts so long."""
+    """A repeat makes passes until one lasts this long."""
     limit_zero_time_iterations: int = 100
-    """A repeat ends after so many passes that took no time at all, for clocks that stand still."""
+    """A repeat ends after this many passes of zero time, for clocks that stand still."""
     cooldown_ms: float = 0.0
-    """How long it sleeps between repeats."""
+    """Sleep between repeats."""
     repeats_to_cooldown: int = 1
-    """It sleeps after every so many repeats."""
+    """Number of repeats between sleeps."""
     flush_bytes: int = 0
-    """Bytes of other memory that are written before each pass, so that it starts with cold caches. Use `number` 1
-    and `min_repeat_ms` 0 with it.
+    """Bytes of other memory to write before each pass, so that it starts with cold caches. Use `number` 1 and
+    `min_repeat_ms` 0 with it.
     """
 
     def __post_init__(self) -> None:
@@ -105,8 +105,8 @@ class TimeEvaluator:
         warm_up: bool = True,
         prepare: Callable[[], object] | None = None,
     ) -> BenchmarkResult:
-        """Time `function`; `warm_up=False` leaves the untimed first call out (the caller made it). `prepare` is called
-        before every repeat.
+        """Time `function`; with `warm_up=False` the caller made the untimed first call. `prepare` runs before every
+        repeat.
         """
         if warm_up:
             function()
@@ -118,7 +118,7 @@ class TimeEvaluator:
             for index in range(self.repeat):
                 if prepare is not None:
                     prepare()
-                costs.append(self._one_repeat(function, scratch))
+                costs.append(self._time_repeat(function, scratch))
                 if self.cooldown_ms and (index + 1) % self.repeats_to_cooldown == 0:
                     time.sleep(self.cooldown_ms / 1e3)
         finally:
@@ -126,7 +126,7 @@ class TimeEvaluator:
                 gc.enable()
         return BenchmarkResult(tuple(costs))
 
-    def _one_repeat(self, function: Callable[[], object], scratch: Array) -> float:
+    def _time_repeat(self, function: Callable[[], object], scratch: Array) -> float:
         number = self.number
         least = self.min_repeat_ms * 1e6
         still = 0
@@ -142,8 +142,8 @@ class TimeEvaluator:
 
 
 def time_calls(function: Callable[[], object], number: int) -> int:
-    """Nanoseconds that `number` calls take."""
-    # Made before the clock starts.
+    """Nanoseconds of `number` calls."""
+    # Before the clock starts.
     calls = range(number)
     start = time.perf_counter_ns()
     for _ in calls:

@@ -15,7 +15,7 @@ from retune.compiler.errors import ArtifactError, DefinitionError, MachineError,
 from retune.compiler.executor.params import load_param_dict_from_file, save_param_dict_to_file
 from retune.compiler.graph.program import Function, Program
 from retune.compiler.graph.region import Region
-from retune.compiler.runtime.archive import Archive, archive_bytes, refusing_damage, write_archive
+from retune.compiler.runtime.archive import Archive, archive_bytes, reject_damage, write_archive
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import constant_array
 from retune.compiler.runtime.device import cpu
@@ -208,7 +208,7 @@ class Executable:
     def load(cls, path: str | Path) -> "Executable":
         """What `export_library` wrote. Raises: ArtifactError when the file is damaged or of another version."""
         path = path_of(path)
-        with refusing_damage("executable of a virtual machine", path):
+        with reject_damage("executable of a virtual machine", path):
             archive = Archive(path, KIND, VERSION)
             if PROGRAM not in archive:
                 raise ArtifactError("a library without a program; load that with Executable.load_exec")

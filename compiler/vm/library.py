@@ -16,7 +16,7 @@ from typing import Any
 
 from retune.compiler.errors import ArtifactError
 from retune.compiler.measure.record import BestProgram
-from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, refusing_damage, write_archive
+from retune.compiler.runtime.archive import VM_EXECUTABLE, Archive, reject_damage, write_archive
 from retune.compiler.runtime.arguments import is_thread_count
 from retune.compiler.runtime.artifact import KernelArtifact
 from retune.compiler.runtime.artifact_rows import kernel_of, kernel_row
@@ -62,7 +62,7 @@ class VMLibrary:
     def load(cls, path: str | Path) -> "VMLibrary":
         """What `export_library` wrote. Raises: ArtifactError when the file is damaged or of another version."""
         path = path_of(path)
-        with refusing_damage("library of a virtual machine", path):
+        with reject_damage("library of a virtual machine", path):
             return cls.read(Archive(path, KIND, VERSION))
 
     @classmethod

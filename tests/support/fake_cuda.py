@@ -133,7 +133,7 @@ class FakeDriver:
     def elapsed(self, start: Any, end: Any) -> float:
         return float(end - start)
 
-    def captured(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
         self._queued = []
         work()
         queued, self._queued = self._queued, None

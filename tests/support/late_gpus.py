@@ -104,7 +104,7 @@ class LateGpus(FakeDriver):
             self._on(stream, address, 0)
         self._later(stream, partial(super().launch, stream, kernel, grid, block, addresses, shared))
 
-    def captured(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
         before, stream.queue = stream.queue, []
         try:
             work()

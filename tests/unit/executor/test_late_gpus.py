@@ -94,7 +94,7 @@ def test_a_recording_that_failed_is_not_what_is_launched_then(monkeypatch: pytes
     executor.set_output_zero_copy("y", second)
     with monkeypatch.context() as patch:
 
-        def captured(*_: object) -> Any:
+        def capture(*_: object) -> Any:
             raise DeviceError("CUDA: OUT_OF_MEMORY")
 
         patch.setattr(gpus, "captured", captured)

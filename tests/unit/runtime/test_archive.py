@@ -22,7 +22,7 @@ from retune.compiler.runtime.archive import (
     append_archive,
     archive_bytes,
     kind_of,
-    refusing_damage,
+    reject_damage,
     write_archive,
 )
 from retune.compiler.runtime.artifact import ALIGNMENT, Array
@@ -164,7 +164,7 @@ def test_a_file_that_was_cut_off_is_refused(path: Path) -> None:
         path.write_bytes(data[:size])
         with (
             pytest.raises(ArtifactError, match=r"some\.archive is no test, or is damaged"),
-            refusing_damage("test", path),
+            reject_damage("test", path),
         ):
             Archive(path, "test", 3)
 
@@ -176,7 +176,7 @@ def test_members_that_claim_the_memory_of_the_directory_or_of_others_are_refused
         changed = bytearray(data)
         changed[entry + place : entry + place + 4] = (0x7FFFFFFF).to_bytes(4, "little")
         path.write_bytes(changed)
-        with pytest.raises(ArtifactError, match=r"some\.archive"), refusing_damage("test", path):
+        with pytest.raises(ArtifactError, match=r"some\.archive"), reject_damage("test", path):
             Archive(path, "test", 3).json("facts.json")
 
 
@@ -192,7 +192,7 @@ def test_json_that_is_too_large_is_refused_before_it_is_inflated(tmp_path: Path)
     path = tmp_path / "bomb.retune"
     path.write_bytes(_zip(archive_json=b"[],".ljust(JSON_BYTES + 1)))
     assert path.stat().st_size < JSON_BYTES // 500
-    with pytest.raises(ArtifactError, match=r"archive\.json has 33554433 bytes"), refusing_damage("test", path):
+    with pytest.raises(ArtifactError, match=r"archive\.json has 33554433 bytes"), reject_damage("test", path):
         Archive(path, "test", 3)
     assert kind_of(path) == ""
 

@@ -138,7 +138,7 @@ def test_what_is_lent_may_outlive_the_interpreter() -> None:
 def test_memory_of_another_library_is_borrowed() -> None:
     driver = FakeDriver()
     piece = driver.allocate(4096, "stream")
-    array = DeviceArray.borrowed(driver, "stream", Lender(piece.address, (4, 8), "float32", 1))
+    array = DeviceArray.borrow(driver, "stream", Lender(piece.address, (4, 8), "float32", 1))
     assert (array.shape, array.dtype, array.address, array.device) == ((4, 8), "float32", piece.address, cuda(1))
     array.write(np.ones((4, 8), "float32"))
     assert piece.data[:128].view("float32").sum() == 32
@@ -149,22 +149,22 @@ def test_memory_of_another_library_is_borrowed() -> None:
 def test_what_another_library_still_computes_is_waited_for_by_the_stream() -> None:
     driver = FakeDriver()
     lender = Lender(driver.allocate(4096, "stream").address, (4, 8), "float32", 0)
-    DeviceArray.borrowed(driver, "stream", lender)
+    DeviceArray.borrow(driver, "stream", lender)
     assert lender.streams == [driver.handle("stream")]
 
 
 def test_what_kernels_cannot_use_is_not_borrowed() -> None:
     driver = FakeDriver()
     with pytest.raises(DeviceError, match="0x10004, no multiple of 16 bytes; copy it first"):
-        DeviceArray.borrowed(driver, "stream", Lender(0x10004, (4,), "float32", 0))
+        DeviceArray.borrow(driver, "stream", Lender(0x10004, (4,), "float32", 0))
     with pytest.raises(DeviceError, match=r"lies on cpu\(0\), not on a CUDA device"):
-        DeviceArray.borrowed(driver, "stream", np.zeros(4, "float32"))
+        DeviceArray.borrow(driver, "stream", np.zeros(4, "float32"))
     with pytest.raises(DeviceError, match="a list gives no array"):
-        DeviceArray.borrowed(driver, "stream", [1.0])
+        DeviceArray.borrow(driver, "stream", [1.0])
     with pytest.raises(DeviceError, match=r"said to lie on cuda\(1\), and lies on cuda\(0\)"):
-        DeviceArray.borrowed(driver, "stream", Liar(0x10000, (4,), "float32", 0))
+        DeviceArray.borrow(driver, "stream", Liar(0x10000, (4,), "float32", 0))
     with pytest.raises(DeviceError, match="a Broken gives no array of DLPack: no driver"):
-        DeviceArray.borrowed(driver, "stream", Broken(0x10000, (4,), "float32", 0))
+        DeviceArray.borrow(driver, "stream", Broken(0x10000, (4,), "float32", 0))
 
 
 def test_an_array_opens_its_gpu_wherever_it_is_used() -> None:

@@ -135,7 +135,7 @@ def test_work_that_cannot_be_captured_ends_the_capture_and_says_why(machine: Mac
 
     cuda = _CoreDriver(machine.core, machine.bindings)
     with pytest.raises(DeviceError, match="the reason"):
-        cuda.captured(SimpleNamespace(handle=7), fails)
+        cuda.capture(SimpleNamespace(handle=7), fails)
     assert machine.asked == ["begin 7", "end 7", "destroy graph"]
 
 
@@ -148,7 +148,7 @@ def test_a_graph_keeps_what_it_runs(machine: Machine) -> None:
 
     work = Kernels()
     lives = weakref.ref(work)
-    run = _CoreDriver(machine.core, machine.bindings).captured(SimpleNamespace(handle=7), work)
+    run = _CoreDriver(machine.core, machine.bindings).capture(SimpleNamespace(handle=7), work)
     del work
     gc.collect()
     assert lives() is not None
@@ -160,7 +160,7 @@ def test_a_graph_keeps_what_it_runs(machine: Machine) -> None:
 def test_unreferenced_cuda_graph_is_released(machine: Machine) -> None:
     cuda = _CoreDriver(machine.core, machine.bindings)
     stream = SimpleNamespace(handle=7)
-    run = cuda.captured(stream, lambda: machine.asked.append("work"))
+    run = cuda.capture(stream, lambda: machine.asked.append("work"))
     run()
     assert machine.asked == ["begin 7", "work", "end 7", "instantiate graph", "destroy graph", "launch runnable"]
     del run
