@@ -13,21 +13,21 @@ from retune.compiler.graph.ir import Array, Value
 from retune.compiler.ir.dims import whole
 
 MOST_ITERATIONS = 10_000
-"""A graph of more copies of a body takes seconds to make, and is too large to compile."""
+"""A graph with more copies of a body takes seconds to build, and is too large to compile."""
 
 ConvertBody = Callable[[onnx.GraphProto, Sequence[str]], Sequence[str]]
 
 
 class ReportedError(UnsupportedOperatorError):
-    """A body did not convert; its nodes are among the problems already."""
+    """A body did not convert; its nodes are already among the problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """A node of the model while it is converted.
+    """A node of the model during conversion.
 
-    `inputs` are names of values in the graph being built ("" for an operand left out), `outputs` the model's own names.
-    `convert_body` writes a sub-graph of the node with values for its inputs, and gives those of its outputs.
+    `inputs` are names of values in the graph under construction ("" for an omitted operand), `outputs` the model's own
+    names. `convert_body` writes a sub-graph of the node with values for its inputs, and returns its outputs.
     """
 
     op_type: str
@@ -39,27 +39,24 @@ class OnnxNode:
     convert_body: ConvertBody | None = None
 
     def has_input(self, index: int) -> bool:
-        """Whether the optional operand `index` is there."""
+        """Whether the optional operand `index` is present."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def integer(self, key: str, default: int) -> int:
-        """An int attribute."""
         value = self.attributes.get(key, default)
         if not isinstance(value, int):
             raise self.unsupported(f"attribute {key} must be an int")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A float attribute."""
         value = self.attributes.get(key, default)
         if not isinstance(value, int | float):
             raise self.unsupported(f"attribute {key} must be a float")
         return float(value)
 
     def text(self, key: str, default: str) -> str:
-        """A string attribute."""
         value = self.attributes.get(key, default)
-        # Protobuf's strings of ONNX are fields of bytes; a default is a str.
+        # Protobuf stores ONNX strings as bytes; a default is a str.
         if isinstance(value, bytes):
             return value.decode()
         if not isinstance(value, str):
@@ -67,7 +64,7 @@ class OnnxNode:
         return value
 
     def ints(self, key: str) -> tuple[int, ...] | None:
-        """A list-of-ints attribute, None when it is absent."""
+        """A list-of-ints attribute, None if absent."""
         value = self.attributes.get(key)
         if value is None:
             return None
@@ -76,21 +73,21 @@ class OnnxNode:
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list-of-floats attribute, empty when it is absent."""
+        """A list-of-floats attribute, empty if absent."""
         value = self.attributes.get(key, ())
         if not isinstance(value, Sequence) or not all(isinstance(item, int | float) for item in value):
             raise self.unsupported(f"attribute {key} must be a list of floats")
         return tuple(map(float, value))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list-of-strings attribute, empty when it is absent."""
+        """A list-of-strings attribute, empty if absent."""
         value = self.attributes.get(key, ())
         if not isinstance(value, Sequence) or not all(isinstance(item, bytes) for item in value):
             raise self.unsupported(f"attribute {key} must be a list of strings")
         return tuple(item.decode() for item in value)
 
     def tensor(self, key: str) -> Array | None:
-        """A tensor attribute, None when it is absent."""
+        """A tensor attribute, None if absent."""
         value = self.attributes.get(key)
         if value is None:
             return None
@@ -99,17 +96,17 @@ class OnnxNode:
         return numpy_helper.to_array(value)
 
     def operand(self, builder: GraphBuilder, index: int) -> Value:
-        """The description of an operand that must be there."""
+        """The description of a required operand."""
         if not self.has_input(index):
             raise self.unsupported(f"operand {index} is missing")
         return builder.value(self.inputs[index])
 
     def array(self, builder: GraphBuilder, index: int, what: str) -> Array:
-        """An operand that must be a constant; `what` says in a message what it is for."""
+        """A required constant operand; `what` names it in messages."""
         return self.known(builder, self.operand(builder, index).name, what)
 
     def known(self, builder: GraphBuilder, name: str, what: str) -> Array:
-        """The content of a value that must be a constant."""
+        """The content of a value that must be constant."""
         array = builder.array(name)
         if array is None:
             inputs = builder.inputs_of(name)
@@ -119,7 +116,7 @@ class OnnxNode:
         return array
 
     def body(self, key: str, operands: Sequence[str]) -> Sequence[str]:
-        """The outputs of the sub-graph `key`, which is written into the graph with these operands."""
+        """The outputs of the sub-graph `key`, written into the graph with these operands."""
         graph = self.attributes.get(key)
         if self.convert_body is None or not isinstance(graph, onnx.GraphProto):
             raise self.unsupported(f"attribute {key} must be a graph")
@@ -132,9 +129,9 @@ class OnnxNode:
         return tuple(whole(item) for item in self.array(builder, index, what).flat)
 
     def axes(self, builder: GraphBuilder, index: int, since: int) -> tuple[int, ...] | None:
-        """Axes that are an attribute before opset `since` and operand `index` from then on; None when left out.
+        """Axes: an attribute before opset `since`, operand `index` from then on; None if omitted.
 
-        The body of a function may be of another operator set than the model: an operand that is there counts.
+        The body of a function may use another operator set than the model: a present operand counts.
         """
         if self.has_input(index):
             return self.int_list(builder, index, "axes")
@@ -145,21 +142,21 @@ class OnnxNode:
         # ONNX counts negative axes from the end, as NumPy does.
         if not -rank <= axis < rank:
             raise self.unsupported(f"axis {axis} is outside a tensor of rank {rank}")
-        # Python's modulo is never negative; of a scalar, axis 0 stands for all there is.
+        # Python's modulo is never negative; a scalar has only axis 0.
         return axis % rank if rank else 0
 
     def check_iterations(self, iterations: int) -> None:
-        """Refuse to unroll so many iterations."""
+        """Reject unrolling so many iterations."""
         if iterations > MOST_ITERATIONS:
             raise self.unsupported(f"runs for more than {MOST_ITERATIONS:,} iterations")
 
     def unsupported(self, why: str) -> UnsupportedOperatorError:
-        """The error of this node; the importer gathers them."""
+        """The error of this node; the importer collects them."""
         return UnsupportedOperatorError(f"{self.label}: {why}")
 
     @property
     def label(self) -> str:
-        """How messages name the node."""
+        """The node's name in messages."""
         return f"{self.name!r} ({self.op_type})"
 
 

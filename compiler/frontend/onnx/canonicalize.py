@@ -19,19 +19,19 @@ from retune.compiler.graph.ir import Array
 
 
 def definitions(graph: onnx.GraphProto) -> Counter[str]:
-    """How often a graph and those inside it define each name."""
+    """Number of definitions of each name in a graph and its sub-graphs."""
     weights = {tensor.name for tensor in graph.initializer}
     # An initializer may also be listed as an input: that is one definition, not two.
-    found = Counter(dict.fromkeys(weights.union(entry.name for entry in graph.input), 1))
+    counts = Counter(dict.fromkeys(weights.union(entry.name for entry in graph.input), 1))
     for node in graph.node:
-        found.update(node.output)
+        counts.update(node.output)
         for inner in bodies(node):
-            found += definitions(inner)
-    return found
+            counts += definitions(inner)
+    return counts
 
 
 class Canonicalize:
-    """Tidies graphs of one model, whose names are defined so often."""
+    """Canonicalizes graphs of one model; `defined` counts the definitions of its names."""
 
     def __init__(self, defined: Counter[str]) -> None:
         self.constants: dict[str, Array] = {}
@@ -39,7 +39,7 @@ class Canonicalize:
         self._taken = set(defined)
 
     def fresh(self, wish: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         name, count = wish, 0
         while name in self._taken:
             count += 1
@@ -48,8 +48,8 @@ class Canonicalize:
         return name
 
     def constant(self, array: Array, wish: str) -> str:
-        """Add a constant, which takes the place of a value named `wish` or of none, and return its name."""
-        # Bodies may use one name for different values; only a name that is defined once can stay.
+        """Add a constant, in place of a value named `wish` if any, and return its name."""
+        # Bodies may use one name for different values; only a name with a single definition can stay.
         return self._keep(array, wish if self._defined[wish] == 1 else self.fresh(wish))
 
     def weights(self, tensors: Iterable[onnx.TensorProto]) -> None:
@@ -58,9 +58,9 @@ class Canonicalize:
             self._keep(_array(tensor), tensor.name)
 
     def graph(self, source: onnx.GraphProto, outer: Mapping[str, str], weights: Container[str] = ()) -> onnx.GraphProto:
-        """The tidy graph; `outer` renames what it takes from around it, `weights` are initializers that are kept."""
+        """The canonical graph; `outer` renames names from enclosing graphs, `weights` are initializers to keep."""
         defined = {entry.name for entry in source.input}.union(*(node.output for node in source.node))
-        # A name of its own hides the outer one.
+        # A local name hides the outer one.
         names = {old: new for old, new in outer.items() if old not in defined}
         for tensor in source.initializer:
             names[tensor.name] = self._initializer(tensor, weights)
@@ -77,17 +77,19 @@ class Canonicalize:
         return tensor.name if tensor.name in weights else self.constant(_array(tensor), tensor.name)
 
     def _keep(self, array: Array, name: str) -> str:
-        # Reshaped because NumPy makes an array of one dimension of a scalar here; a view, so that the caller's array
+        # Reshaped because NumPy turns a scalar into an array of one dimension here; a view, so that the caller's array
         # stays writable.
-        held = np.ascontiguousarray(array).reshape(array.shape).view()
-        held.flags.writeable = False
-        self.constants[name] = held
+        view = np.ascontiguousarray(array).reshape(array.shape).view()
+        view.flags.writeable = False
+        self.constants[name] = view
         return name
 
     def _nodes(
         self, nodes: Iterable[onnx.NodeProto], names: dict[str, str], result: onnx.GraphProto, *, spliced: bool
     ) -> None:
-        """Append nodes to `result`; `names` learns what became of theirs, which are new if these are `spliced` in."""
+        """Append nodes to `result`; `names` gets the new names of their values. Nodes that are `spliced` in get fresh
+        names.
+        """
         for node in nodes:
             operands = [names.get(name, name) for name in node.input]
             if is_standard(node.domain) and self._is_replaced(node, operands, names, result):
@@ -106,7 +108,7 @@ class Canonicalize:
     def _is_replaced(
         self, node: onnx.NodeProto, operands: list[str], names: dict[str, str], result: onnx.GraphProto
     ) -> bool:
-        """Replace the node by names, or by nodes, where that can be done."""
+        """Replace the node by names, or by nodes, if possible."""
         if node.op_type == "Identity" and len(operands) == len(node.output) == 1:
             names[node.output[0]] = operands[0]
             return True
@@ -125,14 +127,14 @@ class Canonicalize:
         try:
             array = constant_array(described)
         except UnsupportedOperatorError:
-            return False  # its own converter says so, if the node is needed
+            return False  # its own converter reports it, if the node is needed
         names[output] = self.constant(array, output)
         return True
 
     def _splice(
         self, node: onnx.NodeProto, branch: onnx.GraphProto, names: dict[str, str], result: onnx.GraphProto
     ) -> None:
-        """Put the nodes of a branch in the place of the condition."""
+        """Replace the condition by the nodes of a branch."""
         inner = dict(names)
         for tensor in branch.initializer:
             inner[tensor.name] = self.constant(_array(tensor), tensor.name)

@@ -1,7 +1,7 @@
-"""Converters of conditions, loops and scans, of which no control flow is left.
+"""Converters of conditions, loops and scans into graphs without control flow.
 
-A loop is unrolled, so how often it runs must be known; of a condition that is known one branch remains, of one that
-is computed both, and the results are chosen element by element.
+A loop is unrolled, so its number of iterations must be known. A known condition leaves one branch; for a computed
+condition both branches are computed, and the results are chosen element by element.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,16 +28,19 @@ def _if(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     try:
         branches = [node.body(key, ()) for key in ("then_branch", "else_branch")]
     except ReportedError:
-        # The branch may be for other shapes: a VAD has one for each sampling rate.
+        # The branch may be for other shapes: a VAD has a branch for each sampling rate.
         node.array(builder, 0, "the condition, of which one branch cannot be computed,")
         raise
     described = [[(builder.value(name).shape, builder.value(name).dtype) for name in branch] for branch in branches]
-    # A choice by element needs results alike; of others, `array` refuses with the names of the inputs that decide.
+    # A choice by element needs equal shapes; otherwise `array` raises with the names of the deciding inputs.
     if described[0] != described[1]:
         node.array(builder, 0, "the condition, on which the shape of a result depends,")
     flag = builder.emit("reshape", [condition.name], {"shape": ()})
-    # Right because nodes of ONNX have no effects: both branches may be computed.
-    return [builder.emit("where", [flag, one, other], name=node.name) for one, other in zip(*branches, strict=True)]
+    # Correct because ONNX nodes have no effects: both branches may be computed.
+    return [
+        builder.emit("where", [flag, then, otherwise], name=node.name)
+        for then, otherwise in zip(*branches, strict=True)
+    ]
 
 
 def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -48,7 +51,7 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     carried = list(node.inputs[2:])
     collected: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
     iteration = 0
-    # ONNX gives a loop two ends, a count and a condition, each of which may be left out; without both it never ends.
+    # ONNX gives a loop two optional ends, a count and a condition; without both it never ends.
     while going and (iterations is None or iteration < iterations):
         node.check_iterations(iteration + 1)
         number, always = (
@@ -59,17 +62,17 @@ def _loop(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         carried, rows = results[: len(carried)], results[len(carried) :]
         for column, row in zip(collected, rows, strict=True):
             column.append(row)
-        # Converters fold constants, so that a condition that depends on the counter alone is known here.
+        # Converters fold constants, so a condition that depends on the counter alone is known here.
         going = bool(node.known(builder, condition, "whether the loop goes on").item())
         iteration += 1
     first = 1 + len(carried)
-    return [*carried, *(_stacked(builder, node, rows, 0, first + place) for place, rows in enumerate(collected))]
+    return [*carried, *(_stacked(builder, node, rows, 0, first + index) for index, rows in enumerate(collected))]
 
 
 def _stacked(builder: GraphBuilder, node: OnnxNode, rows: Sequence[str], axis: int, output: int) -> str:
-    """The values, which iterations gave for one output of the body, side by side along a new axis.
+    """The values of one output of the body in all iterations, stacked along a new axis.
 
-    Without an iteration there are none, of the dimensions that the body tells, 0 for those that are not numbers.
+    Without an iteration the result is empty, with the body's dimensions, 0 for unknown ones.
     """
     if not rows:
         row = param_of(node.attributes["body"].output[output])
@@ -101,7 +104,7 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     iterations = lengths.pop()
     node.check_iterations(iterations)
     body = node.attributes.get("body")
-    # Before anything is unrolled: the nodes would otherwise be counted while memory fills.
+    # Before anything is unrolled: otherwise the nodes would be counted while memory fills.
     if isinstance(body, onnx.GraphProto) and iterations * sum(1 for _ in all_nodes(body)) > MOST_NODES:
         raise node.unsupported(f"more than {MOST_NODES:,} nodes once loops are unrolled")
     collected: list[list[str]] = [[] for _ in node.outputs[len(state) :]]
@@ -117,16 +120,16 @@ def _scan(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     outwards = node.ints("scan_output_axes") or (0,) * len(collected)
     reverse = node.ints("scan_output_directions") or (0,) * len(collected)
     results = [
-        _stacked(builder, node, rows[::-1] if back else rows, axis, len(state) + place)
-        for place, (rows, axis, back) in enumerate(zip(collected, outwards, reverse, strict=True))
+        _stacked(builder, node, rows[::-1] if back else rows, axis, len(state) + index)
+        for index, (rows, axis, back) in enumerate(zip(collected, outwards, reverse, strict=True))
     ]
     return [*state, *results]
 
 
-def _row(builder: GraphBuilder, name: str, axis: int, place: int) -> str:
-    """The elements at `place` of an axis, without that axis."""
+def _row(builder: GraphBuilder, name: str, axis: int, index: int) -> str:
+    """The elements at `index` of an axis, without that axis."""
     shape = builder.value(name).shape
-    row = taken(builder, name, axis, [place])
+    row = taken(builder, name, axis, [index])
     return builder.emit("reshape", [row], {"shape": (*shape[:axis], *shape[axis + 1 :])})
 
 

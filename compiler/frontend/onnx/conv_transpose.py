@@ -1,7 +1,7 @@
 """Converter of ONNX ConvTranspose in one to three dimensions.
 
-The common cases in one and two dimensions map to the operator `conv_transpose2d`. Any other is written as a convolution
-with the spatially flipped weight over the zero-stuffed input.
+The common cases in one and two dimensions map to the operator `conv_transpose2d`. Any other becomes a convolution with
+the spatially flipped weight over the zero-stuffed input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     reach = tuple(dilation * (size - 1) for size, dilation in zip(kernel, dilations, strict=True))
     before, after = _cut_off(node, shape[2:], strides, reach, extra)
     if rank < 3 and groups == 1 and set(dilations) == {1} and min(before) >= 0:
-        # May be negative, where `output_padding` adds more than the pads cut off.
-        rest = [cut - more for cut, more in zip(after, extra, strict=True)]
-        x = _emit_phased(builder, x, weight.name, strides, before, rest, node.name)
+        # May be negative, if `output_padding` adds more than the pads cut off.
+        end_cuts = [cut - more for cut, more in zip(after, extra, strict=True)]
+        x = _emit_phased(builder, x, weight.name, strides, before, end_cuts, node.name)
     else:
         for axis in range(rank):
             x = _spread(builder, x, axis + 2, strides[axis])
-        # The full transposed convolution is a convolution padded by the kernel's reach; what is cut off needs no
-        # padding.
+        # The full transposed convolution is a convolution padded by the kernel's reach; elements that are cut off need
+        # no padding.
         low = [edge - cut for edge, cut in zip(reach, before, strict=True)]
         high = [edge - cut + more for edge, cut, more in zip(reach, after, extra, strict=True)]
         # The operator has no negative padding: more is cut off than the kernel reaches.
@@ -58,7 +58,7 @@ def _emit_phased(
     """The operator for two dimensions; a 1-D input gets a height axis of extent 1."""
     flat = [0] * (2 - len(strides))
     if flat:
-        x, weight = (_with_a_row(builder, one) for one in (x, weight))
+        x, weight = (_with_a_row(builder, value) for value in (x, weight))
     attrs: dict[str, Attribute] = {
         "strides": (*(1 for _ in flat), *strides),
         "pads": (*flat, *before, *flat, *after),
@@ -80,7 +80,7 @@ def _with_a_row(builder: GraphBuilder, value: str) -> str:
 def _cut_off(
     node: OnnxNode, extents: Sequence[int], strides: Sequence[int], reach: Sequence[int], extra: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """How much of the full result is cut off before and after."""
+    """Elements of the full result to cut off before and after."""
     rank = len(extents)
     auto, wanted = node.text("auto_pad", "NOTSET"), node.ints("output_shape")
     if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
@@ -96,7 +96,7 @@ def _cut_off(
 
 
 def _spread(builder: GraphBuilder, x: str, axis: int, stride: int) -> str:
-    """stride - 1 zeros between neighbors along an axis."""
+    """Insert stride - 1 zeros between neighbors along an axis."""
     if stride == 1:
         return x
     shape = builder.value(x).shape
@@ -108,13 +108,13 @@ def _spread(builder: GraphBuilder, x: str, axis: int, stride: int) -> str:
     x = builder.emit("pad", [x], border)
     wide = shape[axis] * stride
     x = builder.emit("reshape", [x], {"shape": (*shape[:axis], wide, *shape[axis + 1 :])})
-    # No zeros behind the last element.
+    # No zeros after the last element.
     return taken(builder, x, axis, range(wide - stride + 1))
 
 
 def _without(builder: GraphBuilder, x: str, front: Sequence[int], back: Sequence[int]) -> str:
-    for place, (low, high) in enumerate(zip(front, back, strict=True)):
-        x = taken(builder, x, place + 2, range(low, builder.value(x).shape[place + 2] - high))
+    for index, (low, high) in enumerate(zip(front, back, strict=True)):
+        x = taken(builder, x, index + 2, range(low, builder.value(x).shape[index + 2] - high))
     return x
 
 
@@ -125,8 +125,8 @@ def _turned(builder: GraphBuilder, weight: str, groups: int) -> str:
     split = builder.emit("reshape", [weight], {"shape": (groups, inputs // groups, outputs, *kernel)})
     swapped = builder.emit("transpose", [split], {"perm": (0, 2, 1, *tail)})
     result = builder.emit("reshape", [swapped], {"shape": (groups * outputs, inputs // groups, *kernel)})
-    for place, size in enumerate(kernel):
-        result = taken(builder, result, place + 2, list(reversed(range(size))))
+    for index, size in enumerate(kernel):
+        result = taken(builder, result, index + 2, list(reversed(range(size))))
     return result
 
 

@@ -1,6 +1,6 @@
 """Converts the nodes of an ONNX graph into our operators, in a `GraphBuilder`.
 
-A node that fails does not stop the others; what went wrong is gathered.
+A failing node does not stop the others; the problems are collected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from retune.compiler.frontend.onnx.model_file import MOST_NODES, is_standard, te
 from retune.compiler.graph.builder import GraphBuilder
 
 _MISFITS = (DefinitionError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
-"""What a converter may meet in a node that ONNX's checker let pass: attributes of another length, sizes without end."""
+"""Errors of converters for nodes that ONNX's checker accepts: attributes of another length, excessive sizes."""
 
 
 class Conversion:
-    """Converts nodes by a table of converters; bodies of loops and conditions through the same door.
+    """Converts nodes by a table of converters, and likewise the bodies of loops and conditions.
 
     `problems` are sentences about nodes that could not be converted; `solvable` of them would be solved by the values
     of the inputs in `unknown`. `failed` are the first results of these nodes.
@@ -39,7 +39,7 @@ class Conversion:
     def convert(self, graph: onnx.GraphProto, known: Mapping[str, str]) -> dict[str, str]:
         """Convert all nodes of `graph`, which may read the values `known` (its names to ours).
 
-        The result maps every name that is now known; those after a node that failed are not.
+        Returns all known names; names computed from a failed node are missing.
         Raises: ModelError when there is too little memory.
         """
         names = {"": "", **known}
@@ -53,7 +53,7 @@ class Conversion:
                 self.problems.append(f"the constant {tensor.name!r} cannot be read: {error}")
                 lost.add(tensor.name)
         for proto in graph.node:
-            # What reads a lost value is not at fault itself: only the first node of a chain is reported.
+            # Nodes that read a lost value are not at fault: only the first node of a chain is reported.
             if lost.intersection(proto.input):
                 lost.update(proto.output)
                 continue
@@ -89,11 +89,11 @@ class Conversion:
         def body(graph: onnx.GraphProto, operands: Sequence[str]) -> Sequence[str]:
             self._count_node(proto)  # a body without nodes costs time too
             parameters = [entry.name for entry in graph.input]
-            found = self.convert(graph, {**names, **dict(zip(parameters, operands, strict=True))})
+            values = self.convert(graph, {**names, **dict(zip(parameters, operands, strict=True))})
             # Not reported again: otherwise each level of nesting would add a sentence.
-            if any(entry.name not in found for entry in graph.output):
+            if any(entry.name not in values for entry in graph.output):
                 raise ReportedError
-            return [found[entry.name] for entry in graph.output]
+            return [values[entry.name] for entry in graph.output]
 
         return OnnxNode(
             op_type=proto.op_type,
@@ -113,7 +113,7 @@ class Conversion:
             raise UnsupportedOperatorError(f"{name_of(proto)!r}: {why}")
 
     def _takes(self, proto: onnx.NodeProto, names: Mapping[str, str]) -> bool:
-        """Whether the node can be converted at all; if not, says why."""
+        """Whether the node can be converted; if not, adds a problem."""
         if not (proto.op_type in self._converters and is_standard(proto.domain)):
             self.problems.append(missing_operator(proto))
             return False
@@ -132,11 +132,11 @@ class Conversion:
 
 
 def missing_operator(proto: onnx.NodeProto) -> str:
-    """How messages name a node whose operator has no converter."""
+    """The name in messages of a node whose operator has no converter."""
     domain = "" if is_standard(proto.domain) else f"{proto.domain}."
     return f"{name_of(proto)!r} ({domain}{proto.op_type})"
 
 
 def name_of(node: onnx.NodeProto) -> str:
-    """The node's name, or the name of its first result where the exporter gave none."""
+    """The node's name, or its first result's if the exporter gave none."""
     return node.name or next(chain(node.output), "") or node.op_type

@@ -1,7 +1,6 @@
 """Converters of ONNX operators whose output size depends on data: NonMaxSuppression, NonZero and Unique.
 
-The result is a constant, so the data must be known when the network is compiled. If it is not, the error names the
-inputs to fix.
+The result is a constant, so the data must be known at compile time. If it is not, the error names the inputs to fix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,8 @@ def _data(builder: GraphBuilder, node: OnnxNode, index: int = 0) -> Array:
 
 def _non_zero(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     data = _data(builder, node)
-    places = np.stack(np.nonzero(np.atleast_1d(data))) if data.ndim else np.zeros((0, int(bool(data))), "int64")
-    return [builder.constant(places.astype("int64"), node.outputs[0])]
+    indices = np.stack(np.nonzero(np.atleast_1d(data))) if data.ndim else np.zeros((0, int(bool(data))), "int64")
+    return [builder.constant(indices.astype("int64"), node.outputs[0])]
 
 
 def _unique(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -55,11 +54,11 @@ def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
 
 
 _CHUNK = 512
-"""Boxes that are compared at a time: most are never looked at, where a few good ones are asked for."""
+"""Boxes compared at a time: with a few good boxes most are never visited."""
 
 
 def _overlaps(low: Array, high: Array, boxes: Array, box: int) -> Array:
-    """Intersection over union of some boxes with one; 0 for empty ones."""
+    """Intersection over union of `boxes` with box number `box`; 0 for empty boxes."""
     low, high, own = low[boxes], high[boxes], (low[box], high[box])
     sides = np.maximum(np.minimum(high, own[1]) - np.maximum(low, own[0]), 0)
     shared = sides.prod(axis=1)
@@ -70,7 +69,7 @@ def _overlaps(low: Array, high: Array, boxes: Array, box: int) -> Array:
 
 
 def _suppress(low: Array, high: Array, order: Array, most: int, threshold: float) -> list[int]:
-    """The first boxes in order that do not overlap with one before them, at most so many."""
+    """At most `most` boxes in order, each without an overlap with a box before it."""
     kept: list[int] = []
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]
@@ -85,20 +84,20 @@ def _suppress(low: Array, high: Array, order: Array, most: int, threshold: float
 
 
 def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """The best box, the best of those that do not overlap with it, and so on, of each image and class."""
+    """For each image and class: the best box, the best box without an overlap with it, and so on."""
     boxes, scores = (_data(builder, node, index) for index in (0, 1))
-    given = [_data(builder, node, index) if node.has_input(index) else np.zeros(0) for index in (2, 3, 4)]
-    limits = [array.ravel()[0].item() if array.size else None for array in given]
+    settings = [_data(builder, node, index) if node.has_input(index) else np.zeros(0) for index in (2, 3, 4)]
+    limits = [array.ravel()[0].item() if array.size else None for array in settings]
     most, threshold, lowest = int(limits[0] or 0), limits[1] or 0.0, limits[2]
-    found = []
+    rows = []
     for image, column in np.ndindex(scores.shape[:2]):
         low, high = _corners(boxes[image], centred=bool(node.integer("center_point_box", 0)))
         own = scores[image, column]
         # Of equal scores the first box wins, as in ONNX Runtime.
         order = np.argsort(-own, kind="stable")
         order = order if lowest is None else order[own[order] > lowest]
-        found += [(image, column, box) for box in _suppress(low, high, order, most, threshold)]
-    return [builder.constant(np.asarray(found, "int64").reshape(-1, 3), node.outputs[0])]
+        rows += [(image, column, box) for box in _suppress(low, high, order, most, threshold)]
+    return [builder.constant(np.asarray(rows, "int64").reshape(-1, 3), node.outputs[0])]
 
 
 CONVERTERS: Mapping[str, Converter] = {

@@ -1,6 +1,6 @@
-"""Dependence analysis of ONNX nodes: which values must be known to import a node statically.
+"""Dependence analysis of ONNX nodes: the values that must be known to import a node statically.
 
-A value's shape is known wherever the value is known, so a result computed from shapes alone depends on no value.
+A value's shape is known if the value is known, so a result computed from shapes alone depends on no value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from retune.compiler.frontend.onnx.model_file import is_standard
 
 Names = frozenset[str]
 Roots = Callable[[str], Names]
-"""The values that one depends on: those that a region is given, or none if it is known as soon as shapes are."""
+"""The values that a value depends on: inputs of a region, or none if it is known from shapes."""
 
 NOTHING: Names = frozenset()
 
@@ -53,20 +53,20 @@ NEEDED: Mapping[str, tuple[int, ...]] = {
     "Unsqueeze": (1,),
     "Upsample": (1,),
 }
-"""The operands that converters must know, by operator; what is missing here costs a second import when it is met."""
+"""The operands that converters must know, by operator; a missing entry costs a second import."""
 
 ON_THE_HOST = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators whose data, not some small operand, decides how many elements there are."""
+"""Operators whose data, not some small operand, decides the number of elements."""
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What importing a node depends on, as sets of value names.
+    """The dependences of importing a node, as sets of value names.
 
-    `decides` are the values that control flow depends on, `needs` those that shapes depend on, and `results` those that
-    each result is computed from, one set per output.
+    `decides` are the values that control flow depends on, `needs` the values that shapes depend on, and `results` the
+    sources of each result, one set per output.
     """
 
     decides: Names
@@ -75,7 +75,7 @@ class Dependence:
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node holds."""
+    """The sub-graphs of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -83,38 +83,38 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def body(node: onnx.NodeProto, key: str) -> onnx.GraphProto:
-    """The graph `key` of a node."""
+    """The sub-graph `key` of a node."""
     graphs: list[onnx.GraphProto] = [attribute.g for attribute in node.attribute if attribute.name == key]
     return graphs[0]
 
 
 def free_names(graph: onnx.GraphProto) -> tuple[str, ...]:
-    """The names that a graph takes from around it, in the order of their first use."""
+    """The names that a graph reads from enclosing graphs, in the order of their first use."""
     own = {entry.name for entry in graph.input} | {tensor.name for tensor in graph.initializer}
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in graph.node:
-        found.update((name, None) for name in read_names(node) if name not in own)
+        names.update((name, None) for name in read_names(node) if name not in own)
         own.update(node.output)
-    found.update((entry.name, None) for entry in graph.output if entry.name not in own)
-    return tuple(found)
+    names.update((entry.name, None) for entry in graph.output if entry.name not in own)
+    return tuple(names)
 
 
 def read_names(node: onnx.NodeProto) -> tuple[str, ...]:
-    """The names that a node reads, its graphs included, each once; operands that are left out are none."""
-    found = dict.fromkeys(name for name in node.input if name)
+    """The distinct names that a node reads, including its sub-graphs, without omitted operands."""
+    names = dict.fromkeys(name for name in node.input if name)
     for graph in bodies(node):
-        found.update(dict.fromkeys(free_names(graph)))
-    return tuple(found)
+        names.update(dict.fromkeys(free_names(graph)))
+    return tuple(names)
 
 
 def needed_operands(node: onnx.NodeProto) -> tuple[str, ...]:
     """The operands that must be known to import an ordinary node."""
-    places = NEEDED.get(node.op_type, ()) if is_standard(node.domain) else ()
-    return tuple(node.input[place] for place in places if place < len(node.input) and node.input[place])
+    indices = NEEDED.get(node.op_type, ()) if is_standard(node.domain) else ()
+    return tuple(node.input[index] for index in indices if index < len(node.input) and node.input[index])
 
 
 def examine(node: onnx.NodeProto, roots: Roots) -> Dependence:
-    """What the node depends on if it is imported, loops unrolled."""
+    """The dependences of importing the node, with loops unrolled."""
     match node.op_type:
         case "If":
             return _of_condition(node, roots)
@@ -134,25 +134,25 @@ def _union(parts: Iterator[Names]) -> Names:
     return NOTHING.union(*parts)
 
 
-def _of_graph(graph: onnx.GraphProto, roots: Roots, given: Mapping[str, Names]) -> Dependence:
-    inner = dict(given)
+def _of_graph(graph: onnx.GraphProto, roots: Roots, known: Mapping[str, Names]) -> Dependence:
+    inner = dict(known)
 
-    def found(name: str) -> Names:
+    def sources(name: str) -> Names:
         return inner[name] if name in inner else roots(name)
 
     decides, needs = NOTHING, NOTHING
     for node in graph.node:
-        seen = examine(node, found)
+        seen = examine(node, sources)
         decides, needs = decides | seen.decides, needs | seen.needs
         inner.update(zip(node.output, seen.results, strict=False))
-    return Dependence(decides, needs, tuple(found(entry.name) for entry in graph.output))
+    return Dependence(decides, needs, tuple(sources(entry.name) for entry in graph.output))
 
 
 def _of_condition(node: onnx.NodeProto, roots: Roots) -> Dependence:
-    one, other = (_of_graph(body(node, key), roots, {}) for key in ("then_branch", "else_branch"))
+    then, otherwise = (_of_graph(body(node, key), roots, {}) for key in ("then_branch", "else_branch"))
     condition = roots(node.input[0])
-    results = tuple(a | b | condition for a, b in zip(one.results, other.results, strict=True))
-    return Dependence(condition | one.decides | other.decides, one.needs | other.needs, results)
+    results = tuple(a | b | condition for a, b in zip(then.results, otherwise.results, strict=True))
+    return Dependence(condition | then.decides | otherwise.decides, then.needs | otherwise.needs, results)
 
 
 def _of_loop(node: onnx.NodeProto, roots: Roots) -> Dependence:
@@ -174,7 +174,7 @@ def _of_scan(node: onnx.NodeProto, roots: Roots) -> Dependence:
 def _settled(
     graph: onnx.GraphProto, roots: Roots, fixed: Mapping[str, Names], names: list[str], start: list[Names], skip: int
 ) -> Dependence:
-    """What a body depends on when its results, but for the first `skip`, are the operands `names` of the next
+    """The dependences of a body whose results, after the first `skip`, are the operands `names` of the next
     iteration.
     """
     carried = start
@@ -188,7 +188,7 @@ def _settled(
 
 
 def check_bodies(graph: onnx.GraphProto) -> None:
-    """Check that every condition, loop and scan fits its bodies, which ONNX's checker does not look at.
+    """Check that every condition, loop and scan fits its bodies, which ONNX's checker skips.
 
     Raises: ModelFormatError that names the node.
     """

@@ -1,7 +1,6 @@
 """Converter of ONNX Einsum: contracts the operands from left to right by batched matrix products.
 
-Each operand is first reduced: a repeated label takes the diagonal, and a label that no other operand or the result has
-is summed.
+Each operand is first reduced: a repeated label takes the diagonal, and a label without another use is summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from retune.compiler.graph.builder import GraphBuilder
 
 
 def _labels(node: OnnxNode, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The operands' labels and the result's; what `...` stands for gets digits, aligned at its end."""
+    """The operands' labels and the result's; digits replace `...`, aligned at its end."""
     equation = node.text("equation", "").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -26,7 +25,7 @@ def _labels(node: OnnxNode, ranks: Sequence[int]) -> tuple[list[str], str]:
     most = max(dots)
     if most > 10 or min(dots) < 0:
         raise node.unsupported(f"the equation {equation!r} does not fit the operands")
-    # Labels of ONNX are letters: digits cannot meet them.
+    # ONNX's labels are letters, so digits cannot clash.
     digits = "0123456789"[:most]
     terms = [term.replace("...", digits[most - count :]) for term, count in zip(terms, dots, strict=True)]
     if any(len(term) != rank for term, rank in zip(terms, ranks, strict=True)):
@@ -39,7 +38,7 @@ def _labels(node: OnnxNode, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _diagonal(builder: GraphBuilder, x: str, term: str) -> tuple[str, str]:
-    """Every label once."""
+    """Remove repeated labels."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
             first, second = term.index(label), term.rindex(label)
@@ -47,10 +46,10 @@ def _diagonal(builder: GraphBuilder, x: str, term: str) -> tuple[str, str]:
             shape = builder.value(x).shape
             extent = shape[first]
             x = builder.emit("transpose", [x], {"perm": (*others, first, second)})
-            kept = tuple(shape[i] for i in others)
-            x = builder.emit("reshape", [x], {"shape": (*kept, extent * extent)})
-            # The diagonal of a square matrix is every (n + 1)-th element of it flat: a slice, no gather.
-            x = taken(builder, x, len(kept), list(range(0, extent * extent, extent + 1)))
+            unique = tuple(shape[i] for i in others)
+            x = builder.emit("reshape", [x], {"shape": (*unique, extent * extent)})
+            # The diagonal of a square matrix is every (n + 1)-th element of its flat form: a slice, no gather.
+            x = taken(builder, x, len(unique), list(range(0, extent * extent, extent + 1)))
             term = "".join(term[i] for i in others) + label
     return x, term
 
@@ -63,7 +62,9 @@ def _summed(builder: GraphBuilder, x: str, term: str, kept: str) -> tuple[str, s
 
 
 def _arranged(builder: GraphBuilder, x: str, term: str, groups: Sequence[str], extents: Mapping[str, int]) -> str:
-    """Axes in the order of the groups' labels, each group one axis; an axis of extent 1 is widened to its label's."""
+    """Axes in the order of the groups' labels, each group merged into one axis; axes of extent 1 are broadcast to their
+    label's extent.
+    """
     wanted = "".join(groups)
     perm = tuple(term.index(label) for label in wanted)
     if perm != tuple(range(len(perm))):
@@ -77,14 +78,14 @@ def _arranged(builder: GraphBuilder, x: str, term: str, groups: Sequence[str], e
 def _joined(
     builder: GraphBuilder, a: tuple[str, str], b: tuple[str, str], kept: str, extents: Mapping[str, int]
 ) -> tuple[str, str]:
-    """Two operands as one, with the labels of `kept` that they have."""
+    """The product of two operands, with their labels in `kept`."""
     (x, left), (y, right) = a, b
     shared = [label for label in left if label in right]
     batch = "".join(label for label in shared if label in kept)
     inner = "".join(label for label in shared if label not in kept)
     rows = "".join(label for label in left if label not in right)
     columns = "".join(label for label in right if label not in left)
-    # Batch labels in front, then what only one side has, then what is summed: one batched product does the pair.
+    # Batch labels in front, then labels of one side, then summed labels: one batched product does the pair.
     lhs = _arranged(builder, x, left, (batch, rows, inner), extents)
     rhs = _arranged(builder, y, right, (batch, inner, columns), extents)
     result = builder.emit("batch_matmul", [lhs, rhs])
@@ -101,11 +102,11 @@ def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             extents[label] = extents.get(label, 1) if extent == 1 else extent
     pairs = [_diagonal(builder, value.name, term) for value, term in zip(values, terms, strict=True)]
     current = ("", "")
-    for place, (x, term) in enumerate(pairs):
-        # What no later operand reads is summed now, which keeps intermediate values small.
-        later = result + "".join(other for _, other in pairs[place + 1 :])
+    for index, (x, term) in enumerate(pairs):
+        # Labels that no later operand reads are summed now, which keeps intermediate values small.
+        later = result + "".join(other for _, other in pairs[index + 1 :])
         x, term = _summed(builder, x, term, later + current[1])
-        current = (x, term) if place == 0 else _joined(builder, current, (x, term), later, extents)
+        current = (x, term) if index == 0 else _joined(builder, current, (x, term), later, extents)
     x, term = _summed(builder, *current, result)
     perm = tuple(term.index(label) for label in result)
     if perm == tuple(range(len(perm))):

@@ -18,7 +18,7 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
-"""Element types that kernels compute with."""
+"""Element types of kernels."""
 
 
 class Formula:
@@ -93,7 +93,7 @@ def _clip(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     floating = is_float(builder.value(x).dtype)
     if floating and low is not None and high is not None and np.isfinite([low, high]).all():
         return [write("clip", x, low=low, high=high)]
-    # An operator that the passes know, with one operand less.
+    # Known to the passes, with one operand less.
     if floating and low == 0.0 and (high == inf or not bounds[1]):
         return [write("relu", x)]
     if bounds[0]:
@@ -110,7 +110,9 @@ def _prelu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     slope, shape = node.operand(builder, 1).name, builder.value(x).shape
     own = builder.value(slope).shape
-    if len(own) == 1 and own[0] not in (1, *shape[-1:]) and own == shape[1:2]:  # a number a channel, as it once was
+    if (
+        len(own) == 1 and own[0] not in (1, *shape[-1:]) and own == shape[1:2]
+    ):  # one number per channel, as in old operator sets
         slope = write("reshape", slope, shape=(own[0], *(1 for _ in shape[2:])))
     # Without a condition: both halves vanish on the other side of zero.
     return [write("add", write("relu", x), write("mul", slope, write("minimum", x, 0)))]
@@ -197,7 +199,7 @@ def _reciprocal(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def cast_to(builder: GraphBuilder, x: str, dtype: str, name: str = "", output: str = "") -> str:
-    """A value in another element type, itself where it has that type."""
+    """`x` in another element type; `x` itself if it has that type."""
     if builder.value(x).dtype == dtype:
         return x
     return builder.emit("cast", [x], {"dtype": dtype}, name=name, output=output)

@@ -1,7 +1,7 @@
-"""Imports an ONNX model with static shapes as a verified `Graph`; what cannot be converted is named at once.
+"""Imports an ONNX model with static shapes as a verified `Graph`; all unsupported nodes are named at once.
 
-Four steps: read the file, look for dynamic dimensions, look for operators without a converter, convert node by node.
-A node that fails does not stop the others, so its error comes together with theirs.
+Four steps: read the file, look for dynamic dimensions, look for operators without a converter, convert node by node. A
+failing node does not stop the others, so their errors come together.
 """
 
 import logging
@@ -69,7 +69,7 @@ CONVERTERS: Mapping[str, Converter] = {
 }
 
 _MOST_NAMED = 10
-"""Nodes that one message names."""
+"""Nodes named in one message."""
 
 Shapes = Mapping[str, Sequence[int]]
 Constants = Mapping[str, Array]
@@ -84,19 +84,19 @@ def load_model(
 ) -> Graph:
     """Import an ONNX model.
 
-    `name` is the graph's name (else the file's stem, else the model's own), `shapes` gives static shapes to inputs that
-    have dynamic dimensions. `constants` fixes inputs for good: the graph has no such inputs, and may have shapes that
-    follow from their values. Inputs and outputs keep their names and order; activations are NCHW as in ONNX. An
-    operator without a converter that ONNX defines as a function of others is replaced by that function.
+    `name` is the graph's name (else the file's stem, else the model's own), `shapes` gives static shapes to inputs with
+    dynamic dimensions. `constants` fixes inputs for good: the graph lacks these inputs, and may have shapes that follow
+    from their values. Inputs and outputs keep their names and order; activations are NCHW as in ONNX. An operator
+    without a converter is replaced by its function, if ONNX defines it as one.
 
-    Raises: ModelFormatError when there is no such file or it is not ONNX, when its operator set is older or newer than
-    those known, or an output is declared as something else than what its nodes compute; DynamicShapeError when a
-    dimension of an input is not a number; UnsupportedOperatorError that names every node which cannot be converted
-    (UnknownValueError when all that is missing are values of inputs).
+    Raises: ModelFormatError when there is no such file or it is not ONNX, when its operator set is too old or too new,
+    or an output's declaration contradicts its nodes; DynamicShapeError when a dimension of an input is not a number;
+    UnsupportedOperatorError that names every node which cannot be converted (UnknownValueError when only values of
+    inputs are missing).
     """
     opened = open_model(source, name, constants, lazily=True)
     inputs = read_inputs(opened.model, shapes or {})
-    # Before ONNX's checker, which reports the first unknown operator alone, and in its own words.
+    # Before ONNX's checker, which reports only the first unknown operator, in its own words.
     check_operators(opened.model)
     check_model(opened.original)
     graph = _convert(opened.model, opened.name, inputs, opened.opset)
@@ -107,7 +107,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A network's `name`, the model as ONNX should check it, the one to convert, and its operator set."""
+    """A network's `name`, the model for ONNX's checker, the model to convert, and its operator set."""
 
     name: str
     original: onnx.ModelProto
@@ -118,9 +118,9 @@ class OpenedModel:
 def open_model(
     source: str | Path | bytes | onnx.ModelProto, name: str | None, constants: Constants | None, *, lazily: bool = False
 ) -> OpenedModel:
-    """Read a model, fix inputs, and replace what ONNX says in other operators; `lazily` as `read_model`.
+    """Read a model, fix inputs, and expand ONNX's functions; `lazily` as in `read_model`.
 
-    Raises: ModelFormatError when it cannot be read, or its operator set is older or newer than those known.
+    Raises: ModelFormatError when it cannot be read, or its operator set is too old or too new.
     """
     model = with_fixed_inputs(read_model(source, lazily=lazily), constants or {})
     if name is None:
@@ -131,8 +131,8 @@ def open_model(
 
 
 def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
-    """The inputs of a model, with the shapes that the caller gives. Raises: ModelFormatError, DynamicShapeError,
-    UnsupportedOperatorError for an element type that we have not.
+    """The inputs of a model, with the caller's shapes. Raises: ModelFormatError, DynamicShapeError,
+    UnsupportedOperatorError for an unknown element type.
     """
     values, dynamic = [], []
     for entry in fed_inputs(model, shapes):
@@ -158,7 +158,7 @@ def read_inputs(model: onnx.ModelProto, shapes: Shapes) -> list[Value]:
 
 
 def dtype_of(entry: onnx.ValueInfoProto) -> str:
-    """The dtype of an input. Raises: ModelFormatError when it has none, UnsupportedOperatorError when we have not."""
+    """The dtype of an input. Raises: ModelFormatError when it has none, UnsupportedOperatorError when it is unknown."""
     kind = entry.type.tensor_type.elem_type
     if kind not in onnx.TensorProto.DataType.values() or kind == onnx.TensorProto.UNDEFINED:
         raise ModelFormatError(f"input {entry.name!r} has the element type {kind}, which ONNX does not have")
@@ -168,25 +168,27 @@ def dtype_of(entry: onnx.ValueInfoProto) -> str:
     return name
 
 
-def _given_shape(entry: onnx.ValueInfoProto, given: Sequence[int]) -> list[int]:
-    """The caller's shape of an input, which must agree with what the model says of it."""
-    if not isinstance(given, Sequence) or any(not isinstance(one, int | np.integer) or one < 0 for one in given):
-        raise ModelFormatError(f"the shape of input {entry.name!r} must be integers such as (1, 3, 32), not {given!r}")
-    extents = [int(extent) for extent in given]
+def _given_shape(entry: onnx.ValueInfoProto, shape: Sequence[int]) -> list[int]:
+    """The caller's shape of an input, which must agree with the model's declaration."""
+    if not isinstance(shape, Sequence) or any(
+        not isinstance(extent, int | np.integer) or extent < 0 for extent in shape
+    ):
+        raise ModelFormatError(f"the shape of input {entry.name!r} must be integers such as (1, 3, 32), not {shape!r}")
+    extents = [int(extent) for extent in shape]
     declared = param_of(entry)
     # A declared 0 may be any number, as some exporters write it.
-    known = None if declared.dims is None else tuple(dim or None for dim in declared.dims)
-    narrowed(Param(entry.name, declared.dtype, known), extents)
+    dims = None if declared.dims is None else tuple(dim or None for dim in declared.dims)
+    narrowed(Param(entry.name, declared.dtype, dims), extents)
     return extents
 
 
 def check_operators(model: onnx.ModelProto) -> None:
-    """Find the nodes that no converter takes, without converting anything."""
+    """Check that all nodes have a converter, without converting anything."""
     missing = [node for node in all_nodes(model.graph) if not (node.op_type in CONVERTERS and is_standard(node.domain))]
     if missing:
         foreign = sorted({node.domain for node in missing if not is_standard(node.domain)})
         unknown = dict.fromkeys(node.op_type for node in missing)
-        near = [name for one in unknown for name in get_close_matches(one, CONVERTERS, 1) if name != one]
+        near = [name for op_type in unknown for name in get_close_matches(op_type, CONVERTERS, 1) if name != op_type]
         hints = [f"only ONNX's own operators are known, not those of {', '.join(foreign)}"] if foreign else []
         hints += [f"nearest supported operators: {', '.join(dict.fromkeys(near[:_MOST_NAMED]))}"] if near else []
         hints.append("docs/reference/onnx.md lists what is missing")
@@ -196,7 +198,7 @@ def check_operators(model: onnx.ModelProto) -> None:
 def _refuse(
     model: onnx.ModelProto, problems: Sequence[str], inputs: Iterable[str] = (), hints: Sequence[str] = ()
 ) -> None:
-    """`inputs` are those whose values would solve all the problems."""
+    """`inputs` are the inputs whose values would solve all problems."""
     count = "1 node" if len(problems) == 1 else f"{len(problems)} nodes"
     named = [*problems[:_MOST_NAMED], *([f"and {len(problems) - _MOST_NAMED} more"] * (len(problems) > _MOST_NAMED))]
     what = f"model {model.graph.name or 'without a name'}: cannot convert {count}: {', '.join(named)}"

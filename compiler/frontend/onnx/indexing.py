@@ -13,22 +13,22 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.ir.dims import Dim, integers, whole
 
 
-def taken(builder: GraphBuilder, x: str, axis: int, places: Sequence[int], name: str = "") -> str:
-    """The elements of `x` at constant, non-negative places along an axis: a slice where they are evenly spaced."""
+def taken(builder: GraphBuilder, x: str, axis: int, indices: Sequence[int], name: str = "") -> str:
+    """The elements of `x` at constant, non-negative indices along an axis: a slice if they are evenly spaced."""
     shape = builder.value(x).shape
-    places = list(places)
-    if len(places) == shape[axis] and places == list(range(len(places))):
+    indices = list(indices)
+    if len(indices) == shape[axis] and indices == list(range(len(indices))):
         return x
-    step = places[1] - places[0] if len(places) > 1 else 1
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
     # A slice is one strided read that fuses with its readers; a gather needs a table and has no vector load.
-    if places and step > 0 and places == [places[0] + step * number for number in range(len(places))]:
-        return cut(builder, x, axis, places[0], places[-1] + 1, step, name)
-    indices = builder.constant(integers(places), "places")
-    return builder.emit("gather", [x, indices], {"axis": axis}, name=name)
+    if indices and step > 0 and indices == [indices[0] + step * number for number in range(len(indices))]:
+        return cut(builder, x, axis, indices[0], indices[-1] + 1, step, name)
+    table = builder.constant(integers(indices), "places")
+    return builder.emit("gather", [x, table], {"axis": axis}, name=name)
 
 
 def sliced(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: int, name: str = "") -> str:
-    """The elements of `x[start:stop:step]` along an axis, by Python's rules, of numbers or symbolic dimensions."""
+    """The elements `x[start:stop:step]` along an axis, by Python's rules, for numbers or symbolic dimensions."""
     shape = builder.value(x).shape
     extent = shape[axis]
     if not any(isinstance(number, Dim) for number in (extent, start, stop, step)):
@@ -41,14 +41,14 @@ def sliced(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step
     if first == 0 and last == extent and step == 1:
         return x
     if step > 1:
-        # The end is put right behind the last element that is taken, so that equal slices are written alike.
+        # The end is right after the last element, so that equal slices have one form.
         step = step if last - first > step else 1
         last = first + (last - first - 1) // step * step + 1 if step > 1 else first + 1
     return cut(builder, x, axis, first, last, step, name)
 
 
 def cut(builder: GraphBuilder, x: str, axis: int, start: int, stop: int, step: int = 1, name: str = "") -> str:
-    """A slice of `x` along an axis; the bounds are within it."""
+    """A slice of `x` along an axis, with bounds inside it."""
     shape = builder.value(x).shape
     starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
     starts[axis], stops[axis], steps[axis] = start, stop, step
@@ -76,7 +76,7 @@ def _gather(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if known.size and not -shape[axis] <= known.min() <= known.max() < shape[axis]:
         raise node.unsupported(f"an index is outside of axis {axis}, which has {shape[axis]} elements")
     result = taken(
-        builder, x, axis, [whole(place) + (shape[axis] if place < 0 else 0) for place in known.flat], node.name
+        builder, x, axis, [whole(index) + (shape[axis] if index < 0 else 0) for index in known.flat], node.name
     )
     full = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
     return [write("reshape", result, shape=full) if full != builder.value(result).shape else result]
@@ -118,9 +118,9 @@ def _arg(op: str) -> Converter:
         # The last of equal elements is the first of the axis backwards.
         backwards = builder.arange(shape[axis], start=shape[axis] - 1, step=-1)
         turned = builder.emit("gather", [x, backwards], {"axis": axis})
-        place = write(op, turned, axis=axis, keepdims=keepdims)
+        index = write(op, turned, axis=axis, keepdims=keepdims)
         last = builder.scalar(shape[axis] - 1, "int64")
-        return [write("sub", last, place)]
+        return [write("sub", last, index)]
 
     return convert
 
@@ -137,7 +137,7 @@ def _one_hot(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     where = write("reshape", wide, shape=(*shape[:axis], 1, *shape[axis:]))
     column = (depth, *(1 for _ in shape[axis:]))
     exact = write("equal", where, builder.arange(depth, column))
-    # Negative indices count from the end; those outside of both ranges leave a row of the off value, as ONNX asks.
+    # Negative indices count from the end; indices outside of both ranges leave a row of the off value, as in ONNX.
     from_end = write("equal", where, builder.arange(depth, column, start=-depth))
     pair = [builder.emit("reshape", [taken(builder, values.name, 0, [i])], {"shape": ()}) for i in (0, 1)]
     return [write("where", write("bit_or", exact, from_end), pair[1], pair[0])]
@@ -156,12 +156,10 @@ def _trilu(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 _BLOCK = 16
-"""Elements along an axis whose running totals are computed from each other; of longer axes these are blocks."""
+"""Block length for running totals: longer axes are split into blocks."""
 
 
 def _cumulative(op: str, join: str, neutral: int) -> Converter:
-    """Running sums and products."""
-
     def convert(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         write, x = formula_of(builder, node)
         dtype, rank = builder.value(x).dtype, len(builder.value(x).shape)
@@ -173,7 +171,9 @@ def _cumulative(op: str, join: str, neutral: int) -> Converter:
         return [total if wide == dtype else write("cast", total, dtype=dtype)]
 
     def running(builder: GraphBuilder, x: str, axis: int, exclusive: bool, reverse: bool) -> str:
-        """Those of blocks, joined with the running totals of the blocks: n terms for each level, not n^2."""
+        """Running totals of blocks, combined with the running totals of the blocks' sums: n terms per level,
+        not n^2.
+        """
         value = builder.value(x)
         before, extent, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
         if extent <= 2 * _BLOCK:
@@ -191,7 +191,7 @@ def _cumulative(op: str, join: str, neutral: int) -> Converter:
         return joined if blocks * _BLOCK == extent else cut(builder, joined, axis, 0, extent)
 
     def triangle(builder: GraphBuilder, x: str, axis: int, exclusive: bool, reverse: bool) -> str:
-        """One reduction over all elements, of which those to come count as `neutral`: it vectorizes."""
+        """One reduction over all elements, where later elements count as `neutral`: it vectorizes."""
         value = builder.value(x)
         before, extent, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
         rows, columns = (builder.arange(extent, shape) for shape in ((extent, 1), (extent,)))
@@ -209,8 +209,8 @@ def _top_k(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     axis = node.axis(node.integer("axis", -1), len(builder.value(x).shape))
     k = whole(node.array(builder, 1, "k").item())
-    places = write("top_k", x, axis=axis, k=k, largest=bool(node.integer("largest", 1)))
-    return [write("gather_elements", x, places, axis=axis), places]
+    indices = write("top_k", x, axis=axis, k=k, largest=bool(node.integer("largest", 1)))
+    return [write("gather_elements", x, indices, axis=axis), indices]
 
 
 def _reverse_sequence(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -220,15 +220,15 @@ def _reverse_sequence(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     lengths = node.operand(builder, 1)
     line, row = [1] * len(shape), [1] * len(shape)
     line[time], row[batch] = shape[time], shape[batch]
-    places = builder.arange(shape[time], line)
+    positions = builder.arange(shape[time], line)
     ends = builder.emit("reshape", [lengths.name], {"shape": tuple(row)})
-    turned = builder.emit("sub", [builder.emit("sub", [ends, places]), builder.scalar(1, "int64")])
-    chosen = builder.emit("where", [builder.emit("less", [places, ends]), turned, places])
+    turned = builder.emit("sub", [builder.emit("sub", [ends, positions]), builder.scalar(1, "int64")])
+    chosen = builder.emit("where", [builder.emit("less", [positions, ends]), turned, positions])
     return [write("gather_elements", x, builder.emit("broadcast_to", [chosen], {"shape": shape}), axis=time)]
 
 
 def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """A cache with each sequence's update written from its own place on, around the end where it is circular."""
+    """A cache with each sequence's update written at its own start, wrapping around if circular."""
     write, past = formula_of(builder, node)
     shape, update = builder.value(past).shape, node.operand(builder, 1)
     axis = node.axis(node.integer("axis", -2), len(shape))
@@ -238,19 +238,19 @@ def _tensor_scatter(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if update.size == 0:
         return [past]
     column = (1,) * axis + (shape[axis],) + (1,) * (len(shape) - axis - 1)
-    places = builder.arange(shape[axis], column)
-    steps = places
+    positions = builder.arange(shape[axis], column)
+    steps = positions
     if node.has_input(2):
         start = builder.emit("cast", [node.inputs[2]], {"dtype": "int64"})
         start = builder.emit("reshape", [start], {"shape": (shape[0], *(1 for _ in shape[1:]))})
-        steps = builder.emit("sub", [places, start])
-    # `mod` has the sign of its divisor: places before the start come out at the end of the ring.
+        steps = builder.emit("sub", [positions, start])
+    # `mod` has the sign of its divisor: positions before the start wrap to the end of the ring.
     if mode == "circular":
         steps = builder.emit("mod", [steps, builder.scalar(shape[axis], "int64")])
     fresh = builder.emit("less", [steps, builder.scalar(update.shape[axis], "int64")])
     if mode == "linear":
         fresh = builder.emit("bit_and", [fresh, builder.emit("less", [builder.scalar(-1, "int64"), steps])])
-    # Places that are not written read some valid element, which `where` then drops.
+    # Unwritten positions read some valid element, which `where` then drops.
     inside = builder.emit("maximum", [steps, builder.scalar(0, "int64")])
     read = builder.emit("broadcast_to", [inside], {"shape": shape})
     return [write("where", fresh, write("gather_elements", update.name, read, axis=axis), past)]

@@ -37,11 +37,11 @@ def _is_inf(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if not is_float(builder.value(x).dtype):
         raise node.unsupported("only floats can be infinite")
     signs = [sign for sign in ("negative", "positive") if node.integer(f"detect_{sign}", 1)]
-    found = [write("equal", x, -inf if sign == "negative" else inf) for sign in signs]
-    # Neither sign is asked for: false everywhere, also for NaN, which is not less than itself.
-    if not found:
+    tests = [write("equal", x, -inf if sign == "negative" else inf) for sign in signs]
+    # No sign is selected: false everywhere, also for NaN, which is not less than itself.
+    if not tests:
         return [write("less", x, x)]
-    return [found[0] if len(found) == 1 else write("bit_or", *found)]
+    return [tests[0] if len(tests) == 1 else write("bit_or", *tests)]
 
 
 def _shrink(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -1,7 +1,4 @@
-"""Rewrites a `ModelProto` into one that computes the same and is easier to convert.
-
-The caller's model stays as it is.
-"""
+"""Rewrites a `ModelProto` into an equivalent one that is easier to convert; the caller's model stays unchanged."""
 
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -18,21 +15,21 @@ from retune.compiler.graph.ir import Array
 _log = logging.getLogger(__name__)
 
 _IR_OF_OLDEST = 6
-"""The form of the file that belongs to it; older ones list constants among the inputs."""
+"""The oldest supported IR version; older files list constants among the inputs."""
 _OPSET_OF_OLD_SCANS = 8
 _OLD_SCANS = "retune.scan.8"
 _DEEPEST = 8
-"""Functions within functions; ONNX's own are at most three deep."""
+"""Most levels of functions within functions; ONNX's own have at most three."""
 _DEEPEST_CALLS = 200
-"""Of the model's own functions: the inliner is recursive, and ends the process when its stack ends."""
+"""Limit for the model's own functions: the inliner is recursive, and a stack overflow ends the process."""
 _MOST_BYTES = 2**31 - 1
-"""Of one protocol message."""
+"""Limit of a protocol message."""
 
 
 def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model with initializers in place of some inputs, or of initializers of these names.
+    """The model with initializers in place of the inputs or initializers of these names.
 
-    Raises: ModelFormatError when there is no such input or initializer, or an array has not its type and shape.
+    Raises: ModelFormatError when there is no such input or initializer, or an array does not have its type and shape.
     """
     if not constants:
         return model
@@ -50,7 +47,7 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
     kept = [entry for entry in model.graph.input if entry.name not in constants]
     del fixed.graph.input[:]
     fixed.graph.input.extend(kept)
-    # What the file said of the input's type still holds for its value.
+    # The file's type of the input still holds for its value.
     fixed.graph.value_info.extend(entry for entry in model.graph.input if entry.name in constants)
     kept_weights = [tensor for tensor in model.graph.initializer if tensor.name not in constants]
     del fixed.graph.initializer[:]
@@ -60,23 +57,23 @@ def with_fixed_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) ->
 
 
 def _check_fixed(entry: onnx.ValueInfoProto, array: Array) -> None:
-    """Check that an array can take the place of an input."""
+    """Check that an array can replace an input."""
     tensor = entry.type.tensor_type
     wanted = [max(dimension.dim_value, 0) or dimension.dim_param or "?" for dimension in tensor.shape.dim]
     kind = tensor.elem_type
     fits = isinstance(array, np.ndarray) and (not kind or helper.tensor_dtype_to_np_dtype(kind) == array.dtype)
     if fits and tensor.HasField("shape"):
         fits = len(array.shape) == len(wanted) and all(
-            not isinstance(one, int) or one == extent for one, extent in zip(wanted, array.shape, strict=True)
+            not isinstance(dim, int) or dim == extent for dim, extent in zip(wanted, array.shape, strict=True)
         )
     if not fits:
-        said = onnx.TensorProto.DataType.Name(kind).lower()
-        given = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
-        raise ModelFormatError(f"the value of input {entry.name!r} is {given}; the model says {said}{wanted}")
+        declared = onnx.TensorProto.DataType.Name(kind).lower()
+        actual = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        raise ModelFormatError(f"the value of input {entry.name!r} is {actual}; the model says {declared}{wanted}")
 
 
 def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in the oldest operator set that we convert, when its own is older and ONNX can convert it."""
+    """The model in our oldest operator set if its own is older and ONNX can convert it."""
     if version_of(model) >= OLDEST_OPSET:
         return model
     try:
@@ -84,18 +81,18 @@ def at_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         for node in converted.graph.node:
             if node.domain == _OLD_SCANS:
                 _renew_scan(node)
-    except Exception as error:  # whatever its C++ code throws; or a scan does not fit its body
+    except Exception as error:  # any error of its C++ code; or a scan does not fit its body
         _log.info("not converted to operator set %d: %s", OLDEST_OPSET, error)
         return model
-    # ONNX's converter leaves it; before it was 4, every initializer had to be an input as well.
+    # ONNX's converter keeps it; before version 4, every initializer had to be an input as well.
     converted.ir_version = max(converted.ir_version, _IR_OF_OLDEST)
     return converted
 
 
 def _with_hidden_scans(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the batched scans of operator set 8, which ONNX cannot convert, in a domain that it leaves alone.
+    """The model with the batched scans of operator set 8, which ONNX cannot convert, in a domain that it ignores.
 
-    One that is told the lengths of its sequences stays what it is.
+    Scans with sequence lengths stay.
     """
     if version_of(model) != _OPSET_OF_OLD_SCANS or not any(map(_is_old_scan, model.graph.node)):
         return model
@@ -112,21 +109,23 @@ def _is_old_scan(node: onnx.NodeProto) -> bool:
 
 
 def _renew_scan(node: onnx.NodeProto) -> None:
-    """Turn a scan of operator set 8 into one of today over the batch, whose body is one of today over the sequences."""
+    """Turn a scan of operator set 8 into a current scan over the batch, whose body is a scan over the sequences."""
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    # Operator set 8 ran a scan for each element of a batch: now an outer scan over the batch around one over the
+    # Operator set 8 ran a scan for each element of a batch: now an outer scan over the batch contains one over the
     # sequence.
     body, operands = attributes["body"], list(node.input[1:])
     inner = [f"{node.output[0]}_batch_{entry.name}" for entry in body.input]
-    made = [f"{node.output[0]}_batch_{place}" for place in range(len(node.output))]
+    results = [f"{node.output[0]}_batch_{index}" for index in range(len(node.output))]
     directions = attributes.get("directions", [0] * attributes["num_scan_inputs"])
     count = attributes["num_scan_inputs"]
-    one = helper.make_node("Scan", inner, made, body=body, num_scan_inputs=count, scan_input_directions=directions)
+    inner_scan = helper.make_node(
+        "Scan", inner, results, body=body, num_scan_inputs=count, scan_input_directions=directions
+    )
     inputs, outputs = (
         [helper.make_tensor_value_info(name, entry.type.tensor_type.elem_type, None) for name, entry in pairs]
-        for pairs in (zip(inner, body.input, strict=True), zip(made, body.output, strict=True))
+        for pairs in (zip(inner, body.input, strict=True), zip(results, body.output, strict=True))
     )
-    batch = helper.make_graph([one], f"{node.output[0]}_batch", inputs, outputs)
+    batch = helper.make_graph([inner_scan], f"{node.output[0]}_batch", inputs, outputs)
     whole = helper.make_node(
         "Scan", operands, list(node.output), name=node.name, body=batch, num_scan_inputs=len(operands)
     )
@@ -134,14 +133,14 @@ def _renew_scan(node: onnx.NodeProto) -> None:
 
 
 def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.ModelProto:
-    """The model with its own functions inlined, and those of ONNX's operators outside `known` that are functions."""
+    """The model with its own functions inlined, and ONNX's function operators outside `known` expanded."""
     if model.functions:
         _check_functions(model)
         try:
             model = inliner.inline_local_functions(model)
-        except Exception as error:  # whatever its C++ code throws
+        except Exception as error:  # any error of its C++ code
             raise ModelFormatError(f"the model's functions cannot be inlined: {error!s:.300}") from None
-    # Functions may call functions that we lack too: expanded level by level until nothing is left to expand.
+    # Functions may call functions that we lack too: expanded level by level.
     for _ in range(_DEEPEST):
         wanted = {
             (node.domain, node.op_type)
@@ -153,7 +152,7 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
         try:
             expanded = inliner.inline_selected_functions(_with_defaults(model, wanted), sorted(wanted), False, True)
             _forget_missing(expanded)
-        except Exception as error:  # whatever its C++ code throws; the nodes are then reported as unsupported
+        except Exception as error:  # any error of its C++ code; the nodes are then reported as unsupported
             _log.info("not expanded: %s", error)
             break
         if expanded == model:
@@ -163,7 +162,7 @@ def expand_functions(model: onnx.ModelProto, known: Container[str]) -> onnx.Mode
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Refuse functions that call themselves, deeply nested ones, and those that are huge once they are inlined."""
+    """Reject recursive functions, deeply nested ones, and those that are huge once inlined."""
 
     def named(domain: str, name: str, overload: str) -> tuple[str, str, str]:
         return "" if is_standard(domain) else domain, name, overload  # one domain has two names
@@ -171,12 +170,15 @@ def _check_functions(model: onnx.ModelProto) -> None:
     def key(node: onnx.NodeProto) -> tuple[str, str, str]:
         return named(node.domain, node.op_type, node.overload)
 
-    bodies = {named(one.domain, one.name, one.overload): list(all_nodes(one)) for one in model.functions}
+    bodies = {
+        named(function.domain, function.name, function.overload): list(all_nodes(function))
+        for function in model.functions
+    }
 
     waiting = {name: {key(node) for node in nodes} & bodies.keys() for name, nodes in bodies.items()}
     order: list[tuple[str, str, str]] = []
     for _ in range(_DEEPEST_CALLS):
-        # Kahn's algorithm by levels: what is left after so many rounds is a cycle or too deep.
+        # Kahn's algorithm by levels: the rest after so many rounds is a cycle or too deep.
         ready = [name for name, called in waiting.items() if not called]
         for name in ready:
             del waiting[name]
@@ -203,7 +205,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph, and those of the graphs that they hold."""
+    """The nodes of a graph and of its sub-graphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -212,24 +214,24 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
 
 
 def _with_defaults(model: onnx.ModelProto, wanted: Container[tuple[str, str]]) -> onnx.ModelProto:
-    """The model with attributes that are left out written down, on nodes to be expanded: the inliner forgets those.
+    """The model with default attributes written out on nodes to be expanded: the inliner forgets them.
 
-    It also looks for the types of operands that are left out, so these get one.
+    It also looks for the types of omitted operands, so these get a type.
     """
     full = onnx.ModelProto()
     full.CopyFrom(model)
     for node in all_nodes(full.graph):
         schema = _schema_of(model, node) if (node.domain, node.op_type) in wanted else None
-        given = {attribute.name for attribute in node.attribute}
+        present = {attribute.name for attribute in node.attribute}
         for name, attribute in schema.attributes.items() if schema else ():
-            if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
+            if name not in present and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
                 node.attribute.append(attribute.default_value)
     full.graph.value_info.append(onnx.helper.make_tensor_value_info("", onnx.TensorProto.FLOAT, None))
     return full
 
 
 def _forget_missing(model: onnx.ModelProto) -> None:
-    """Take away the types of operands that are left out."""
+    """Remove the types of omitted operands."""
     named = [entry for entry in model.graph.value_info if entry.name]
     del model.graph.value_info[:]
     model.graph.value_info.extend(named)
@@ -241,10 +243,10 @@ def _is_function(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
 
 
 def _schema_of(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
-    """What ONNX says of the node's operator, None when it does not know it."""
+    """ONNX's schema of the node's operator, None if unknown."""
     versions = {("" if is_standard(entry.domain) else entry.domain): entry.version for entry in model.opset_import}
     domain = "" if is_standard(node.domain) else node.domain
     try:
         return onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
-    except (onnx.defs.SchemaError, TypeError):  # the latter for versions that no int holds
+    except (onnx.defs.SchemaError, TypeError):  # TypeError for versions that no int holds
         return None

@@ -1,6 +1,6 @@
 """Reads ONNX files: a path, bytes or a `ModelProto` in, a `ModelProto` with its weights out.
 
-What is wrong with a file is a ModelFormatError of one sentence.
+A broken file raises a ModelFormatError of one sentence.
 """
 
 import logging
@@ -21,22 +21,21 @@ from retune.compiler.errors import ModelFormatError
 _log = logging.getLogger(__name__)
 
 OLDEST_OPSET = 11
-# Tables of shapes and axes, which ONNX's inference reads, are smaller by far; weights that cost time to copy are
-# larger.
+# Tables of shapes and axes, which ONNX's inference reads, are far smaller; weights that cost time to copy are larger.
 _LARGE_BYTES = 1 << 16
 _DOMAINS = ("", "ai.onnx")
 _TEXT_FORMS = (".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".pbtxt", ".prototxt", ".textproto")
-"""Endings by which `onnx.save` writes a string form."""
+"""Suffixes of string forms of `onnx.save`."""
 _TEXT = re.compile(rb'\s*(ir_version:|<\s*ir_version:|\{\s*"ir_?[vV]ersion")')
-"""How a string form begins."""
+"""The beginning of a string form."""
 _REMARKS = ("doc_string", "metadata_props", "producer_name", "producer_version")
 MOST_NODES = 200_000
-"""Of a model whose functions are inlined and whose loops are unrolled: more is too large to compile."""
+"""Most nodes of a model with inlined functions and unrolled loops: more is too large to compile."""
 
 
 def read_model(source: str | Path | bytes | onnx.ModelProto, *, lazily: bool = False) -> onnx.ModelProto:
-    """Read a model; external weights are looked for beside the file. `lazily` leaves large ones in their file, for
-    `tensor_array`, where their operator set needs no conversion.
+    """Read a model, with external weights from beside the file. `lazily` leaves large weights in their file, for
+    `tensor_array`, unless their operator set needs conversion.
 
     Raises: ModelFormatError when there is no such file, or it is not an ONNX model with a graph.
     """
@@ -47,7 +46,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto, *, lazily: bool = F
     with _reading(label, source):
         if isinstance(source, bytes):
             model = onnx.load_model_from_string(source)
-        else:  # of other endings onnx would choose a string form, whose parser fails with errors of any kind
+        else:  # for other suffixes onnx would choose a string form, whose parser raises errors of any kind
             model = onnx.load_model(label, "protobuf", load_external_data=False)
         _check_names(model)
         if not isinstance(source, bytes):
@@ -59,7 +58,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto, *, lazily: bool = F
 
 @contextmanager
 def _reading(label: str, source: str | Path | bytes) -> Iterator[None]:
-    """Raise a ModelFormatError where a file cannot be read."""
+    """Raise a ModelFormatError for an unreadable file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -67,16 +66,16 @@ def _reading(label: str, source: str | Path | bytes) -> Iterator[None]:
         raise ModelFormatError(f"{label}: there is no file {missing}") from None
     except OSError as error:
         raise ModelFormatError(f"{label}: cannot be read: {error.strerror or error}") from None
-    except (onnx.checker.ValidationError, RuntimeError) as error:  # the latter for external data with an endless name
+    except (onnx.checker.ValidationError, RuntimeError) as error:  # RuntimeError for external data with an endless name
         raise ModelFormatError(f"{label}: {_first_line(error):.300}") from None
     except (DecodeError, UnicodeDecodeError):
         raise ModelFormatError(f"{label} is not an ONNX model in binary form{_advice(source)}") from None
-    except ValueError as error:  # a file of weights that is cut off, for one
+    except ValueError as error:  # such as a truncated file of weights
         raise ModelFormatError(f"{label} is not an ONNX model, or is damaged: {_first_line(error)}") from None
 
 
 def _load_weights(model: onnx.ModelProto, folder: Path, *, lazily: bool) -> None:
-    """Load external weights; `lazily` only small ones, on whose values shapes may depend."""
+    """Load external weights; `lazily` only small ones, whose values may decide shapes."""
     tensors = [tensor for tensor in model.graph.initializer if lazily and uses_external_data(tensor)]
     large = [tensor for tensor in tensors if _bytes(tensor) > _LARGE_BYTES]
     for tensor in large:
@@ -96,19 +95,19 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 def tensor_array(tensor: onnx.TensorProto) -> "np.ndarray[Any, Any]":
-    """The elements of a tensor, which may lie in a file still. Raises: ModelFormatError when that cannot be read."""
+    """The elements of a tensor, possibly still in a file. Raises: ModelFormatError when the file cannot be read."""
     if not uses_external_data(tensor):
         return onnx.numpy_helper.to_array(tensor)
     folder = next(entry.value for entry in tensor.external_data if entry.key == "basepath")
     loaded = onnx.TensorProto()
-    loaded.CopyFrom(tensor)  # protobuf frees nothing of a model while the model is there
+    loaded.CopyFrom(tensor)  # protobuf frees no part of a model before the model
     with _reading(folder, b""):
         load_external_data_for_tensor(loaded, folder)
     return onnx.numpy_helper.to_array(loaded)
 
 
 def _advice(source: str | Path | bytes) -> str:
-    """How to convert what is not binary, where its ending or its beginning is that of a string form."""
+    """How to convert a file with the suffix or beginning of a string form."""
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     if not _TEXT.match(data) and (isinstance(source, bytes) or not str(source).endswith(_TEXT_FORMS)):
         return ""
@@ -117,26 +116,26 @@ def _advice(source: str | Path | bytes) -> str:
 
 
 def _check_names(model: onnx.ModelProto) -> None:
-    """Refuse strings that are not UTF-8: protobuf returns them as bytes. Raises: ModelFormatError."""
+    """Reject strings that are not UTF-8: protobuf returns them as bytes. Raises: ModelFormatError."""
     stack: list[Any] = [model]
     while stack:
         message = stack.pop()
-        if isinstance(message, onnx.TensorProto):  # whose data would be copied
+        if isinstance(message, onnx.TensorProto):  # copying it would copy its data
             message = onnx.TensorProto(name=message.name) if isinstance(message.name, str) else message
         for field, value in message.ListFields():
             if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE) and field.name not in _REMARKS:
                 values = [value] if isinstance(value, str | bytes | Message) else value
-                stack.extend(one for one in values if isinstance(one, Message))
-                for one in values:
-                    if isinstance(one, bytes):
-                        raise ModelFormatError(f"the {field.name} {one[:80]!r} is not UTF-8: export the model again")
+                stack.extend(item for item in values if isinstance(item, Message))
+                for item in values:
+                    if isinstance(item, bytes):
+                        raise ModelFormatError(f"the {field.name} {item[:80]!r} is not UTF-8: export the model again")
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of the standard operators that the model uses.
 
-    Raises: ModelFormatError when it is older than what we convert, or newer than what the installed ONNX knows: what
-    its operators mean there is not known.
+    Raises: ModelFormatError when it is older than we convert, or newer than the installed ONNX, which then cannot
+    define its operators.
     """
     version = version_of(model)
     newest = onnx.defs.onnx_opset_version()
@@ -154,29 +153,29 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def version_of(model: onnx.ModelProto) -> int:
-    """The version of the standard operators, supported or not; 0 when none is named."""
+    """The version of the standard operators, supported or not; 0 if none is named."""
     return int(max((entry.version for entry in model.opset_import if entry.domain in _DOMAINS), default=0))
 
 
 def check_model(model: onnx.ModelProto) -> None:
-    """Let ONNX check the model, whose large weights are only declared to it: it would copy them all, twice.
+    """Let ONNX check the model, with large weights only declared: otherwise it would copy them all, twice.
 
     Raises: ModelFormatError with its first complaint.
     """
     try:
         onnx.checker.check_model(without_large_weights(model))
     except onnx.checker.ValidationError as error:
-        # Its first version, which PyTorch exported, was deprecated later because of the shape of its factors.
+        # PyTorch exported its first version, deprecated later because of the shape of its factors.
         if "GroupNormalization is deprecated" in str(error):
             return
         raise ModelFormatError(f"model {model.graph.name} is not valid ONNX: {_first_line(error)}") from None
     except ValueError:
-        return  # larger than a protocol message may be, all the same: ONNX cannot check it in memory
+        return  # above the size of a protocol message ONNX cannot check it in memory
 
 
 def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The model's graph with what ONNX infers of its values, whatever the file says of the outputs; where ONNX fails
-    without that. The model is the caller's own, and changed.
+    """The model's graph with ONNX's inferred types, whatever the file says of the outputs; without them if ONNX fails.
+    Changes `model`.
     """
     outputs = {entry.name for entry in model.graph.output}
     others = [entry for entry in model.graph.value_info if entry.name not in outputs]
@@ -186,13 +185,13 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
         entry.ClearField("type")
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception as error:  # whatever its C++ code throws; what is not known costs regions, and decides nothing
+    except Exception as error:  # any error of its C++ code; missing shapes cost regions, and decide nothing
         _log.info("no shapes are inferred: %s", error)
         return model.graph
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with inputs in place of large initializers, or itself when it has none."""
+    """The model with inputs in place of large initializers, or itself without any."""
     large = {
         tensor.name
         for tensor in model.graph.initializer
@@ -218,7 +217,7 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _copy(message: Any, field: str, value: Any) -> None:
-    """Set a field of a protocol message: a plain value, a message, or many of either."""
+    """Set a field of a protocol message: a plain value, a message, or a list of either."""
     if isinstance(value, int | float | str | bytes):
         setattr(message, field, value)
     elif hasattr(value, "CopyFrom"):
@@ -228,7 +227,7 @@ def _copy(message: Any, field: str, value: Any) -> None:
 
 
 def is_standard(domain: str) -> bool:
-    """Whether a node's domain is that of the standard operators."""
+    """Whether `domain` is the domain of the standard operators."""
     return domain in _DOMAINS
 
 

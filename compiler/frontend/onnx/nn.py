@@ -31,7 +31,7 @@ def pads_of(
         raise node.unsupported(f"auto_pad {auto!r} is unknown")
     small, large = [], []
     for extent, size, stride, dilation in zip(extents, kernel, strides, dilations, strict=True):
-        # SAME: as many windows as strides begin, whatever the kernel; an odd element of padding goes to the end in
+        # SAME: one window per begun stride, whatever the kernel; an odd element of padding goes to the end in
         # SAME_UPPER.
         wanted = -(-extent // stride)
         total = max(0, (wanted - 1) * stride + dilation * (size - 1) + 1 - extent)
@@ -42,7 +42,7 @@ def pads_of(
 
 
 def _widened(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
-    """Attributes of one spatial axis (or its two pads) as those of two axes, the new one of extent 1 first."""
+    """Attributes of one spatial axis (or its two pads) for two axes, the new axis of extent 1 first."""
     if len(values) == 1:
         return (fill, values[0])
     return (fill, values[0], fill, values[1])
@@ -63,12 +63,12 @@ def _convolution(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def as_channels(builder: GraphBuilder, name: str, rank: int) -> str:
-    """A vector with an element a channel, to be combined with activations of `rank`."""
+    """A vector with an element per channel, in the shape for combining with activations of `rank`."""
     return builder.emit("reshape", [name], {"shape": (1, builder.value(name).size, *(1 for _ in range(rank - 2)))})
 
 
 def convolved(builder: GraphBuilder, node: OnnxNode, x: str, w: str) -> str:
-    """The convolution of `x` with `w` as the attributes of `node` say, without a bias."""
+    """The convolution of `x` with `w` by the attributes of `node`, without a bias."""
     shape, weight = builder.value(x).shape, builder.value(w).shape
     rank, kernel = _spatial_rank(node, len(shape)), weight[2:]
     strides = node.ints("strides") or (1,) * rank
@@ -87,13 +87,13 @@ def plain_convolution(
     groups: int,
     name: str,
 ) -> str:
-    """A convolution of one, two or three dimensions, channels first; the first becomes one of two."""
+    """A convolution of one, two or three dimensions, channels first; one dimension becomes two."""
     shape, weight = builder.value(x).shape, builder.value(w).shape
     line = len(shape) == 3
     if line:
         x = builder.emit("reshape", [x], {"shape": (*shape[:2], 1, shape[2])})
         w = builder.emit("reshape", [w], {"shape": (*weight[:2], 1, weight[2])})
-        # A line is an image of one row: kernels of two dimensions serve it.
+        # A line is an image of one row: two-dimensional kernels work for it.
         strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
     op, layout = ("conv3d", "NCDHW") if len(shape) == 5 else ("conv2d", "NCHW")
     attrs: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
@@ -106,7 +106,7 @@ def plain_convolution(
 
 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    dtypes = [node.operand(builder, place).dtype for place in range(5)]
+    dtypes = [node.operand(builder, index).dtype for index in range(5)]
     # Statistics of halves may be float32.
     wide = reduce(promoted, dtypes)
     x, *factors = operands = [cast_to(builder, name, wide) for name in node.inputs[:5]]
@@ -115,15 +115,15 @@ def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
         if any(node.outputs[1:]):
             raise node.unsupported("results of training; export the model for inference")
         return [cast_to(builder, write("batch_norm", *operands, axis=1, epsilon=epsilon), dtypes[0])]
-    # Training mode normalizes by the batch's own statistics, and ONNX wants the running ones as results.
+    # Training mode normalizes by the batch's own statistics, and ONNX wants updated running statistics as results.
     axes = tuple(axis for axis in range(len(builder.value(x).shape)) if axis != 1)
     mean = write("reduce_mean", x, axes=axes, keepdims=True)
     centred = write("sub", x, mean)
     spread = write("reduce_mean", write("mul", centred, centred), axes=axes, keepdims=False)
     mean = write("reshape", mean, shape=builder.value(spread).shape)
-    kept = node.number("momentum", 0.9)
+    momentum = node.number("momentum", 0.9)
     running = [
-        write("add", write("mul", old, kept), write("mul", new, 1 - kept))
+        write("add", write("mul", old, momentum), write("mul", new, 1 - momentum))
         for old, new in zip(factors[2:], (mean, spread), strict=True)
     ]
     results = [write("batch_norm", x, *factors[:2], mean, spread, axis=1, epsilon=epsilon), *running]
@@ -131,7 +131,7 @@ def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
 
 
 def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """By minors of the first row, which is exact enough, and quick, for small matrices."""
+    """By minors of the first row: accurate enough, and fast, for small matrices."""
     write, x = formula_of(builder, node)
     *batch, rows, columns = builder.value(x).shape
     # Laplace's expansion takes n! products: 24 for 4, 120 for 5.
@@ -140,16 +140,16 @@ def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if rows == 0:  # the empty product
         return [builder.filled(1, builder.value(x).dtype, batch)]
     flat = write("reshape", x, shape=(*batch, rows * columns))
-    cells = [taken(builder, flat, len(batch), [place]) for place in range(rows * columns)]
-    places = [write("reshape", cell, shape=tuple(batch)) for cell in cells]
+    cells = [taken(builder, flat, len(batch), [index]) for index in range(rows * columns)]
+    entries = [write("reshape", cell, shape=tuple(batch)) for cell in cells]
 
-    def minor(row: int, kept: tuple[int, ...]) -> str:
+    def minor(row: int, columns_left: tuple[int, ...]) -> str:
         if row == rows - 1:
-            return places[row * columns + kept[0]]
+            return entries[row * columns + columns_left[0]]
         total = ""
-        for number, column in enumerate(kept):
-            rest = (*kept[:number], *kept[number + 1 :])
-            term = write("mul", places[row * columns + column], minor(row + 1, rest))
+        for number, column in enumerate(columns_left):
+            remaining = (*columns_left[:number], *columns_left[number + 1 :])
+            term = write("mul", entries[row * columns + column], minor(row + 1, remaining))
             total = term if not total else write("sub" if number % 2 else "add", total, term)
         return total
 
@@ -165,7 +165,7 @@ def _gemm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         b = write("transpose", b, perm=(1, 0))
     alpha, beta = node.number("alpha", 1.0), node.number("beta", 1.0)
     if alpha != 1.0:
-        # The weight, not the product: a constant one is scaled when the network is compiled.
+        # Not the product: a constant weight is scaled at compile time.
         b = write("mul", b, alpha)
     result = write("dense", a, b)
     if not node.has_input(2) or beta == 0.0:

@@ -1,8 +1,8 @@
 """Cuts an ONNX model into parts that Retune compiles and nodes that stay with ONNX Runtime, and writes it back.
 
-A node stays if its operator has no converter, it cannot be converted, or a shape that it reads is not known. Its level
-is how many parts must run before it; the nodes of one level that are converted are one part. So parts are convex, and
-there are as few of them as the nodes between them allow.
+A node stays if its operator has no converter, it cannot be converted, or it reads an unknown shape. Its level is the
+number of parts that must run before it; the converted nodes of one level form a part. So parts are convex, and there
+are as few as the nodes between them allow.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ from retune.compiler.graph.ir import Array, Graph, Node, Value
 from retune.compiler.graph.verify import verify
 
 _IR_VERSION = 8
-"""Of the files: ONNX Runtime 1.17 reads it."""
+"""IR version of the files: ONNX Runtime 1.17 reads it."""
 _OPSET = 17
-"""Of a file in which no standard operator is left."""
+"""Operator set of a file without standard operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomNode:
-    """A node of a custom operator and the tensors that it reads and writes."""
+    """A node of a custom operator with its input and output tensors."""
 
     op_type: str
     inputs: tuple[Value, ...]
@@ -43,8 +43,8 @@ class CustomNode:
 
 @dataclass(frozen=True, slots=True)
 class OffloadedModel:
-    """A model in parts: `parts` are graphs to compile, in order; `staying` are the nodes that run before part number i
-    (the last ones after all parts), `constants` what these read of the parts and is known.
+    """A model in parts: `parts` are graphs to compile, in order; `staying[i]` are the nodes that run before part i (the
+    last ones after all parts), `constants` their constant operands from the parts.
     """
 
     name: str
@@ -60,7 +60,7 @@ class OffloadedModel:
 
     @property
     def remaining(self) -> tuple[str, ...]:
-        """The nodes that stay, as messages name them."""
+        """The names in messages of the nodes that stay."""
         return tuple(missing_operator(node) for nodes in self.staying for node in nodes)
 
     def with_custom_nodes(self, domain: str, op_types: Sequence[str]) -> onnx.ModelProto:
@@ -68,11 +68,11 @@ class OffloadedModel:
         nodes: list[onnx.NodeProto] = []
         types = list(self.types)
         outputs = {entry.name for entry in self.outputs}
-        for place, staying in enumerate(self.staying):
+        for index, staying in enumerate(self.staying):
             nodes += staying
-            if place < len(self.parts):
-                part = self.parts[place]
-                nodes.append(_custom_node(domain, CustomNode(op_types[place], part.inputs, part.output_values())))
+            if index < len(self.parts):
+                part = self.parts[index]
+                nodes.append(_custom_node(domain, CustomNode(op_types[index], part.inputs, part.output_values())))
                 types += [_entry(value) for value in part.output_values() if value.name not in outputs]
         weights = [*self.weights, *(numpy_helper.from_array(array, name) for name, array in self.constants.items())]
         inputs = [_entry(value) for value in self.inputs]
@@ -81,7 +81,6 @@ class OffloadedModel:
 
 
 def custom_model(name: str, domain: str, node: CustomNode) -> onnx.ModelProto:
-    """A model of one custom node."""
     inputs, outputs = map(_entry, node.inputs), map(_entry, node.outputs)
     graph = helper.make_graph([_custom_node(domain, node)], name, list(inputs), list(outputs))
     return _model(graph, domain, (helper.make_opsetid("", _OPSET),), _IR_VERSION)
@@ -109,9 +108,10 @@ def _entry(value: Value) -> onnx.ValueInfoProto:
 def offload_model(
     source: str | Path | bytes | onnx.ModelProto, *, name: str | None = None, shapes: Shapes | None = None
 ) -> OffloadedModel:
-    """Import what can be imported of a model, whole if possible; `name` and `shapes` are as for `load_model`.
+    """Import as much of a model as possible, whole if possible; `name` and `shapes` as for `load_model`.
 
-    Raises: ModelFormatError, DynamicShapeError as `load_model`; UnsupportedOperatorError when no node can be imported.
+    Raises: ModelFormatError, DynamicShapeError like `load_model`; UnsupportedOperatorError when no node can be
+    imported.
     """
     try:
         graph = load_model(source, name=name, shapes=shapes)
@@ -143,13 +143,13 @@ class _Cut:
         self._static = dict(self._known_types())
 
     def _inferred(self) -> Iterator[onnx.ValueInfoProto]:
-        """What ONNX infers of the values when the inputs have the shapes that they are given."""
+        """ONNX's inferred types for inputs of these shapes."""
         light = onnx.ModelProto()
         light.CopyFrom(without_large_weights(self._model))
-        given = {value.name: value for value in self._inputs}
+        values = {value.name: value for value in self._inputs}
         for entry in light.graph.input:
-            if entry.name in given:
-                write_dims(entry, given[entry.name].shape)
+            if entry.name in values:
+                write_dims(entry, values[entry.name].shape)
         graph = inferred_graph(light)
         yield from graph.value_info
         yield from graph.output
@@ -161,9 +161,8 @@ class _Cut:
                 yield name, Value(name, param.shape, str(param.dtype))
 
     def model(self) -> OffloadedModel:
-        """The model in parts."""
         stays = {_key(node) for node in self._nodes if not (node.op_type in CONVERTERS and is_standard(node.domain))}
-        # Ends because `stays` only grows: every round but the last adds a node to it.
+        # Ends because `stays` only grows: every round except the last adds a node to it.
         while True:
             stays = self._with_untyped(stays)
             graph, constants, failed = self._import(stays)
@@ -175,37 +174,37 @@ class _Cut:
         return self._in_parts(graph, constants, stays)
 
     def _with_untyped(self, stays: Collection[str]) -> set[str]:
-        """With the nodes that read what those that stay compute and whose shape is not known."""
-        found, unknown = set(stays), set[str]()
+        """`stays` plus every node that reads a result of it whose shape is unknown."""
+        extended, unknown = set(stays), set[str]()
         for node in self._nodes:
-            if _key(node) in found or unknown.intersection(read_names(node)):
-                found.add(_key(node))
+            if _key(node) in extended or unknown.intersection(read_names(node)):
+                extended.add(_key(node))
                 unknown.update(name for name in node.output if name and name not in self._static)
-        return found
+        return extended
 
     def _import(self, stays: Collection[str]) -> tuple[Graph | None, dict[str, Array], set[str]]:
-        """The nodes that do not stay as one graph, which has the results of the others as inputs; what others read of
-        it and is constant; and nodes that could not be converted.
+        """The other nodes as one graph, whose inputs include results of nodes in `stays`; constants that those read;
+        and nodes that could not be converted.
         """
-        taken = [node for node in self._nodes if _key(node) not in stays]
-        others = [node for node in self._nodes if _key(node) in stays]
-        read = {name for node in taken for name in read_names(node)}
-        given = [self._static[name] for node in others for name in node.output if name in read]
-        builder = GraphBuilder(self._name, [*self._inputs, *given])
+        converted = [node for node in self._nodes if _key(node) not in stays]
+        kept = [node for node in self._nodes if _key(node) in stays]
+        read = {name for node in converted for name in read_names(node)}
+        received = [self._static[name] for node in kept for name in node.output if name in read]
+        builder = GraphBuilder(self._name, [*self._inputs, *received])
         conversion = Conversion(builder, CONVERTERS, self._opset)
         subgraph = onnx.GraphProto()
         subgraph.initializer.extend(tensor for name, tensor in self._weights.items() if name in read)
-        subgraph.node.extend(taken)
-        names = conversion.convert(subgraph, {value.name: value.name for value in (*self._inputs, *given)})
+        subgraph.node.extend(converted)
+        names = conversion.convert(subgraph, {value.name: value.name for value in (*self._inputs, *received)})
         if conversion.failed:
             return None, {}, set(conversion.failed)
         if conversion.problems:  # of constants
             raise self._error
-        computed = {name for node in taken for name in node.output if name}
+        computed = {name for node in converted for name in node.output if name}
         wanted = dict.fromkeys(name for name in self._outputs if name in computed)
-        wanted.update((name, None) for node in others for name in read_names(node) if name in computed)
-        absent = {_key(node) for node in taken for name in node.output if name in wanted and name not in names}
-        if absent:  # a result that the converter does not know
+        wanted.update((name, None) for node in kept for name in read_names(node) if name in computed)
+        absent = {_key(node) for node in converted for name in node.output if name in wanted and name not in names}
+        if absent:  # a result without a conversion
             return None, {}, absent
         constants = {}
         for name in wanted:
@@ -245,8 +244,8 @@ class _Cut:
         )
 
     def _levels(self, graph: Graph, others: Sequence[onnx.NodeProto]) -> tuple[dict[str, int], dict[str, int]]:
-        """The number of the part that computes each value of the graph, without those that are computed of constants
-        alone; and the number of the first part that can read each value.
+        """The part that computes each value of the graph, without values computed from constants alone; and the first
+        part that can read each value.
         """
         makers = {name: node for node in others for name in node.output if name}
         own = graph.producers()
@@ -268,18 +267,18 @@ class _Cut:
 
 
 def _key(node: onnx.NodeProto) -> str:
-    """What identifies a node: its first result."""
+    """The identity of a node: its first result."""
     name: str = next(filter(None, node.output))
     return name
 
 
 def _part(graph: Graph, part_of: Mapping[str, int], level: int) -> Graph:
-    """The nodes of one level as a graph, with those on constants alone that they read."""
+    """The nodes of one level as a graph, with the nodes on constants alone that they read."""
     later = {name for node in graph.nodes if part_of.get(node.output, level) > level for name in node.inputs}
     nodes: list[Node] = []
     needed: set[str] = set()
-    # Backwards, so that the readers of a node on constants are known before it: such nodes are copied into every part
-    # that reads them.
+    # Backward, so that the readers of a node on constants are known before it: such nodes are copied into every reading
+    # part.
     for node in reversed(graph.nodes):
         if part_of.get(node.output) == level or (node.output not in part_of and node.output in needed):
             nodes.insert(0, node)
@@ -299,7 +298,7 @@ def _part(graph: Graph, part_of: Mapping[str, int], level: int) -> Graph:
 
 
 def write_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model into a file, deterministically. Raises: ModelFormatError when it is larger than one can be."""
+    """Write a model into a file, deterministically. Raises: ModelFormatError when it is too large."""
     try:
         path.write_bytes(model.SerializeToString(deterministic=True))
     except ValueError as error:  # of protobuf, beyond 2 GiB

@@ -1,7 +1,7 @@
 """Partition of an ONNX graph with control flow into a function of statements and static regions.
 
-Input: a canonicalized ONNX graph and what is known of its inputs. Output: a `Function`, and one for each branch and
-loop body.
+Input: a canonicalized ONNX graph and the types of its inputs. Output: a `Function`, and one for each branch and loop
+body.
 
 The partition uses as few regions as the statements allow. Every node has a level. The region of a level computes all
 nodes that need no statement of the same or a later level; then the statements of that level run.
@@ -39,14 +39,14 @@ from retune.compiler.graph.program import Arm, Branch, Call, Function, HostCall,
 from retune.compiler.graph.region import Param
 
 _FEW = 8
-"""Elements of integers whose values may decide on a region: a size, some extents, not data."""
+"""Most elements of an integer input whose values may decide a region: a size, some extents, not data."""
 _MOST_UNROLLED = 512
-"""Nodes that a loop with a known number of iterations may become; with more it stays a loop."""
+"""Most nodes of an unrolled loop with a known number of iterations; larger ones stay loops."""
 
 
 @dataclass(slots=True)
 class BuilderContext:
-    """What the functions of one program share: constants so far, how to add one (array, wish), how to make a name."""
+    """Shared by the functions of one program: constants, functions to add one (array, wish) and to make a name."""
 
     opset: int
     constants: Mapping[str, Array]
@@ -55,20 +55,18 @@ class BuilderContext:
     functions: dict[str, Function] = field(default_factory=dict)
 
     def define(self, wish: str, graph: onnx.GraphProto, params: Sequence[Param]) -> str:
-        """Make a function of a graph and return its name; those that it calls come after it."""
+        """Make a function of a graph and return its name; functions that it calls follow."""
         name = wish
         while name in self.functions:
             name = f"{name}_"
-        self.functions[name] = Function(name, (), (), ())  # the name is taken
+        self.functions[name] = Function(name, (), (), ())  # reserves the name
         self.functions[name] = Partition(self, name, graph, params).function()
         return name
 
 
 class Partition:
-    """Makes one function."""
-
     def __init__(self, context: BuilderContext, name: str, graph: onnx.GraphProto, params: Sequence[Param]) -> None:
-        """`params` are those of the function: the graph's inputs, then what it takes from around it."""
+        """`params` are the function's: the graph's inputs, then its names from enclosing graphs."""
         self._context = context
         self._name = name
         self._graph = graph
@@ -84,10 +82,10 @@ class Partition:
         self._statements: dict[int, list[Statement]] = {}
 
     def function(self) -> Function:
-        """The function; those that it calls are in the context by then."""
+        """The function; the functions that it calls are in the context by then."""
         results = [entry.name for entry in self._graph.output]
         for node in alive_nodes(self._graph.node, results):
-            self._place(node)
+            self._assign_level(node)
         return Function(self._name, self._params, self._body(results), tuple(map(self._type, results)))
 
     def _type(self, name: str) -> Param:
@@ -96,9 +94,9 @@ class Partition:
             return Param(name, array.dtype.name, array.shape)
         return self._types.get(name, Param(name, None))
 
-    # Where each node belongs
+    # Levels of nodes
 
-    def _place(self, node: onnx.NodeProto) -> None:
+    def _assign_level(self, node: onnx.NodeProto) -> None:
         level = self._ready(read_names(node))
         needed = needed_operands(node)
         if node.op_type in CONTROL_FLOW:
@@ -109,7 +107,7 @@ class Partition:
             self._on_the_host(node)
             return
         elif not all(self._is_known(name, level) for name in needed):
-            # An earlier region computes the operand, whose value then decides on the graph of this one.
+            # An earlier region computes the operand, whose value then decides the graph of this region.
             level += 1
         results = examine(node, lambda name: self._depends(name, level)).results
         self._placed.append((level, node))
@@ -118,15 +116,15 @@ class Partition:
 
     def _ready(self, names: Sequence[str]) -> int:
         """The first level whose region can read these."""
-        # A value given by a statement is there for the next region; one that a region computes, already within it.
+        # A statement's value is available in the next region, a region's value already within it.
         levels = [self._levels[name] + (name in self._given) for name in names if name in self._levels]
         return max(levels, default=0)
 
     def _depends(self, name: str, level: int) -> Names:
-        """The values given to the region of `level` that a value depends on there."""
+        """The inputs of the region of `level` that a value depends on there."""
         if name not in self._levels:
             return NOTHING
-        # A value of an earlier region without roots follows from shapes: it is computed again, and not handed over.
+        # A value of an earlier region without roots follows from shapes: it is recomputed, not passed.
         if name in self._given or (self._levels[name] < level and self._roots[name]):
             return frozenset((name,))
         return self._roots[name]
@@ -136,19 +134,19 @@ class Partition:
         return roots <= {name} or all(map(self._is_small, roots))
 
     def _is_small(self, name: str) -> bool:
-        """Whether a value is some integers."""
+        """Whether a value is a few integers."""
         known = self._type(name)
         if known.dtype is None or not known.dtype.startswith(("int", "uint", "bool")) or known.dims is None:
             return False
         return known.shape is not None and math.prod(known.shape) <= _FEW
 
     def _is_imported(self, node: onnx.NodeProto, level: int) -> bool:
-        """Whether the importer can choose the branch, or unroll the loop, when shapes are known."""
+        """Whether the importer can choose the branch, or unroll the loop, once shapes are known."""
         seen = examine(node, lambda name: self._depends(name, level))
         if seen.decides or not all(map(self._is_small, seen.needs)):
             return False
         if node.op_type == "If":
-            # Both arms are compiled into the region: only what loops in them multiply is limited.
+            # Both arms are compiled into the region: the limit applies to the growth of their loops.
             return all(self._size(arm) - len(list(all_nodes(arm))) <= _MOST_UNROLLED for arm in bodies(node))
         iterations = self._iterations(node)
         return (
@@ -156,7 +154,7 @@ class Partition:
         )
 
     def _size(self, graph: onnx.GraphProto) -> int:
-        """The nodes that a graph becomes when the loops in it are unrolled whose numbers of iterations are known."""
+        """Number of nodes of a graph with loops of known length unrolled."""
         count = len(graph.node)
         for node in graph.node:
             iterations = None if node.op_type not in ("Loop", "Scan") else self._iterations(node)
@@ -164,7 +162,7 @@ class Partition:
         return count
 
     def _iterations(self, node: onnx.NodeProto) -> int | None:
-        """The number of iterations, at most, where it is known."""
+        """An upper bound of the number of iterations, if known."""
         if node.op_type == "Loop":
             count = self._context.constants.get(node.input[0])
             return None if count is None or count.size != 1 else int(count.item())
@@ -177,7 +175,7 @@ class Partition:
     # Statements
 
     def _state(self, statement: Statement, names: Sequence[str]) -> None:
-        """Let a statement run as soon as it can; `names` are what it reads."""
+        """Let a statement run as early as possible; `names` are its operands."""
         level = max((self._levels[name] for name in names if name in self._levels), default=0)
         level = max(level, 0)
         self._statements.setdefault(level, []).append(statement)
@@ -186,7 +184,7 @@ class Partition:
             self._given.add(name)
 
     def _names(self, names: Sequence[str], wish: str) -> tuple[str, ...]:
-        """Names of results, with some for those that are left out."""
+        """Names of results, with fresh names for omitted ones."""
         return tuple(name or self._context.fresh(wish) for name in names)
 
     def _on_the_host(self, node: onnx.NodeProto) -> None:
@@ -199,7 +197,7 @@ class Partition:
             nodes, known = as_loop(node, self._types, self._context.constant, self._context.fresh)
             self._types |= {param.name: param for param in known}
             for made in nodes:
-                self._place(made)
+                self._assign_level(made)
             return
         statement = self._branch(node) if node.op_type == "If" else self._loop(node)
         self._state(statement, reads(statement))
@@ -232,11 +230,12 @@ class Partition:
     # Regions
 
     def _body(self, results: Sequence[str]) -> tuple[Statement, ...]:
-        """All statements in order; what a region gives is what those after it read."""
+        """All statements in order; a region's results are the values that later statements read."""
         wanted = dict.fromkeys(results)
         ordered: list[Statement] = []
         levels = [*self._statements, *(level for level, _ in self._placed)]
-        # From the last level to the first: liveness flows backwards, and each region gives only what is read later.
+        # From the last level to the first: liveness flows backward, and each region returns only values that are read
+        # later.
         for level in sorted(set(levels), reverse=True):
             for statement in reversed(self._statements.get(level, [])):
                 wanted.update(dict.fromkeys(reads(statement)))
@@ -250,14 +249,12 @@ class Partition:
         return tuple(reversed(ordered))
 
     def _nodes_of(self, level: int, wanted: Mapping[str, None]) -> list[onnx.NodeProto]:
-        """The nodes of a level that compute what is wanted of it, and what is computed again there
-        from shapes alone.
-        """
+        """The nodes of a level that compute its wanted values, and those recomputed there from shapes alone."""
         needed = {name for name in wanted if self._levels.get(name) == level and name not in self._given}
         chosen = []
-        # Backwards, so that what a chosen node reads is wanted when its producer is visited.
-        for place, node in reversed(self._placed):
-            if place > level or not needed.intersection(node.output):
+        # Backward, so that the operands of a chosen node are wanted when their producer is visited.
+        for node_level, node in reversed(self._placed):
+            if node_level > level or not needed.intersection(node.output):
                 continue
             chosen.append(node)
             for name in read_names(node):
@@ -267,7 +264,7 @@ class Partition:
         return chosen[::-1]
 
     def _is_portable(self, name: str) -> bool:
-        """Whether a value is computed from the shapes of values that every later region can be given."""
+        """Whether a value is computed from shapes that every later region can get."""
         if name not in self._producers:
             return name not in self._levels
         node = self._producers[name]
@@ -301,7 +298,7 @@ class Partition:
 
 
 def _determining(nodes: Sequence[onnx.NodeProto], inputs: Sequence[str]) -> tuple[str, ...]:
-    """Those inputs whose values must be known to import the nodes."""
+    """The inputs whose values must be known to import the nodes."""
     roots: dict[str, Names] = {name: frozenset((name,)) for name in inputs}
     needs = NOTHING
     for node in nodes:

@@ -24,8 +24,8 @@ from retune.compiler.ops.conv import window_extent
 class _Windows:
     """The windows of a pool along its spatial axes, one element per axis.
 
-    `pads` holds the padding before all axes, then the padding after them. `grown` is the extra padding at the end that
-    `ceil_mode` adds.
+    `pads` holds the padding before all axes, then the padding after them. `grown` is the extra padding at the end for
+    `ceil_mode`.
     """
 
     kernel: tuple[int, ...]
@@ -66,8 +66,8 @@ def _windows_of(node: OnnxNode, extents: tuple[int, ...]) -> _Windows:
 
 
 def without_ceil_mode(pool: onnx.NodeProto, extents: tuple[int, ...]) -> onnx.NodeProto:
-    """The pool of an image of these extents with padding in place of `ceil_mode`, for shape inference. ONNX's own also
-    counts windows that start in the padding, which no runtime computes.
+    """The pool of an image of these extents with padding in place of `ceil_mode`, for shape inference. ONNX's own
+    inference also counts windows that start in the padding, which no runtime computes.
     """
     attributes = read_attributes(pool)
     if not attributes.pop("ceil_mode", 0):
@@ -81,47 +81,47 @@ def _pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     _, x = formula_of(builder, node)
     maximum = node.op_type == "MaxPool"
     result = _pooled(builder, node, x, maximum=maximum, include=bool(node.integer("count_include_pad", 0)))
-    return [result, _places(builder, node, x)] if any(node.outputs[1:]) else [result]
+    return [result, _max_indices(builder, node, x)] if any(node.outputs[1:]) else [result]
 
 
-def _places(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
-    """Where in the whole input the largest element of each window is."""
+def _max_indices(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
+    """The index in the whole input of the largest element of each window."""
     write, _ = formula_of(builder, node)
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
     rank, area = len(extents), prod(extents)
-    made = [
+    outputs = [
         window_extent(extent, *sizes)
         for extent, *sizes in zip(
             extents, windows.kernel, windows.strides, windows.dilations, windows.pads[:rank], windows.all_pads[rank:],
             strict=True,
         )
     ]  # fmt: skip
-    cells = np.indices(made).reshape(rank, -1, 1)
+    cells = np.indices(outputs).reshape(rank, -1, 1)
     taps = np.indices(windows.kernel).reshape(rank, 1, -1)
     columns = [np.asarray(values).reshape(-1, 1, 1) for values in (windows.strides, windows.dilations, extents)]
     at = cells * columns[0] + taps * columns[1] - np.asarray(windows.pads[:rank]).reshape(-1, 1, 1)
     inside = ((at >= 0) & (at < columns[2])).all(axis=0)
-    # Padding reads a valid element, and is replaced by the lowest number next.
+    # Padding reads a valid element, which the lowest number replaces next.
     at = np.clip(at, 0, columns[2] - 1)
     read = np.ravel_multi_index(tuple(at), extents)
     # storage_order 1 numbers elements column by column.
-    told = np.ravel_multi_index(tuple(at), extents, order="F") if node.integer("storage_order", 0) else read
+    numbers = np.ravel_multi_index(tuple(at), extents, order="F") if node.integer("storage_order", 0) else read
     rows = write("reshape", x, shape=(n * channels, area))
     dtype = builder.value(x).dtype
     lowest = builder.scalar(-np.inf if is_float(dtype) else int(np.iinfo(dtype).min), dtype)
     seen = write("gather", rows, builder.constant(read, "window"), axis=1)
     seen = write("where", builder.constant(inside, "inside"), seen, lowest)
-    found = write("arg_max", seen, axis=2, keepdims=False)
+    tap = write("arg_max", seen, axis=2, keepdims=False)
     start = builder.constant(np.arange(read.shape[0]) * read.shape[1], "start")
-    flat = builder.constant(told.ravel(), "told")
-    within = write("gather", flat, write("add", found, start), axis=0)
+    flat = builder.constant(numbers.ravel(), "told")
+    within = write("gather", flat, write("add", tap, start), axis=0)
     planes = builder.constant(np.arange(n * channels).reshape(-1, 1) * area, "plane")
-    return write("reshape", write("add", within, planes), shape=(n, channels, *made))
+    return write("reshape", write("add", within, planes), shape=(n, channels, *outputs))
 
 
 def _max_unpool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """Zeros but for the elements at the places that a MaxPool told."""
+    """Zeros, except for the elements at a MaxPool's indices."""
     write, x = formula_of(builder, node)
     n, channels, *extents = builder.value(x).shape
     kernel = node.ints("kernel_shape") or ()
@@ -132,10 +132,10 @@ def _max_unpool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     pooled = [(extent - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i, extent in enumerate(extents)]
     planes = builder.constant(np.arange(n * channels).reshape(-1, 1) * prod(pooled), "plane")
     flat = (n * channels, prod(extents))
-    places = write("sub", write("reshape", node.operand(builder, 1).name, shape=flat), planes)
+    indices = write("sub", write("reshape", node.operand(builder, 1).name, shape=flat), planes)
     empty = builder.constant(np.zeros((n * channels, prod(pooled)), builder.value(x).dtype), "empty")
     values = write("reshape", x, shape=flat)
-    result = write("scatter_elements", empty, places, values, axis=1, reduction="none")
+    result = write("scatter_elements", empty, indices, values, axis=1, reduction="none")
     result = write("reshape", result, shape=(n, channels, *pooled))
     if not node.has_input(2):
         return [result]
@@ -147,7 +147,7 @@ def _max_unpool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _col2im(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """An image as the sum of overlapping blocks: each element gathers what the windows over it say of it."""
+    """An image as the sum of overlapping blocks: each element gathers and sums the windows over it."""
     write, x = formula_of(builder, node)
     image, block = (node.int_list(builder, i, what) for i, what in ((1, "the image's shape"), (2, "the block's shape")))
     rank = len(image)
@@ -168,16 +168,16 @@ def _col2im(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     window = moved // column(strides)
     hit = ((moved % column(strides) == 0) & (window >= 0) & (window < column(counts))).all(axis=0)
     number = np.ravel_multi_index(tuple(np.clip(window, 0, column(counts) - 1)), counts)
-    places = np.arange(prod(block)) * length + number
+    indices = np.arange(prod(block)) * length + number
     flat = write("reshape", x, shape=(n, rows // prod(block), prod(block) * length))
-    terms = write("gather", flat, builder.constant(places, "window"), axis=2)
+    terms = write("gather", flat, builder.constant(indices, "window"), axis=2)
     terms = write("where", builder.constant(hit, "hit"), terms, 0.0)
     total = write("reduce_sum", terms, axes=(3,), keepdims=False)
     return [write("reshape", total, shape=(n, rows // prod(block), *image))]
 
 
 def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, include: bool) -> str:
-    """The pool of `x`, in planes: rows and columns first, then what lies after them."""
+    """The pool of `x`, by planes: rows and columns first, then the remaining axis."""
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
 
@@ -192,7 +192,7 @@ def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, inc
     if len(extents) == 1:
         result = plane(shaped(x, n, channels, 1, extents[0]), windows.of(-1, 0))
         return shaped(result, n, channels, builder.value(result).shape[3])
-    # Both separate: a maximum of maxima, and a mean over as many elements as the product of the counts along the axes.
+    # Separable: a maximum of maxima, and a mean over the product of the counts along the axes.
     result = plane(shaped(x, n, channels * extents[0], *extents[1:]), windows.of(1, 2))
     rows, columns = builder.value(result).shape[2:]
     result = plane(shaped(result, n, channels, extents[0], rows * columns), windows.of(0, -1))
@@ -208,29 +208,29 @@ def _plane(builder: GraphBuilder, node: OnnxNode, x: str, windows: _Windows, max
     }
     if maximum:
         return builder.emit("max_pool2d", [x], {**attrs, "dilations": windows.dilations}, name=node.name)
-    # What ceil_mode adds never counts, what the file pads may: the operator knows one kind of padding.
+    # Padding of ceil_mode never counts, the file's padding may: the operator has one kind of padding.
     if set(windows.dilations) == {1} and not (include and any(windows.grown)):
         counted = include and any(windows.pads)
         return builder.emit("avg_pool2d", [x], {**attrs, "count_include_pad": counted}, name=node.name)
     n, channels, *extents = builder.value(x).shape
     dtype = builder.value(x).dtype
     single = builder.emit("reshape", [x], {"shape": (n * channels, 1, *extents)})
-    # A sum over windows is a convolution with ones, which takes dilations; each is then divided by its own count.
+    # A sum over windows is a convolution with ones, which supports dilations; each sum is divided by its count.
     ones = builder.constant(np.ones((1, 1, *windows.kernel), dtype), "ones")
     total = plain_convolution(builder, single, ones, windows.strides, windows.all_pads, windows.dilations, 1, node.name)
-    made = builder.value(total).shape[2:]
-    counts = np.outer(*(_counts(windows, axis, extents[axis], made[axis], include) for axis in (0, 1)))
+    output = builder.value(total).shape[2:]
+    counts = np.outer(*(_counts(windows, axis, extents[axis], output[axis], include) for axis in (0, 1)))
     mean = builder.emit("div", [total, builder.constant(counts.astype(dtype), "counts")])
-    return builder.emit("reshape", [mean], {"shape": (n, channels, *made)})
+    return builder.emit("reshape", [mean], {"shape": (n, channels, *output)})
 
 
-def _counts(windows: _Windows, axis: int, extent: int, made: int, include: bool) -> Array:
-    """How many elements each window's mean is over, along one axis."""
+def _counts(windows: _Windows, axis: int, extent: int, outputs: int, include: bool) -> Array:
+    """Number of elements of each window's mean, along one axis."""
     before, after = windows.pads[axis], windows.pads[len(windows.kernel) + axis]
     steps = np.arange(windows.kernel[axis]) * windows.dilations[axis]
-    places = np.arange(made)[:, None] * windows.strides[axis] - before + steps
+    positions = np.arange(outputs)[:, None] * windows.strides[axis] - before + steps
     low, high = (-before, extent + after) if include else (0, extent)
-    return np.asarray(((places >= low) & (places < high)).sum(axis=1))
+    return np.asarray(((positions >= low) & (positions < high)).sum(axis=1))
 
 
 def _ceiled(
@@ -254,7 +254,7 @@ def _ceiled(
 
 
 def _lp_pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
-    """(sum of |x|^p)^(1/p): the mean over windows of which the padding counts as zeros, times their size."""
+    """(sum of |x|^p)^(1/p): the mean over windows, with zeros as padding, times their size."""
     write, x = formula_of(builder, node)
     p = node.number("p", 2)
     raised = write("mul", x, x) if p == 2 else write("pow", write("abs", x), p)

@@ -1,7 +1,6 @@
 """Imports an ONNX model with symbolic dimensions, conditions and loops as a verified `Program`.
 
-Parts with static shapes are imported as static regions. The program stores each weight of the model once, under its
-name.
+Parts with static shapes become static regions. The program stores each weight of the model once, under its name.
 """
 
 import logging
@@ -34,11 +33,11 @@ def load_program(
     shapes: Dimensions | None = None,
     constants: Constants | None = None,
 ) -> Program:
-    """Import an ONNX model whose shapes and course need not be known before it runs.
+    """Import an ONNX model whose shapes and control flow need not be known before it runs.
 
     `name` is the program's (else the file's stem, else the model's own). `shapes` gives dimensions to inputs: a number,
     a symbol, or None for any; `constants` fixes inputs for good. Inputs and outputs keep their names and order.
-    Dimensions with one symbol are equal when the program runs.
+    Dimensions with one symbol are equal at run time.
 
     Raises: ModelFormatError when there is no such file or it is not ONNX, or a shape, of an output too, does not fit;
     UnsupportedOperatorError that names every node without a converter.
@@ -66,7 +65,7 @@ def load_program(
 
 
 def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
-    """The inputs of the model, with what the caller says of them."""
+    """The inputs of the model, with the caller's dimensions."""
     params = []
     for entry in fed_inputs(model, shapes):
         param = Param(entry.name, dtype_of(entry), param_of(entry).dims)
@@ -75,7 +74,7 @@ def _params(model: onnx.ModelProto, shapes: Dimensions) -> tuple[Param, ...]:
 
 
 def _of_some_rank(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model for ONNX's checker, which takes no input of unknown rank."""
+    """The model for ONNX's checker, which rejects inputs of unknown rank."""
     if all(entry.type.tensor_type.HasField("shape") for entry in model.graph.input):
         return model
     light = onnx.ModelProto()
@@ -87,18 +86,18 @@ def _of_some_rank(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphProto:
-    """The graph with what ONNX infers of its values, those of the graphs inside it too; large weights are left out."""
+    """The graph with ONNX's inferred types, also in its sub-graphs, without large weights."""
     light = onnx.ModelProto()
     light.CopyFrom(without_large_weights(model))
-    given = {param.name: param.dims for param in params if param.dims is not None}
+    dims_of = {param.name: param.dims for param in params if param.dims is not None}
     for entry in light.graph.input:
-        if entry.name in given:
-            write_dims(entry, given[entry.name])
+        if entry.name in dims_of:
+            write_dims(entry, dims_of[entry.name])
     _forget_claims(light.graph)
     graph = inferred_graph(light)
     pools = [pool for pool, _ in _pools(model.graph, {})]
     inferred = pools
-    # A pool that gets other extents may give them to the next one.
+    # A pool's new extents may change the next pool's.
     while (
         padded := [_padded(pool, dims) for pool, (_, dims) in zip(pools, _pools(graph, {}), strict=True)]
     ) != inferred:
@@ -109,18 +108,17 @@ def _with_types(model: onnx.ModelProto, params: Sequence[Param]) -> onnx.GraphPr
         node.CopyFrom(pool)
     for entry, declared in zip(graph.output, model.graph.output, strict=True):
         if not entry.type.tensor_type.elem_type:
-            # Operators that ONNX cannot infer leave nothing behind; the file's claim of an element type is checked at
-            # the end.
+            # Operators without inference leave no type; the file's element type is checked at the end.
             entry.type.tensor_type.elem_type = declared.type.tensor_type.elem_type
     weights = {tensor.name for tensor in model.graph.initializer}
-    kept = [entry for entry in graph.input if entry.name not in weights]
+    inputs = [entry for entry in graph.input if entry.name not in weights]
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(inputs)
     return graph
 
 
 def _pools(graph: onnx.GraphProto, known: Mapping[str, Dims | None]) -> Iterator[tuple[onnx.NodeProto, Dims | None]]:
-    """The pools of a graph, and of the graphs inside it, with the dimensions of what they read."""
+    """The pools of a graph and its sub-graphs, with the dimensions of their inputs."""
     known = {**known, **{entry.name: param_of(entry).dims for entry in (*graph.input, *graph.value_info)}}
     for node in graph.node:
         if node.op_type in ("AveragePool", "LpPool", "MaxPool"):
@@ -135,10 +133,9 @@ def _padded(pool: onnx.NodeProto, dims: Dims | None) -> onnx.NodeProto:
 
 
 def _forget_claims(graph: onnx.GraphProto) -> None:
-    """Take away what the file says of shapes inside it, which may be of another input, or of a loop's first iteration
-    alone.
+    """Remove the file's inner shapes, which may belong to another input, or to a loop's first iteration.
 
-    What follows from the inputs is inferred again. Scalars that a loop carries stay, and the rows that it collects.
+    Shapes that follow from the inputs are inferred again. Scalars that a loop carries stay, and its collected rows.
     """
     _forget(graph.value_info)
     for node in graph.node:

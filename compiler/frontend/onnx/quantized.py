@@ -19,7 +19,7 @@ _STORED = ("int8", "uint8", "int16", "uint16", "int32")
 
 
 def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int, ...]) -> str:
-    """A scale or zero point as it combines with a tensor of `shape`: one number, one a slice, or one a block."""
+    """A scale or zero point in the shape for a tensor of `shape`: a single number, one per slice, or one per block."""
     own = builder.value(name).shape
     if builder.value(name).size == 1:
         return builder.emit("reshape", [name], {"shape": ()})
@@ -29,19 +29,19 @@ def _aligned(builder: GraphBuilder, node: OnnxNode, name: str, shape: tuple[int,
     block = node.integer("block_size", 0)
     if not block:
         raise node.unsupported("a scale of several dimensions needs a block_size")
-    return taken(builder, name, axis, [place // block for place in range(shape[axis])])
+    return taken(builder, name, axis, [index // block for index in range(shape[axis])])
 
 
 def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: str) -> str:
-    """A float in the quantized type: rounded, moved by the zero point, clipped."""
+    """A float in the quantized type: rounded, shifted by the zero point, clamped."""
     if dtype not in _STORED[:4]:
         raise node.unsupported(f"no quantization to {dtype}")
     wide = builder.value(x).dtype
-    # Beyond 2048 float16 has no odd integers: adding a zero point could lose it.
+    # Above 2048 float16 has no odd integers: adding a zero point could lose it.
     if wide not in ("float32", "float64"):
         x = cast_to(builder, x, "float32")
     limits = np.iinfo(dtype)
-    # Rounded before the zero point is added, as ONNX says: the sum could round a half to another side.
+    # Rounded before the zero point is added, as in ONNX: the sum could round a half to another side.
     whole = builder.emit("round", [x])
     if zero:
         whole = builder.emit("add", [whole, cast_to(builder, zero, builder.value(x).dtype)])
@@ -50,10 +50,10 @@ def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: st
 
 
 def _quantizes_bytes(builder: GraphBuilder, node: OnnxNode, dtype: str) -> bool:
-    """Whether the graph has an operator for this: one scale, or one for each place of an axis, known beforehand."""
+    """Whether the graph has an operator for this: one constant scale, or one per index of an axis."""
     scale = node.operand(builder, 1)
     known = all(builder.is_constant(node.inputs[i]) for i in (1, 2) if node.has_input(i))
-    # The form that passes turn into layers of integers, see `retune.compiler.graph.passes.quantized`.
+    # Passes turn this form into integer layers, see `retune.compiler.graph.passes.quantized`.
     plain = len(scale.shape) <= 1 and scale.dtype == "float32" and not node.integer("block_size", 0)
     return plain and known and dtype in ("int8", "uint8", "int32")
 
@@ -105,7 +105,7 @@ def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _column(builder: GraphBuilder, name: str, *, of_rows: bool) -> str:
-    """A zero point or scale of a matrix: one number, one a row or one a column."""
+    """A zero point or scale of a matrix: a single number, one per row or one per column."""
     shape = builder.value(name).shape
     if builder.value(name).size == 1:
         return builder.emit("reshape", [name], {"shape": ()})
@@ -113,9 +113,9 @@ def _column(builder: GraphBuilder, name: str, *, of_rows: bool) -> str:
 
 
 def _byte_product(builder: GraphBuilder, node: OnnxNode) -> str:
-    """The product with a constant matrix of bytes, summed from bytes; "" where it is no such product.
+    """The product with a constant matrix of bytes, summed from bytes; "" for any other product.
 
-    What the first operand's zero point adds is itself times the sums of the matrix's columns, so it may be computed.
+    The first operand's zero point contributes itself times the column sums of the matrix, so it may be computed.
     """
     a, weight = node.operand(builder, 0), builder.array(node.operand(builder, 1).name)
     zero = builder.array(node.inputs[3]) if node.has_input(3) else np.zeros((), np.int8)
@@ -146,7 +146,7 @@ def _matmul_integer(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _requantized(builder: GraphBuilder, node: OnnxNode, whole: str, scales: Sequence[str], zero: str) -> str:
-    """An int32 result times the operands' scales, by the result's scale."""
+    """An int32 result times the operands' scales, divided by the result's scale."""
     first, second, made = (cast_to(builder, name, "float32") for name in scales)
     real = builder.emit("mul", [cast_to(builder, whole, "float32"), builder.emit("mul", [first, second])])
     flat = builder.emit("reshape", [zero], {"shape": ()}) if builder.value(zero).size == 1 else zero

@@ -1,6 +1,6 @@
-"""Converters of RNN, GRU and LSTM: the steps one after the other, so their number is static.
+"""Converters of RNN, GRU and LSTM: the steps one after another, so their number is static.
 
-The products of all steps' inputs are one matrix product; those of the state are one a step.
+All steps' input products are one matrix product; the state's product is one per step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class _Cell:
     functions: tuple[str, ...]
 
     def apply(self, which: int, program: str) -> str:
-        """The program that applies one of the node's functions to a value, clipped as the node asks."""
+        """The program that applies the node's function `which` to a value, clipped if the node says so."""
         bound = self.node.number("clip", 0.0)
         clip = f"#{bound!r} minimum #{-bound!r} maximum " if bound else ""
         return f"{program} {clip}{self.functions[which]}"
@@ -67,8 +67,8 @@ def _gru_step(cell: _Cell, step: int, state: State) -> State:
     # ONNX's order of gates is update, reset, hidden.
     update, reset = cell.apply(0, _sum(cell, 0)), cell.apply(0, _sum(cell, 1))
     if cell.node.integer("linear_before_reset", 0):
-        # cuDNN's and PyTorch's form, in which one product gives all three gates; the original one needs the reset state
-        # first.
+        # cuDNN's and PyTorch's form, in which one product gives all three gates; the original form needs the reset
+        # state first.
         operands += (cell.write("dense", h, cell.recurrence), bias, h)
         inner = f"{reset} 1.2 2.5 add multiply"
     else:
@@ -104,8 +104,8 @@ _STEPS: Mapping[str, Callable[[_Cell, int, State], State]] = {"RNN": _rnn_step, 
 
 def _functions(node: OnnxNode, direction: int) -> tuple[str, ...]:
     defaults = _DEFAULTS[node.op_type]
-    given = node.texts("activations") or (*defaults, *defaults)
-    chosen = given[direction * len(defaults) : (direction + 1) * len(defaults)]
+    names = node.texts("activations") or (*defaults, *defaults)
+    chosen = names[direction * len(defaults) : (direction + 1) * len(defaults)]
     unknown = [name for name in chosen if name.lower() not in _FUNCTIONS]
     if unknown:
         raise node.unsupported(f"activations {', '.join(unknown)}; known: {', '.join(_FUNCTIONS)}")
@@ -113,7 +113,7 @@ def _functions(node: OnnxNode, direction: int) -> tuple[str, ...]:
 
 
 def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cell:
-    """The direction `number`, for `data` of (T, B, I)."""
+    """Direction `number`, for `data` of shape (T, B, I)."""
     write, _ = formula_of(builder, node)
     steps, batch, inputs = builder.value(data).shape
     gates = _GATES[node.op_type]
@@ -127,7 +127,7 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
     if node.has_input(7):
         peepholes = (taken(builder, node.inputs[7], 0, [number]),)
     flat = write("reshape", data, shape=(steps * batch, inputs))
-    # Inputs of all steps are known beforehand: one large product instead of one a step.
+    # Inputs of all steps are known beforehand: one large product instead of a product per step.
     product = write("dense", flat, write("transpose", weight, perm=(1, 0)))
     x = tuple(cut(builder, product, 0, step * batch, (step + 1) * batch) for step in range(steps))
     turned = write("transpose", recurrence, perm=(1, 0))
@@ -135,10 +135,10 @@ def _cell(builder: GraphBuilder, node: OnnxNode, data: str, number: int) -> _Cel
 
 
 def _run(cell: _Cell, start: State, lengths: str, backwards: bool) -> tuple[list[str], State]:
-    """The visible state after every step, and the last one; beyond its length a sequence keeps its state."""
+    """The visible state after every step, and the last state; beyond its length a sequence keeps its state."""
     write, state, count = cell.write, start, len(cell.x)
     shown = [""] * count
-    # A sequence that is shorter than the longest begins, backwards, at its own end: the steps beyond keep the start.
+    # Backwards, a shorter sequence begins at its own end: steps beyond keep the start.
     for step in reversed(range(count)) if backwards else range(count):
         fresh = _STEPS[cell.node.op_type](cell, step, state)
         visible = fresh[0]

@@ -66,14 +66,14 @@ def _softmax(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     shape = builder.value(x).shape
     axis = node.axis(node.integer("axis", 1 if node.opset < 13 else -1), len(shape))
-    # Before operator set 13 all dimensions from the axis on were one.
+    # Before operator set 13 all dimensions from the axis on were merged.
     flat = node.opset < 13 and axis < len(shape) - 1
     if flat:
         x = write("reshape", x, shape=(prod(shape[:axis]), prod(shape[axis:])))
         axis = 1
     if node.op_type == "Hardmax" and builder.value(x).size != 0:
         whole = builder.value(x).shape
-        column = [extent if place == axis else 1 for place, extent in enumerate(whole)]
+        column = [extent if index == axis else 1 for index, extent in enumerate(whole)]
         hit = write("equal", write("arg_max", x, axis=axis, keepdims=True), builder.arange(whole[axis], column))
         x = write("cast", hit, dtype=builder.value(x).dtype)
     elif node.op_type == "LogSoftmax":
@@ -103,7 +103,7 @@ def _mean_variance_normalization(builder: GraphBuilder, node: OnnxNode) -> Seque
 
 
 def _shifted(builder: GraphBuilder, write: Formula, x: str, bias: str) -> str:
-    """x + bias; a bias of zeros, which may say no more than the sign of a zero, is left out."""
+    """x + bias; a bias of zeros, which could only change the sign of a zero, is dropped."""
     array = builder.array(bias)
     return x if array is not None and not array.any() else write("add", x, bias)
 
@@ -149,7 +149,7 @@ def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     squares = write("reshape", write("mul", x, x), shape=(n, 1, channels, rows))
     before = (size - 1) // 2
     window = {"kernel": (size, 1), "strides": (1, 1), "pads": (before, 0, size - 1 - before, 0), "layout": "NCHW"}
-    # The mean divides by `size` everywhere, border or not, as ONNX's formula does: hence the padding counts.
+    # The mean divides by `size` everywhere, including the border, as ONNX's formula does: hence the padding counts.
     mean = write("avg_pool2d", squares, **window, count_include_pad=True)
     scaled = write("mul", write("reshape", mean, shape=(n, channels, *extents)), node.number("alpha", 1e-4))
     base = write("add", scaled, node.number("bias", 1.0))
@@ -158,11 +158,11 @@ def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _group_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    n, channels, *rest = shape = builder.value(x).shape
+    n, channels, *spatial = shape = builder.value(x).shape
     count = node.integer("num_groups", 1)
-    split = write("reshape", x, shape=(n, count, channels // count, *rest))
+    split = write("reshape", x, shape=(n, count, channels // count, *spatial))
     result = _normalized(builder, node, split, tuple(range(2, len(shape) + 1)))
-    if node.opset >= 21:  # a factor for each channel; before, one for each group
+    if node.opset >= 21:  # a factor per channel; before, a factor per group
         result, count = write("reshape", result, shape=shape), channels
     column = (count, *(1 for _ in builder.value(result).shape[2:]))
     scale, bias = (write("reshape", node.operand(builder, i).name, shape=column) for i in (1, 2))

@@ -1,7 +1,7 @@
-"""Regions that are ONNX nodes without control flow at run time, and the symbolic regions that are made of them.
+"""Regions of ONNX nodes without run-time control flow, and their symbolic regions.
 
-What a region computes is said by its nodes alone; constants are the program's, and are not copied. The importer makes
-a graph for given shapes, or once for symbolic dimensions.
+The nodes alone define a region's computation; constants are the program's, and are not copied. The importer makes a
+graph for given shapes, or once for symbolic dimensions.
 """
 
 import json
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OnnxRegion(Region):
-    """The nodes of an ONNX graph. `dtypes` are those of the inputs, "" where nothing says it."""
+    """The nodes of an ONNX graph. `dtypes` are the inputs' dtypes, "" if unknown."""
 
     kind: ClassVar[str] = "onnx"
 
@@ -48,8 +48,8 @@ class OnnxRegion(Region):
     ) -> Graph:
         """The graph for inputs of these shapes: see `Region`.
 
-        Raises: UnknownValueError that names inputs whose values are needed too; ShapeMismatchError, with the names of
-        nodes, when the shapes do not fit.
+        Raises: UnknownValueError that names further inputs whose values are needed; ShapeMismatchError, with the names
+        of nodes, for invalid shapes.
         """
         fed = []
         for name, dtype in zip(self.inputs, self.dtypes, strict=True):
@@ -62,14 +62,14 @@ class OnnxRegion(Region):
         return self._converted(fed, values, constants)
 
     def evaluate(self, inputs: Mapping[str, Array], constants: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The outputs. Raises: ShapeMismatchError, with the names of nodes, when the arrays do not fit."""
+        """The outputs. Raises: ShapeMismatchError, with the names of nodes, for invalid arrays."""
         return evaluate(self._converted((), inputs, constants), {})
 
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Region:
-        """The region with symbolic dimensions; itself where a rank or dtype is unknown, or the data decides on shapes,
-        or converters need numbers.
+        """The region with symbolic dimensions; itself if a rank or dtype is unknown, data decides shapes, or converters
+        need numbers.
         """
         described = self._described(dims, fixed, constants)
         if described is None:
@@ -78,8 +78,8 @@ class OnnxRegion(Region):
         elements = [item for array in known.values() if array.dtype == object for item in array.flat]
         extents = [dim for value in inputs for dim in value.shape if isinstance(dim, Dim)]
         symbols = dict.fromkeys(map(str, [*extents, *elements]))
-        found = variants(lambda numbers: self._symbolic_graph(inputs, known, numbers), tuple(symbols))
-        if not found:
+        graphs = variants(lambda numbers: self._symbolic_graph(inputs, known, numbers), tuple(symbols))
+        if not graphs:
             return self
         return SymbolicRegion(
             name=self.name,
@@ -87,7 +87,7 @@ class OnnxRegion(Region):
             constants=self.constants,
             determining=self.determining,
             results=self.results,
-            variants=found,
+            variants=graphs,
             origin=RegionBytes(self.kind, self.to_bytes()),
             read=lambda _, data: OnnxRegion.from_bytes(data),
         )
@@ -95,7 +95,7 @@ class OnnxRegion(Region):
     def _described(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> tuple[list[Value], dict[str, Array]] | None:
-        """What the region reads, with symbolic dimensions, and the elements of those that are constants; None where too
+        """The region's inputs with symbolic dimensions, and the elements of those that are constants; None if too
         little is known.
         """
         known = {name: constants[name] for name in self.constants} | dict(fixed)
@@ -103,10 +103,10 @@ class OnnxRegion(Region):
         for name, dtype in zip(self.inputs, self.dtypes, strict=True):
             if name in fixed:
                 continue
-            told = dims.get(name)
-            if not dtype or told is None:
+            input_dims = dims.get(name)
+            if not dtype or input_dims is None:
                 return None
-            shape = tuple(_extent(f"{name}.{axis}", dim) for axis, dim in enumerate(told))
+            shape = tuple(_extent(f"{name}.{axis}", dim) for axis, dim in enumerate(input_dims))
             value = Value(name, shape, dtype)
             if name in self.determining:
                 elements = element_symbols(value)
@@ -119,13 +119,13 @@ class OnnxRegion(Region):
     def _symbolic_graph(
         self, inputs: Sequence[Value], known: Mapping[str, Array], numbers: Mapping[str, int]
     ) -> SymbolicGraph | None:
-        """The graph, where the symbols have these numbers if something depends on it; None if it cannot be made."""
+        """The graph, with `numbers` for the symbols where decisions need them; None if the conversion fails."""
         builder = SymbolicBuilder(self.name, inputs, known)
         with Assumptions(numbers) as assumed:
             conversion = Conversion(builder, CONVERTERS, self.opset)
             try:
                 names = conversion.convert(self.graph, {value.name: value.name for value in inputs})
-            except ModelError as error:  # too large with these numbers, which only stand for others
+            except ModelError as error:  # too large for these numbers, which only stand for others
                 _log.debug("region %s has no symbolic graph for %s: %s", self.name, numbers, error)
                 return None
             if conversion.problems:
@@ -135,7 +135,7 @@ class OnnxRegion(Region):
         return SymbolicGraph(graph, assumed.guards, frozenset(known))
 
     def _converted(self, fed: Sequence[Value], values: Mapping[str, Array], constants: Mapping[str, Array]) -> Graph:
-        """The graph; if nothing is fed, the importer has computed all there is, node by node."""
+        """The graph; if nothing is fed, the importer has computed everything, node by node."""
         builder = GraphBuilder(self.name, fed)
         known = {value.name: value.name for value in fed}
         known |= {name: builder.constant(constants[name], name) for name in self.constants}
@@ -143,8 +143,8 @@ class OnnxRegion(Region):
         conversion = Conversion(builder, CONVERTERS, self.opset)
         names = conversion.convert(self.graph, known)
         if conversion.problems:
-            given = ", ".join(f"{value.name} of {list(value.shape)}" for value in fed)
-            message = f"region {self.name}{' for ' if given else ''}{given}: {'; '.join(conversion.problems)}"
+            shapes = ", ".join(f"{value.name} of {list(value.shape)}" for value in fed)
+            message = f"region {self.name}{' for ' if shapes else ''}{shapes}: {'; '.join(conversion.problems)}"
             if conversion.solvable == len(conversion.problems):
                 raise UnknownValueError(message, tuple(conversion.unknown))
             raise ShapeMismatchError(message)
@@ -164,7 +164,7 @@ class OnnxRegion(Region):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "OnnxRegion":
-        """The region that these bytes were made of. Raises: ArtifactError when there is none."""
+        """The inverse of `to_bytes`. Raises: ArtifactError for anything else."""
         graph = onnx.GraphProto()
         try:
             graph.ParseFromString(data)
@@ -185,25 +185,25 @@ class OnnxRegion(Region):
         return region
 
     def _fault(self) -> str:
-        """What is wrong with a region that was read; "" when nothing is."""
-        given = {*self.inputs, *self.constants}
-        if len(given) != len(self.inputs) + len(self.constants) or len(self.dtypes) != len(self.inputs):
+        """A sentence about an invalid region that was read; "" for a valid one."""
+        sources = {*self.inputs, *self.constants}
+        if len(sources) != len(self.inputs) + len(self.constants) or len(self.dtypes) != len(self.inputs):
             return "its inputs are not described, or twice"
         if not set(self.determining) <= set(self.inputs):
             return "what determines it is no input"
         if not {*self.dtypes, *(result.dtype or "" for result in self.results)} <= {"", *DTYPES}:
             return "it has elements of an unknown type"
-        made = given.union(*(node.output for node in self.graph.node))
-        unknown = set[str]().union(*map(read_names, self.graph.node)) - made
+        defined = sources.union(*(node.output for node in self.graph.node))
+        unknown = set[str]().union(*map(read_names, self.graph.node)) - defined
         if unknown:
             return f"nothing computes {min(map(repr, unknown))}"  # a name in broken bytes may be no text
-        absent = [name for name in self.outputs if name not in made or name in given]
+        absent = [name for name in self.outputs if name not in defined or name in sources]
         return f"nothing computes its result {absent[0]!r}" if absent else ""
 
 
 def region_from_bytes(kind: str, data: bytes) -> Region:
-    """The region of a front end that these bytes were made of. A machine comes here only for one that has no symbolic
-    graph, or none for the shapes at hand. Raises: ArtifactError when there is none.
+    """The inverse of `to_bytes`. Used only for regions without a symbolic graph, or without one for the shapes at hand.
+    Raises: ArtifactError for anything else.
     """
     if kind != OnnxRegion.kind:
         raise ArtifactError(f"a region is of the kind {kind!r}; this Retune knows {OnnxRegion.kind}")
@@ -211,5 +211,5 @@ def region_from_bytes(kind: str, data: bytes) -> Region:
 
 
 def _extent(symbol: str, dim: Dimension) -> int:
-    """A dimension; one without a symbol gets this one."""
+    """A dimension; without a symbol, `symbol`."""
     return dim if isinstance(dim, int) else Dim.symbol(dim or symbol)

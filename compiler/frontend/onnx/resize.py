@@ -1,8 +1,8 @@
 """Converter of ONNX Resize.
 
 Along an axis every element of the result is a weighted sum of a few input elements, the same for all rows: a sparse
-constant matrix. Axes of few elements each are resampled together; an axis of many, as of antialiased ones, is a product
-with the whole matrix. If every row has a single 1 and the rows are evenly spaced, the elements are a slice.
+constant matrix. Axes with few terms are resampled together; an axis with many, as with antialiasing, is a product with
+the whole matrix. If every row has a single 1 and the rows are evenly spaced, the elements are a slice.
 """
 
 import math
@@ -26,10 +26,10 @@ _ROUNDINGS: Mapping[str, Callable[[float], int]] = {
 }
 
 _LARGEST = 1 << 24
-"""Elements of the matrix that resizes an axis."""
+"""Most elements of the matrix that resizes an axis."""
 _MOST_TAPS = 8
-"""Elements of the operand that make one of the result, by all the axes resampled in one kernel: bilinear has 4,
-trilinear 8. A bicubic image has 16 and is resampled one axis after the other, which multiplies less.
+"""Most operand elements per result element, over all axes resampled in one kernel: bilinear has 4, trilinear 8. Bicubic
+has 16 and is resampled axis by axis, which multiplies less.
 """
 
 
@@ -45,10 +45,10 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             continue
         if size * extent > _LARGEST:
             raise node.unsupported(f"makes {size} of {extent} elements: the matrix for that has more than {_LARGEST}")
-        places = [_origin(builder, node, how, place, axis, extent, size, scales[axis]) for place in range(size)]
-        rows = [_row(node, place, extent, scales[axis]) for place in places]
+        origins = [_origin(builder, node, how, index, axis, extent, size, scales[axis]) for index in range(size)]
+        rows = [_row(node, origin, extent, scales[axis]) for origin in origins]
         matrices[axis] = np.array(rows).reshape(size, extent)
-        masks[axis] = np.array([not 0 <= place <= extent - 1 for place in places])
+        masks[axis] = np.array([not 0 <= origin <= extent - 1 for origin in origins])
     if not is_float(dtype) and not all(map(_moves_only, matrices.values())):
         x = _along_axes(builder, write("cast", x, dtype="float32"), matrices)
         x = write("cast", x, dtype=dtype)
@@ -62,37 +62,37 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _moves_only(matrix: Array) -> bool:
-    """Whether every element of the result is one of the operand."""
+    """Whether every element of the result is an element of the operand."""
     return bool(((matrix == 1).sum(axis=1) == 1).all() and ((matrix != 0).sum(axis=1) == 1).all())
 
 
 def _along_axes(builder: GraphBuilder, x: str, matrices: Mapping[int, Array]) -> str:
-    """Each matrix, (new, old), applied along its axis."""
+    """Apply each matrix, (new, old), along its axis."""
     together: dict[int, tuple[Array, Array]] = {}
     for axis, matrix in matrices.items():
         if _moves_only(matrix) and (not is_float(builder.value(x).dtype) or _is_even(matrix.argmax(axis=1))):
-            x = taken(builder, x, axis, [int(place) for place in matrix.argmax(axis=1)])
+            x = taken(builder, x, axis, [int(index) for index in matrix.argmax(axis=1)])
             continue
         tables = _taps(matrix)
         if tables[0].shape[1] > _MOST_TAPS:
             x = _product(builder, x, axis, matrix)
             continue
-        if tables[0].shape[1] * math.prod(places.shape[1] for places, _ in together.values()) > _MOST_TAPS:
+        if tables[0].shape[1] * math.prod(indices.shape[1] for indices, _ in together.values()) > _MOST_TAPS:
             x, together = _resampled(builder, x, together), {}
         together[axis] = tables
     return _resampled(builder, x, together)
 
 
-def _is_even(places: Array) -> bool:
-    """Whether the places are evenly spaced and ascending: those of a slice."""
-    steps = np.diff(places)
+def _is_even(indices: Array) -> bool:
+    """Whether the indices are evenly spaced and ascending, as for a slice."""
+    steps = np.diff(indices)
     return bool(steps.size == 0 or (steps[0] > 0 and (steps == steps[0]).all()))
 
 
 def _taps(matrix: Array) -> tuple[Array, Array]:
-    """The places and weights of the elements other than zero of each row, filled up with the first place and zero."""
+    """The indices and weights of the nonzero elements of each row, padded with the first index and zero."""
     taps = int((matrix != 0).sum(axis=1).max())
-    # A stable sort of what is zero puts the others in front, in their order.
+    # A stable sort by zero puts the nonzero elements in front, in order.
     order = np.argsort(matrix == 0, axis=1, kind="stable")[:, :taps]
     weights = np.take_along_axis(matrix, order, axis=1)
     return np.where(weights != 0, order, order[:, :1]).astype("int32"), weights.astype("float32")
@@ -117,7 +117,7 @@ def _product(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
     result = builder.emit("dense", [flat, weight])
     others = [extent for i, extent in enumerate(shape) if i != axis]
     result = builder.emit("reshape", [result], {"shape": (*others, matrix.shape[0])})
-    back = tuple(int(place) for place in np.argsort(moved))
+    back = tuple(int(axis_index) for axis_index in np.argsort(moved))
     return builder.emit("transpose", [result], {"perm": back})
 
 
@@ -127,19 +127,19 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
     axes = [node.axis(axis, rank) for axis in node.ints("axes") or range(rank)]
     sizes, scales = list(shape), [1.0] * rank
     if node.has_input(3) and node.operand(builder, 3).size:
-        given = node.int_list(builder, 3, "the sizes")
-        ratios = [size / shape[axis] for axis, size in zip(axes, given, strict=True)]
+        wanted = node.int_list(builder, 3, "the sizes")
+        ratios = [size / shape[axis] for axis, size in zip(axes, wanted, strict=True)]
         policy = node.text("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             ratio = min(ratios) if policy == "not_larger" else max(ratios)
             ratios = [ratio] * len(axes)
             # ONNX rounds half up here, where Python's `round` would round half to even.
-            given = tuple(floor(ratio * shape[axis] + 0.5) for axis in axes)
-        for axis, size, ratio in zip(axes, given, ratios, strict=True):
+            wanted = tuple(floor(ratio * shape[axis] + 0.5) for axis in axes)
+        for axis, size, ratio in zip(axes, wanted, ratios, strict=True):
             sizes[axis], scales[axis] = size, ratio
         return sizes, scales
-    place = 1 if node.op_type == "Upsample" else 2
-    factors = node.array(builder, place, "the scales").ravel()
+    operand = 1 if node.op_type == "Upsample" else 2
+    factors = node.array(builder, operand, "the scales").ravel()
     for axis, factor in zip(axes, factors, strict=True):
         scales[axis] = float(factor)
         sizes[axis] = floor(shape[axis] * scales[axis])
@@ -147,42 +147,43 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
 
 
 def _origin(
-    builder: GraphBuilder, node: OnnxNode, how: str, place: int, axis: int, extent: int, size: int, scale: float
+    builder: GraphBuilder, node: OnnxNode, how: str, index: int, axis: int, extent: int, size: int, scale: float
 ) -> float:
-    """Where in the operand an element of the result lies."""
+    """The position in the operand of an element of the result."""
     if node.op_type == "Upsample" or how == "asymmetric":
-        return place / scale
+        return index / scale
     if how == "align_corners":
-        return 0.0 if size == 1 else place * (extent - 1) / (scale * extent - 1)
-    # As ONNX's reference has it; its text says 0, which most modes clip to the same element.
+        return 0.0 if size == 1 else index * (extent - 1) / (scale * extent - 1)
+    # As in ONNX's reference; its text says 0, which most modes clip to the same element.
     if how == "pytorch_half_pixel" and size == 1:
         return -0.5
     if how == "tf_crop_and_resize":
         rank = len(node.operand(builder, 0).shape)
-        axes = [node.axis(one, rank) for one in node.ints("axes") or range(rank)]
+        axes = [node.axis(dim, rank) for dim in node.ints("axes") or range(rank)]
         if axis not in axes:
-            return float(place)
+            return float(index)
         region = node.array(builder, 1, "the region").astype("float64").ravel()
         start, end = region[axes.index(axis)], region[len(axes) + axes.index(axis)]
-        offset = (end - start) * (extent - 1) / 2 if size == 1 else place * (end - start) * (extent - 1) / (size - 1)
+        offset = (end - start) * (extent - 1) / 2 if size == 1 else index * (end - start) * (extent - 1) / (size - 1)
         return float(start * (extent - 1) + offset)
     if how == "half_pixel_symmetric":
         shift = extent / 2 * (1 - size / (scale * extent))
-        return shift + (place + 0.5) / scale - 0.5
+        return shift + (index + 0.5) / scale - 0.5
     if how not in ("half_pixel", "pytorch_half_pixel"):
         raise node.unsupported(f"coordinate_transformation_mode {how!r} is unknown")
-    return (place + 0.5) / scale - 0.5
+    return (index + 0.5) / scale - 0.5
 
 
-def _row(node: OnnxNode, place: float, extent: int, scale: float) -> Array:
-    """The weight of each element of an axis in the element that lies at `place`."""
+def _row(node: OnnxNode, position: float, extent: int, scale: float) -> Array:
+    """The weight of each element of an axis in the element at `position`."""
     row = np.zeros(extent)
     mode = node.text("mode", "nearest")
     if mode == "nearest":
-        # ONNX Runtime computes places in float32; in float64 a place such as 1.0000000002 would round to another side.
-        place = float(np.float32(place))
+        # ONNX Runtime computes positions in float32; in float64 a position such as 1.0000000002 would round to another
+        # side.
+        position = float(np.float32(position))
         rounding = "floor" if node.op_type == "Upsample" else node.text("nearest_mode", "round_prefer_floor")
-        row[min(max(_ROUNDINGS[rounding](place), 0), extent - 1)] = 1.0
+        row[min(max(_ROUNDINGS[rounding](position), 0), extent - 1)] = 1.0
         return row
     if mode not in ("linear", "cubic"):
         raise node.unsupported(f"mode {mode!r} is none of nearest, linear, cubic")
@@ -191,20 +192,20 @@ def _row(node: OnnxNode, place: float, extent: int, scale: float) -> Array:
     shrink = min(scale, 1.0) if node.integer("antialias", 0) else 1.0
     reach = ceil(spread / shrink)
     sharpness = node.number("cubic_coeff_a", -0.75)
-    first = floor(place) - reach
-    found = np.arange(first, first + 2 * reach + 2)
-    weights = np.array([_kernel(mode, (at - place) * shrink, sharpness) for at in found])
+    first = floor(position) - reach
+    indices = np.arange(first, first + 2 * reach + 2)
+    weights = np.array([_kernel(mode, (index - position) * shrink, sharpness) for index in indices])
     if node.integer("exclude_outside", 0):
-        weights = np.where((found >= 0) & (found < extent), weights, 0.0)
-    # Weights that were left out, or a stretched kernel, do not sum to 1.
+        weights = np.where((indices >= 0) & (indices < extent), weights, 0.0)
+    # Dropped weights, or a stretched kernel, do not sum to 1.
     weights = weights / weights.sum()
     # Unbuffered addition: several taps may be clipped to the same edge element.
-    np.add.at(row, np.clip(found, 0, extent - 1), weights)
+    np.add.at(row, np.clip(indices, 0, extent - 1), weights)
     return row
 
 
 def _kernel(mode: str, distance: float, a: float) -> float:
-    """The weight of an element at a distance; `a` shapes the cubic one."""
+    """The weight of an element at a distance; `a` shapes the cubic kernel."""
     d = abs(distance)
     if mode == "linear":
         return max(0.0, 1.0 - d)

@@ -1,7 +1,7 @@
 """Converters of ONNX operators that sample an image at fractional coordinates.
 
 The image is read as rows of channels, so a point costs one row per neighbor. Neighbors outside the image are read at
-its border and, where the operator asks for zero padding, multiplied by zero.
+its border and, for zero padding, multiplied by zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,72 +34,71 @@ class _Image:
         self._rows = self.write("reshape", last, shape=(n * prod(extents), channels))
 
     def batches(self, rank: int) -> str:
-        """The number of each image, to be combined with places of (N, ...) in `rank` dimensions."""
+        """The number of each image, in the shape for coordinates of (N, ...) in `rank` dimensions."""
         return self._builder.constant(np.arange(self.count).reshape(-1, *(1 for _ in range(rank - 1))), "batch")
 
-    def at(self, batch: str, places: Sequence[str]) -> str:
-        """The elements at whole places, a float value for each axis, which are all inside."""
+    def at(self, batch: str, coordinates: Sequence[str]) -> str:
+        """The elements at integer coordinates inside the image, a float value for each axis."""
         number = batch
-        for place, extent in zip(places, self.extents, strict=True):
-            index = self._whole("cast", place, dtype="int64")
+        for coordinate, extent in zip(coordinates, self.extents, strict=True):
+            index = self._whole("cast", coordinate, dtype="int64")
             number = self._whole("add", self._whole("mul", number, extent), index)
         return self.write("gather", self._rows, number, axis=0)
 
     def wide(self, value: str) -> str:
-        """A value that belongs to points, to be combined with channels."""
+        """A value per point, in the shape for combining with channels."""
         return self.write("reshape", value, shape=(*self._builder.value(value).shape, 1))
 
-    def inside(self, places: Sequence[str]) -> str:
-        """Whether all of a point's places are within the image."""
+    def inside(self, coordinates: Sequence[str]) -> str:
+        """Whether all of a point's coordinates are within the image."""
         tests = [
-            # Places are whole here, so that these are 0 <= place < extent, in comparisons that there are.
-            self.write("bit_and", self.write("less", -1.0, place), self.write("less", place, float(extent)))
-            for place, extent in zip(places, self.extents, strict=True)
+            # Coordinates are integers here, so these comparisons mean 0 <= coordinate < extent.
+            self.write("bit_and", self.write("less", -1.0, coordinate), self.write("less", coordinate, float(extent)))
+            for coordinate, extent in zip(coordinates, self.extents, strict=True)
         ]
-        return reduce(lambda one, other: self.write("bit_and", one, other), tests)
+        return reduce(lambda left, right: self.write("bit_and", left, right), tests)
 
-    def bounded(self, places: Sequence[str]) -> list[str]:
-        """The places, those outside moved to the border."""
-        pairs = zip(places, self.extents, strict=True)
-        return [self.write("clip", place, low=0.0, high=extent - 1.0) for place, extent in pairs]
+    def bounded(self, coordinates: Sequence[str]) -> list[str]:
+        """The coordinates, clamped to the border."""
+        pairs = zip(coordinates, self.extents, strict=True)
+        return [self.write("clip", coordinate, low=0.0, high=extent - 1.0) for coordinate, extent in pairs]
 
-    def corners(self, places: Sequence[str]) -> list[tuple[list[str], str]]:
-        """The neighbors of points and their weights, by which a linear interpolation sums them."""
+    def corners(self, coordinates: Sequence[str]) -> list[tuple[list[str], str]]:
+        """The neighbors of points with their weights in linear interpolation."""
         write = self.write
-        low = [write("floor", place) for place in places]
-        rest = [write("sub", place, floor) for place, floor in zip(places, low, strict=True)]
-        found = []
-        for ups in product((0, 1), repeat=len(places)):
+        low = [write("floor", coordinate) for coordinate in coordinates]
+        fractions = [write("sub", coordinate, floor) for coordinate, floor in zip(coordinates, low, strict=True)]
+        neighbors = []
+        for ups in product((0, 1), repeat=len(coordinates)):
             neighbor = [write("add", floor, 1.0) if up else floor for floor, up in zip(low, ups, strict=True)]
-            factors = [part if up else write("sub", 1.0, part) for part, up in zip(rest, ups, strict=True)]
-            found.append((neighbor, reduce(lambda one, other: write("mul", one, other), factors)))
-        return found
+            factors = [part if up else write("sub", 1.0, part) for part, up in zip(fractions, ups, strict=True)]
+            neighbors.append((neighbor, reduce(lambda left, right: write("mul", left, right), factors)))
+        return neighbors
 
     def total(self, terms: Sequence[str]) -> str:
-        """The sum of values."""
-        return reduce(lambda one, other: self.write("add", one, other), terms)
+        return reduce(lambda left, right: self.write("add", left, right), terms)
 
-    def linear_or_zero(self, batch: str, places: Sequence[str]) -> str:
+    def linear_or_zero(self, batch: str, coordinates: Sequence[str]) -> str:
         """Linear interpolation; elements outside of the image are zeros."""
         terms = []
-        for neighbor, weight in self.corners(places):
+        for neighbor, weight in self.corners(coordinates):
             value = self.write("mul", self.at(batch, self.bounded(neighbor)), self.wide(weight))
             terms.append(self.write("where", self.wide(self.inside(neighbor)), value, 0.0))
         return self.total(terms)
 
 
-def _reflected(write: Formula, place: str, low: float, high: float) -> str:
-    """A place mirrored at both borders until it is between them."""
+def _reflected(write: Formula, coordinate: str, low: float, high: float) -> str:
+    """A coordinate mirrored at both borders until it is between them."""
     span = high - low
     if span <= 0:
-        return write("mul", place, 0.0)
+        return write("mul", coordinate, 0.0)
     # A reflection has the period 2 * span: |.| folds it twice.
-    far = write("fmod", write("abs", write("sub", place, low)), 2 * span)
+    far = write("fmod", write("abs", write("sub", coordinate, low)), 2 * span)
     return write("add", write("sub", span, write("abs", write("sub", far, span))), low)
 
 
-def _cubic_weights(write: Formula, rest: str) -> list[str]:
-    """Weights of the four neighbors of a point that lies `rest` after the second."""
+def _cubic_weights(write: Formula, fraction: str) -> list[str]:
+    """Weights of the four neighbors of a point at `fraction` after the second."""
     # Keys' kernel with the parameter that ONNX and PyTorch fix for GridSample.
     a = -0.75
 
@@ -112,20 +111,23 @@ def _cubic_weights(write: Formula, rest: str) -> list[str]:
         square = write("add", write("mul", line, distance), 8 * a)
         return write("sub", write("mul", square, distance), 4 * a)
 
-    other = write("sub", 1.0, rest)
-    return [far(write("add", rest, 1.0)), near(rest), near(other), far(write("add", other, 1.0))]
+    other = write("sub", 1.0, fraction)
+    return [far(write("add", fraction, 1.0)), near(fraction), near(other), far(write("add", other, 1.0))]
 
 
-def _cubic_points(image: _Image, places: Sequence[str]) -> list[tuple[list[str], str]]:
+def _cubic_points(image: _Image, coordinates: Sequence[str]) -> list[tuple[list[str], str]]:
     write = image.write
-    low = [write("floor", place) for place in places]
-    weights = [_cubic_weights(write, write("sub", place, floor)) for place, floor in zip(places, low, strict=True)]
-    found = []
-    for steps in product(range(4), repeat=len(places)):
+    low = [write("floor", coordinate) for coordinate in coordinates]
+    weights = [
+        _cubic_weights(write, write("sub", coordinate, floor))
+        for coordinate, floor in zip(coordinates, low, strict=True)
+    ]
+    neighbors = []
+    for steps in product(range(4), repeat=len(coordinates)):
         neighbor = [write("add", floor, step - 1.0) for floor, step in zip(low, steps, strict=True)]
         factors = [column[step] for column, step in zip(weights, steps, strict=True)]
-        found.append((neighbor, reduce(lambda one, other: write("mul", one, other), factors)))
-    return found
+        neighbors.append((neighbor, reduce(lambda left, right: write("mul", left, right), factors)))
+    return neighbors
 
 
 def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -140,35 +142,37 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         raise node.unsupported(f"mode {mode!r} with padding_mode {padding!r}")
     if grid.shape[0] != image.count or grid.shape[-1] != rank:
         raise node.unsupported(f"a grid of {list(grid.shape)} does not fit")
-    made, points = grid.shape[1:-1], prod(grid.shape[1:-1])
+    outputs, points = grid.shape[1:-1], prod(grid.shape[1:-1])
     borders = [(0.0, extent - 1.0) if corners else (-0.5, extent - 0.5) for extent in image.extents]
 
-    def padded(places: Sequence[str]) -> list[str]:
+    def padded(coordinates: Sequence[str]) -> list[str]:
         if padding == "reflection":
-            pairs = zip(places, borders, strict=True)
-            places = [_reflected(write, place, *border) for place, border in pairs]
-        return image.bounded(places) if padding == "border" else list(places)
+            pairs = zip(coordinates, borders, strict=True)
+            coordinates = [_reflected(write, coordinate, *border) for coordinate, border in pairs]
+        return image.bounded(coordinates) if padding == "border" else list(coordinates)
 
-    places = []
+    coordinates = []
     for axis, extent in enumerate(image.extents):
-        # A grid names x first, and the axes of an image are rows first.
+        # A grid lists x first, and the axes of an image are rows first.
         part = taken(builder, cast_to(builder, grid.name, wide), len(grid.shape) - 1, [rank - 1 - axis])
         moved = write("add", write("reshape", part, shape=(image.count, points)), 1.0)
         scaled = write("mul", moved, (extent - 1) / 2 if corners else extent / 2)
-        places.append(scaled if corners else write("sub", scaled, 0.5))
+        coordinates.append(scaled if corners else write("sub", scaled, 0.5))
     if mode != "cubic":
         # ONNX Runtime rounds half to even, as `round` does.
-        places = padded([write("round", place) for place in places] if mode == "nearest" else places)
-    neighbors: list[tuple[list[str], str]] = [(places, "")]
+        coordinates = padded(
+            [write("round", coordinate) for coordinate in coordinates] if mode == "nearest" else coordinates
+        )
+    neighbors: list[tuple[list[str], str]] = [(coordinates, "")]
     if mode != "nearest":
-        neighbors = image.corners(places) if mode == "linear" else _cubic_points(image, places)
+        neighbors = image.corners(coordinates) if mode == "linear" else _cubic_points(image, coordinates)
     terms = []
     for neighbor, weight in neighbors:
         value = image.at(image.batches(2), image.bounded(padded(neighbor)))
         value = write("mul", value, image.wide(weight)) if weight else value
         terms.append(write("where", image.wide(image.inside(neighbor)), value, 0.0) if padding == "zeros" else value)
     total = cast_to(builder, image.total(terms), x.dtype)
-    return [_channels_first(builder, write, total, (image.count, *made))]
+    return [_channels_first(builder, write, total, (image.count, *outputs))]
 
 
 def _channels_first(builder: GraphBuilder, write: Formula, value: str, shape: tuple[int, ...]) -> str:
@@ -191,30 +195,30 @@ def _roi_align(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     def edge(column: int) -> str:
         return write("sub", write("mul", taken(builder, rois.name, 1, [column]), scale), shift)
 
-    places, outside = [], []
+    coordinates, outside = [], []
     for axis, extent in enumerate(image.extents):
         start, end = edge(1 - axis), edge(3 - axis)
         length = write("sub", end, start)
-        # The older, unaligned form: regions of no extent have one of 1.
+        # The older, unaligned form: regions of no extent get extent 1.
         length = length if shift else write("maximum", length, 1.0)
         middles = (np.arange(size[axis] * steps) + 0.5) / (size[axis] * steps)
         parts = builder.constant(middles[None].astype(rois.dtype), "middles")
         line = write("add", start, write("mul", length, parts))
         full = (regions, *((size[0] * steps, 1) if axis == 0 else (1, size[1] * steps)))
-        place = write("reshape", line, shape=full)
-        # As Caffe2's and PyTorch's: points up to one element outside are read at the border, those beyond are zeros.
-        beyond = write("bit_or", write("less", place, -1.0), write("less", float(extent), place))
+        coordinate = write("reshape", line, shape=full)
+        # As in Caffe2 and PyTorch: points up to one element outside are read at the border, farther ones are zeros.
+        beyond = write("bit_or", write("less", coordinate, -1.0), write("less", float(extent), coordinate))
         outside.append(beyond)
-        places.append(write("broadcast_to", place, shape=(regions, size[0] * steps, size[1] * steps)))
+        coordinates.append(write("broadcast_to", coordinate, shape=(regions, size[0] * steps, size[1] * steps)))
     batch = write("cast", node.operand(builder, 2).name, dtype="int64")
     batch = builder.emit("reshape", [batch], {"shape": (regions, 1, 1)})
     largest = node.text("mode", "avg") == "max"
     terms = [
         write("mul", image.at(batch, image.bounded(neighbor)), image.wide(weight))
-        for neighbor, weight in image.corners(image.bounded(places))
+        for neighbor, weight in image.corners(image.bounded(coordinates))
     ]
-    # ONNX's "max" is over weighted neighbors, as ONNX Runtime has it, not over interpolated points.
-    value = reduce(lambda one, other: write("maximum", one, other), terms) if largest else image.total(terms)
+    # ONNX's "max" is over weighted neighbors, as in ONNX Runtime, not over interpolated points.
+    value = reduce(lambda left, right: write("maximum", left, right), terms) if largest else image.total(terms)
     value = write("where", image.wide(write("bit_or", *outside)), 0.0, value)
     channels = builder.value(value).shape[-1]
     cells = write("reshape", value, shape=(regions, size[0], steps, size[1], steps, channels))
@@ -226,7 +230,7 @@ def _deform_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x, weight, offset = (node.operand(builder, i) for i in range(3))
     if len(x.shape) != 4:
         raise node.unsupported("only images of two dimensions")
-    made, per_group, *kernel = weight.shape
+    out_channels, per_group, *kernel = weight.shape
     n, _, *output = offset.shape
     window, points = prod(kernel), prod(output)
     groups, regions = node.integer("group", 1), node.integer("offset_group", 1)
@@ -241,12 +245,12 @@ def _deform_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         share = x.shape[1] // regions
         image = _Image(builder, node, taken(builder, x.name, 1, range(region * share, (region + 1) * share)))
         own = taken(builder, moves, 1, [region])
-        places = []
+        coordinates = []
         for axis in (0, 1):
             regular = cells[axis] * strides[axis] - pads[axis] + taps[axis] * dilations[axis]
             move = write("reshape", taken(builder, own, 3, [axis]), shape=(n, window, points))
-            places.append(write("add", move, builder.constant(regular.astype(x.dtype), "regular")))
-        value = image.linear_or_zero(image.batches(3), places)
+            coordinates.append(write("add", move, builder.constant(regular.astype(x.dtype), "regular")))
+        value = image.linear_or_zero(image.batches(3), coordinates)
         if mask:
             shown = write("reshape", taken(builder, mask, 1, [region]), shape=(n, window, points, 1))
             value = write("mul", value, shown)
@@ -257,9 +261,13 @@ def _deform_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     for group in range(groups):
         rows = taken(builder, columns, 3, range(group * per_group, (group + 1) * per_group))
         rows = write("reshape", rows, shape=(n * points, window * per_group))
-        own = taken(builder, weight.name, 0, range(group * made // groups, (group + 1) * made // groups))
-        own = write("transpose", write("reshape", own, shape=(made // groups, per_group, window)), perm=(2, 1, 0))
-        results.append(write("dense", rows, write("reshape", own, shape=(window * per_group, made // groups))))
+        own = taken(
+            builder, weight.name, 0, range(group * out_channels // groups, (group + 1) * out_channels // groups)
+        )
+        own = write(
+            "transpose", write("reshape", own, shape=(out_channels // groups, per_group, window)), perm=(2, 1, 0)
+        )
+        results.append(write("dense", rows, write("reshape", own, shape=(window * per_group, out_channels // groups))))
     joined = results[0] if groups == 1 else write("concat", *results, axis=1)
     result = _channels_first(builder, write, joined, (n, *output))
     return [write("add", result, as_channels(builder, node.inputs[3], 4)) if node.has_input(3) else result]

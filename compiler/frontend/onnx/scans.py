@@ -37,7 +37,7 @@ class _Nodes:
     known: list[Param] = field(default_factory=list)
 
     def emit(self, op: str, inputs: Sequence[str], result: Param | None = None, **attributes: Any) -> str:
-        """Append a node; its result is described by `result`, or is a new one of integers."""
+        """Append a node; `result` describes its result, by default a new value of integers."""
         result = result or Param(self.fresh(f"{self.label}_{op.lower()}"), "int64")
         self.made.append(helper.make_node(op, list(inputs), [result.name], name=self.label, **attributes))
         self.known.append(result)
@@ -57,10 +57,10 @@ def as_loop(
     constant: Callable[[Array, str], str],
     fresh: Callable[[str], str],
 ) -> tuple[list[onnx.NodeProto], list[Param]]:
-    """The nodes in place of a Scan, whose results keep their names, and what is known of new values.
+    """The nodes in place of a Scan, whose results keep their names, and the types of new values.
 
-    Raises: UnsupportedOperatorError when its attributes do not fit, or the rank of a row that is collected along
-    another axis than the first is not known.
+    Raises: UnsupportedOperatorError when its attributes do not fit, or the rank of a row collected along another axis
+    than the first is unknown.
     """
     label, attributes, inner = name_of(node), read_attributes(node), body(node, "body")
     count = int(attributes["num_scan_inputs"])
@@ -71,14 +71,14 @@ def as_loop(
         raise UnsupportedOperatorError(f"{label!r} (Scan): its axes or directions do not fit its {count} sequences")
     write = _Nodes(constant, fresh, label)
     length = _length(write, sequences[0], axes[0])
-    found = [types.get(name, Param(name, None)) for name in sequences[1:]]
-    same = [_of_length(write, one, axis, length) for one, axis in zip(found, axes[1:], strict=True)]
+    others = [types.get(name, Param(name, None)) for name in sequences[1:]]
+    same = [_of_length(write, sequence, axis, length) for sequence, axis in zip(others, axes[1:], strict=True)]
     iteration, on = fresh(f"{label}_turn"), fresh(f"{label}_on")
     rows = _Nodes(constant, fresh, label)
     last = rows.emit("Sub", [length, rows.numbers(1)]) if any(backwards) else ""
     for name, entry, axis, back in zip([sequences[0], *same], inner.input[-count:], axes, backwards, strict=True):
-        place = rows.emit("Sub", [last, iteration]) if back else iteration
-        rows.emit("Gather", [name, place], param_of(entry), axis=axis)
+        index = rows.emit("Sub", [last, iteration]) if back else iteration
+        rows.emit("Gather", [name, index], param_of(entry), axis=axis)
     iterations = onnx.GraphProto(name=label)
     iterations.input.append(helper.make_tensor_value_info(iteration, TensorProto.INT64, ()))
     iterations.input.append(helper.make_tensor_value_info(on, TensorProto.BOOL, ()))
@@ -88,7 +88,7 @@ def as_loop(
     iterations.output.extend(inner.output)
     iterations.value_info.extend([*inner.value_info, *inner.input[-count:]])
     results, after = _collected(write, node, attributes, len(state), types)
-    # The body returns the condition that it is given: only the count ends the loop.
+    # The body returns its own condition: only the count ends the loop.
     loop = helper.make_node("Loop", [length, "", *state], results, name=label, body=iterations)
     return [*write.made, loop, *after.made], [*write.known, *after.known]
 
@@ -100,7 +100,7 @@ def _length(write: _Nodes, sequence: str, axis: int) -> str:
 
 
 def _of_length(write: _Nodes, sequence: Param, axis: int, length: str) -> str:
-    """The sequence itself, by way of a shape that says how long it must be."""
+    """The sequence itself, through a reshape that checks its length."""
     shape = write.emit("Shape", [sequence.name])
     before, after = write.sliced(shape, 0, axis), write.sliced(shape, axis + 1 if axis != -1 else _END, _END)
     row = write.emit("Unsqueeze", [length, write.numbers([0])])
@@ -111,7 +111,7 @@ def _of_length(write: _Nodes, sequence: Param, axis: int, length: str) -> str:
 def _collected(
     write: _Nodes, node: onnx.NodeProto, attributes: Mapping[str, Any], carried: int, types: Mapping[str, Param]
 ) -> tuple[list[str], _Nodes]:
-    """The names of the loop's results, and the nodes that make the scan's results of them."""
+    """The names of the loop's results, and the nodes that make the scan's results from them."""
     results = list(node.output)
     rows = results[carried:]
     axes = attributes.get("scan_output_axes") or [0] * len(rows)
@@ -119,12 +119,12 @@ def _collected(
     if len(axes) != len(rows) or len(reverse) != len(rows):
         raise UnsupportedOperatorError(f"{write.label!r} (Scan): its axes or directions do not fit its results")
     after = _Nodes(write.constant, write.fresh, write.label)
-    for place, (name, axis, back) in enumerate(zip(rows, axes, reverse, strict=True), carried):
-        # A loop stacks rows along the first axis, in order: nothing is left to do.
+    for index, (name, axis, back) in enumerate(zip(rows, axes, reverse, strict=True), carried):
+        # A loop stacks rows along the first axis, in order: nothing remains to be done.
         if not name or not (axis or back):
             continue
         known = types.get(name, Param(name, None))
-        steps = results[place] = write.fresh(name)
+        steps = results[index] = write.fresh(name)
         after.known.append(Param(steps, known.dtype))
         if back:
             turned = Param(write.fresh(name), known.dtype) if axis else known

@@ -40,7 +40,7 @@ def _constant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def constant_array(node: OnnxNode) -> Array:
-    """What a Constant node holds. Raises: UnsupportedOperatorError for strings and sparse tensors."""
+    """The content of a Constant node. Raises: UnsupportedOperatorError for strings and sparse tensors."""
     tensor = node.tensor("value")
     if tensor is not None:
         return tensor
@@ -85,10 +85,10 @@ def _reshape(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             raise node.unsupported("a 0 in the shape copies a dimension that the operand lacks")
         wanted = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(wanted)]
     if -1 in wanted:
-        rest = 1
+        known_size = 1
         for extent in wanted:
-            rest *= extent if extent != -1 else 1
-        wanted[wanted.index(-1)] = x.size // rest if rest else 0
+            known_size *= extent if extent != -1 else 1
+        wanted[wanted.index(-1)] = x.size // known_size if known_size else 0
     return _reshaped(builder, node, tuple(wanted))
 
 
@@ -150,7 +150,7 @@ def _split(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     sizes = node.int_list(builder, 1, "the sizes") if node.has_input(1) else node.ints("split")
     if sizes is None:
         extent, parts = x.shape[axis], node.integer("num_outputs", len(node.outputs))
-        # The last part is the smaller one where they do not divide.
+        # The last part is the smaller one if they do not divide.
         piece = -(-extent // parts)
         sizes = tuple(min(piece, extent - i * piece) for i in range(parts))
     if sum(sizes) != x.shape[axis]:
@@ -172,11 +172,11 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         raise node.unsupported(f"mode {mode!r} is none of {', '.join(_PAD_MODES)}")
     for axis, extent in enumerate(shape):
         low, high = (before[axis], after[axis]) if mode != "constant" else (min(before[axis], 0), min(after[axis], 0))
-        # Negative pads cut off: done first, so that the operator only ever adds.
+        # Negative pads crop: done first, so that the operator only ever adds.
         if mode == "constant":
             x = sliced(builder, x, axis, -low, max(extent + high, 0), 1, node.name)
         elif low != 0 or high != 0:
-            x = taken(builder, x, axis, _padded_places(extent, low, high, mode), node.name)
+            x = taken(builder, x, axis, _padded_indices(extent, low, high, mode), node.name)
     outer = [tuple(max(0, pad) for pad in pads) for pads in (before, after)]
     if mode != "constant" or not any((*outer[0], *outer[1])):
         return [x]
@@ -186,7 +186,7 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if fill is not None and is_float(fill.dtype.name):
         return [write("pad", x, pads_before=outer[0], pads_after=outer[1], value=float(fill.item()))]
     border: dict[str, Attribute] = {"pads_before": outer[0], "pads_after": outer[1], "value": 0.0}
-    # The operator's value is a float that is known, which not every int64 is: others are put in by a mask.
+    # The operator's pad value is a constant float, which cannot hold every int64: others are inserted by a mask.
     inside = builder.emit("pad", [builder.filled(True, "bool", builder.value(x).shape)], border)
     wide = write("pad", x, pads_before=outer[0], pads_after=outer[1], value=0.0)
     value = builder.emit("reshape", [node.inputs[2]], {"shape": ()})
@@ -196,15 +196,15 @@ def _pad(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 _PAD_MODES = ("constant", "edge", "reflect", "wrap")
 
 
-def _padded_places(extent: int, low: int, high: int, mode: str) -> Sequence[int]:
-    """Which element of an axis each place of the padded one shows."""
-    places = np.arange(-low, extent + high)
+def _padded_indices(extent: int, low: int, high: int, mode: str) -> Sequence[int]:
+    """The index in the axis of each element of the padded axis."""
+    indices = np.arange(-low, extent + high)
     if mode == "reflect" and extent > 1:
         # A triangle wave: reflections repeat if the pad is wider than the axis.
-        places = np.abs((places + extent - 1) % (2 * extent - 2) - extent + 1)
+        indices = np.abs((indices + extent - 1) % (2 * extent - 2) - extent + 1)
     elif mode == "wrap":
-        places = places % extent
-    return [int(place) for place in np.clip(places, 0, extent - 1)]
+        indices = indices % extent
+    return [int(index) for index in np.clip(indices, 0, extent - 1)]
 
 
 def _range(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -220,7 +220,7 @@ def _range(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         return [builder.emit("arange", [], attrs, name=node.name, output=node.outputs[0])]
     count = max(0, int(np.ceil((float(limit.item()) - float(start.item())) / float(delta.item()))))
     wide = "float64" if is_float(dtype) else "int64"
-    # Start plus multiples in the wide type, and one rounding: adding the step again and again would gather errors.
+    # Start plus multiples in the wide type, and one rounding: repeated addition would accumulate errors.
     values = start.astype(wide).item() + np.arange(count) * delta.astype(wide).item()
     return [builder.constant(values.astype(start.dtype), node.outputs[0])]
 
@@ -245,7 +245,7 @@ def _depth_to_space(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     n, c, h, w = builder.value(x).shape
     b = node.integer("blocksize", 1)
     deep = node.text("mode", "DCR") == "DCR"
-    # DCR takes the block's place from the slow part of the channels, CRD from the fast one.
+    # DCR takes the block's index from the slow part of the channels, CRD from the fast one.
     x = write("reshape", x, shape=(n, b, b, c // b**2, h, w) if deep else (n, c // b**2, b, b, h, w))
     x = write("transpose", x, perm=(0, 3, 4, 1, 5, 2) if deep else (0, 1, 4, 2, 5, 3))
     return [write("reshape", x, shape=(n, c // b**2, h * b, w * b))]
@@ -263,10 +263,10 @@ def _space_to_depth(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 def _compress(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
-    kept = [int(place) for place in np.flatnonzero(node.array(builder, 1, "the condition"))]
+    indices = [int(index) for index in np.flatnonzero(node.array(builder, 1, "the condition"))]
     if "axis" not in node.attributes:
-        return [taken(builder, write("reshape", x, shape=(builder.value(x).size,)), 0, kept, node.name)]
-    return [taken(builder, x, node.axis(node.integer("axis", 0), len(builder.value(x).shape)), kept, node.name)]
+        return [taken(builder, write("reshape", x, shape=(builder.value(x).size,)), 0, indices, node.name)]
+    return [taken(builder, x, node.axis(node.integer("axis", 0), len(builder.value(x).shape)), indices, node.name)]
 
 
 def _expand(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -29,10 +29,10 @@ def _waves(length: int, frequencies: int, *, inverse: bool) -> Array:
     return waves / length if inverse else waves
 
 
-def _to_real(length: int, given: int) -> Array:
-    """The inverse of a transform of real numbers, of which the first half is given: (given, 2, length, 1)."""
-    waves = _waves(length, length, inverse=True).transpose(2, 1, 0, 3)[:given, :, :, :1].copy()
-    mirrored = np.arange(given)
+def _to_real(length: int, count: int) -> Array:
+    """The inverse transform to real numbers from the first half of the spectrum: (count, 2, length, 1)."""
+    waves = _waves(length, length, inverse=True).transpose(2, 1, 0, 3)[:count, :, :, :1].copy()
+    mirrored = np.arange(count)
     # A real signal's spectrum is Hermitian: inner frequencies stand for their mirror images too.
     waves[(mirrored > 0) & (2 * mirrored < length)] *= 2
     return waves
@@ -96,8 +96,8 @@ def _stft(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     count = (samples - length) // step + 1
     if step < 1 or length < 1 or count < 1:
         raise node.unsupported(f"frames of {length} by {step} do not fit {samples} samples")
-    places = np.arange(count)[:, None] * step + np.arange(length)
-    frames = write("gather", signal, builder.constant(places, "frames"), axis=1)
+    indices = np.arange(count)[:, None] * step + np.arange(length)
+    frames = write("gather", signal, builder.constant(indices, "frames"), axis=1)
     if node.has_input(2):
         frames = write("mul", frames, write("reshape", node.inputs[2], shape=(length, 1)))
     waves = _waves(length, length // 2 + 1 if node.integer("onesided", 1) else length, inverse=False)
@@ -112,9 +112,9 @@ def _mel_weights(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     # The HTK formula of the mel scale, as ONNX defines it.
     ends = 2595 * np.log10(1 + np.array([low, high]) / 700)
     edges = 700 * (10 ** ((np.arange(bands + 2) * (ends[1] - ends[0]) / (bands + 2) + ends[0]) / 2595) - 1)
-    # Rounded down to bins, as in ONNX's reference: a triangle may lose a side, whose width is then taken as 1.
-    places = ((length + 1) * edges // rate).astype(int)
-    lower, center, upper = (places[start : start + int(bands)] for start in range(3))
+    # Rounded down to bins, as in ONNX's reference: a triangle may lose a side, whose width then counts as 1.
+    bin_edges = ((length + 1) * edges // rate).astype(int)
+    lower, center, upper = (bin_edges[start : start + int(bands)] for start in range(3))
     at = np.arange(bins)[:, None]
     rising = (at - lower) / np.maximum(center - lower, 1) * (at >= lower)
     falling = (upper - at) / np.maximum(upper - center, 1) * (at < upper)

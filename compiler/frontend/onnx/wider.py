@@ -1,4 +1,4 @@
-"""Computes an ONNX model in wider types than its own, for results that are exact beside those of the model.
+"""Computes an ONNX model in wider types than its own, for reference results with negligible error.
 
 Models of float16 and bfloat16 become models of float32, others of float64, which onnx.reference computes.
 """
@@ -20,7 +20,7 @@ Arrays = Mapping[str, NDArray[Any]]
 Outputs = Sequence[NDArray[Any]]
 
 _SECONDS = 60.0
-"""In which onnx.reference must compute a model."""
+"""Time limit for onnx.reference."""
 _HALVES: Mapping[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _SINGLES: Mapping[int, int] = {TensorProto.FLOAT: TensorProto.DOUBLE}
 _QUANTIZING = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}
@@ -52,7 +52,7 @@ class WiderModel:
             raise MeasureError(f"the model is too large in float32: {error}") from error
 
     def evaluate(self, inputs: Arrays) -> Outputs:
-        """Compute it with onnx.reference. Raises: MeasureError when that cannot, or not in time."""
+        """Compute it with onnx.reference. Raises: MeasureError when that fails, or takes too long."""
         end = time.monotonic() + _SECONDS
 
         class Evaluator(ReferenceEvaluator):
@@ -62,12 +62,12 @@ class WiderModel:
 
         try:
             return list(Evaluator(self._model, new_ops=[BatchNormalization]).run(None, dict(self.widen(inputs))))
-        except Exception as error:  # whatever NumPy raises
+        except Exception as error:  # any error of NumPy
             raise MeasureError(f"onnx.reference cannot compute the model: {error}") from error
 
 
 class BatchNormalization(OpRun):
-    """That of older operator sets, which onnx.reference computes as in training."""
+    """BatchNormalization of older operator sets, which onnx.reference computes as in training."""
 
     op_domain = ""
 
@@ -78,7 +78,7 @@ class BatchNormalization(OpRun):
 
 
 def _quanta(graph: onnx.GraphProto) -> list[float]:
-    """The quantum of every output, 0 where it is not quantized; of a graph that quantizes nothing, none."""
+    """The quantum of every output, 0 if it is not quantized; empty for a graph without quantization."""
     nodes = {name: node for node in graph.node for name in node.output}
     scales = {tensor.name: tensor for tensor in graph.initializer}
     quanta = []
