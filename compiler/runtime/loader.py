@@ -114,7 +114,7 @@ class BoundKernel:
 class RotatingKernel:
     """A bound kernel, some of whose buffers change from call to call."""
 
-    __slots__ = ("_kernel", "_places", "_pointers", "_usual")
+    __slots__ = ("_cycles", "_kernel", "_pointers", "_usual")
 
     def __init__(self, kernel: BoundKernel, pointers: Any, addresses: Mapping[int, Sequence[int]]) -> None:
         self._kernel = kernel

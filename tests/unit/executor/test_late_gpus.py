@@ -97,7 +97,7 @@ def test_a_recording_that_failed_is_not_what_is_launched_then(monkeypatch: pytes
         def capture(*_: object) -> Any:
             raise DeviceError("CUDA: OUT_OF_MEMORY")
 
-        patch.setattr(gpus, "captured", captured)
+        patch.setattr(gpus, "capture", capture)
         with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
             executor.run()
     executor.run(x=X + 1)
