@@ -29,7 +29,7 @@ _LISTED = ".json"
 
 
 class Listed(TypedDict):
-    """What is noted of a file."""
+    """The entry of a file."""
 
     sha256: str
 
@@ -38,19 +38,19 @@ _CONTENTS = TypeAdapter(dict[str, Listed])
 
 
 def content_key(files: Mapping[str, bytes]) -> str:
-    """A key for these files: equal for equal names and contents, 64 hexadecimal letters."""
+    """A key for these files, 64 hexadecimal letters: equal for equal names and contents."""
     digest = hashlib.sha256()
     for name in sorted(files):
         for text in (name.encode(), files[name]):
-            # Each text after its length, or ("ab", "c") and ("a", "bc") would have one hash.
+            # Each text after its length; otherwise ("ab", "c") and ("a", "bc") would have one hash.
             digest.update(len(text).to_bytes(8, "little"))
             digest.update(text)
     return digest.hexdigest()
 
 
 def key_of(summary: Mapping[str, Any] | None) -> str | None:
-    """The content key of what a run has put into its store, from what the ledger says of it; None when it has put
-    nothing there, as where the store is a folder: the summary has the path of the network then.
+    """The content key of a run's files in the store, from its summary in the ledger; None for a run that stored none,
+    as in a folder, where the summary has the path of the network.
     """
     key = (summary or {}).get("artifact")
     return key if isinstance(key, str) and _CONTENT_KEY.fullmatch(key) else None
@@ -65,20 +65,20 @@ class ArtifactStore:
     def put(self, key: str, files: Mapping[str, bytes]) -> None:
         """Store `files` (relative name to content) under `key`.
 
-        All or nothing, durable on return. A key that exists keeps what it has, and of two processes that store under
-        one key at once the first to finish counts; keys of content (`content_key`) have no such conflict.
+        All or nothing, durable on return. An existing key keeps its files; of two processes that store under one key at
+        once the first to finish counts. Keys of content (`content_key`) have no such conflict.
 
         Raises:
             StoreError: the key or a name is unsafe, there is no file, or the store refused.
         """
-        folder, listed = _place(key)
+        folder, listed = _paths(key)
         named = {_relative(name): data for name, data in files.items()}
         if not files:
             raise StoreError(f"artifact {key} has no files")
         if self._blobs.exists(listed):
             return
         contents = {name: {"size": len(data), "sha256": _digest(data)} for name, data in named.items()}
-        # Files first, the list last: readers find a key by its list, so a writer that is killed here leaves no key.
+        # Files first, the list last: readers find a key by its list, so a killed writer leaves no key.
         self._blobs.put({f"{folder}/{name}": data for name, data in named.items()})
         self._blobs.create(listed, json.dumps(contents, sort_keys=True).encode())
 
@@ -87,22 +87,22 @@ class ArtifactStore:
 
         Raises:
             StoreError: the key is unsafe, or the store refused.
-            CorruptRecordError: a file is missing or is not what was stored.
+            CorruptRecordError: a file is missing or changed.
         """
         sums = self._sums(key)
         return None if sums is None else {name: self._checked(key, name, digest) for name, digest in sums.items()}
 
     def read(self, key: str, name: str) -> bytes | None:
-        """One of the files stored under `key`, or None when there is none of that name.
+        """File `name` stored under `key`, or None.
 
-        Raises: as `get`.
+        Raises: like `get`.
         """
         digest = (self._sums(key) or {}).get(name)
         return None if digest is None else self._checked(key, name, digest)
 
     def _sums(self, key: str) -> dict[str, str] | None:
-        """The checksums of the files of a key, by name; None when there is no such key."""
-        _, listed = _place(key)
+        """The checksums of the files of a key, by name; None for an unknown key."""
+        _, listed = _paths(key)
         try:
             contents = read_document(self._blobs, listed, _CONTENTS)
         except FileNotFoundError:
@@ -110,7 +110,7 @@ class ArtifactStore:
         return {_relative(name): each["sha256"] for name, each in contents.items()}
 
     def _checked(self, key: str, name: str, digest: str) -> bytes:
-        folder, listed = _place(key)
+        folder, listed = _paths(key)
         where = self._blobs.where(f"{folder}/{name}")
         try:
             data = self._blobs.read(f"{folder}/{name}")
@@ -121,14 +121,13 @@ class ArtifactStore:
         return data
 
     def keys(self) -> tuple[str, ...]:
-        """Every key, sorted."""
         names = (PurePosixPath(name) for name in self._blobs.files(ARTIFACTS))
         listed = (name for name in names if len(name.parts) == 2 and name.suffix == _LISTED)
         return tuple(sorted(name.name.removesuffix(_LISTED) for name in listed if _KEY.fullmatch(name.name)))
 
 
-def _place(key: str) -> tuple[str, str]:
-    """The folder of a key's files and the name of the list of them."""
+def _paths(key: str) -> tuple[str, str]:
+    """The folder of a key's files and the name of their list."""
     if not _KEY.fullmatch(key):
         raise StoreError(f"{key!r} cannot be an artifact key: letters, digits, dot, dash, underscore")
     return f"{ARTIFACTS}/{key}", f"{ARTIFACTS}/{key}{_LISTED}"

@@ -10,7 +10,7 @@ from retune.compiler.measure.record import MeasureRecord
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which records a query is about; None means any."""
+    """The records of a query; None means any."""
 
     task_key: str | None = None
     target: str | None = None
@@ -19,13 +19,12 @@ class Selection:
     run_id: str | None = None
 
     def accepts(self, record: MeasureRecord) -> bool:
-        """Whether the record belongs to the selection."""
         return (self.run_id is None or record.run_id == self.run_id) and self.wants(
             record.task_key, record.target, record.device, record.threads
         )
 
     def wants(self, task_key: str, target: str, device: str, threads: int) -> bool:
-        """Whether records of this task and place can belong to the selection."""
+        """Whether records of this task and device may belong to the selection."""
         return (
             (self.task_key is None or task_key == self.task_key)
             and (self.target is None or target == self.target)
@@ -54,8 +53,8 @@ class HistoryPoint:
     """One trial in the history of a task.
 
     `trial` counts from 1 and `round` is its round. `elapsed` is in seconds since the run began, `timestamp` since 1970.
-    `seconds` is the time of a call, None for a failure, and `best_seconds` the fastest one so far, None before the
-    first success.
+    `seconds` is the time of a call, None for a failure, and `best_seconds` the fastest so far, None before the first
+    success.
     """
 
     trial: int
@@ -69,17 +68,17 @@ class HistoryPoint:
 class RecordStore(ABC):
     """Every trial ever measured, by many writers, for good.
 
-    Promises, kept by every store and tested once for all of them:
+    Promises of every store, tested once for all of them:
 
-    * `append` returns when the records are durable. Until then a reader sees, for each task, all of
-      them or none. A process killed at any moment loses nothing that was acknowledged.
-    * Records are only ever added. What a reader was given never changes.
+    * `append` returns when the records are durable. Until then a reader sees, for each task, all of them or none. A
+      process killed at any moment loses no acknowledged record.
+    * Records are only added, and never change.
     * Any number of processes and threads append and read at once, without locks.
-    * An id names one record. Appending it again, here or in another process, shows it once, so a
-      retried append is harmless.
+    * An id names one record. Appending it again, here or in another process, shows it once, so a retried append is
+      harmless.
     * The order of an answer depends on the records alone: by timestamp, round, record id.
     * Records come back as `retune.storage.codec.canonical` makes them: times to the microsecond.
-    * A store can be pickled; it opens the same records where it is unpickled.
+    * A store can be pickled; unpickled, it opens the same records.
     """
 
     @abstractmethod
@@ -92,7 +91,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def scan(self, selection: Selection) -> Iterable[MeasureRecord]:
-        """Every record of the selection, in any order, maybe an id more than once."""
+        """Every record of the selection, in any order; ids may repeat."""
 
     def scan_best(self, selection: Selection) -> Iterable[MeasureRecord]:
         """At least the fastest of each task, target, device, threads; `run_id` must be None."""
@@ -106,10 +105,10 @@ class RecordStore(ABC):
         run_id: str | None = None,
         threads: int | None = None,
     ) -> list[MeasureRecord]:
-        """The records that match every argument given, by timestamp, round and id."""
+        """The records that match every given argument, by timestamp, round and id."""
         unique: dict[str, MeasureRecord] = {}
         for record in self.scan(Selection(task_key, target, device, threads, run_id)):
-            # A retried append, or a compaction that was interrupted, leaves an id in two files.
+            # A retried append, or an interrupted compaction, leaves an id in two files.
             unique.setdefault(record.record_id, record)
         return sorted(unique.values(), key=lambda r: (r.timestamp, r.round, r.record_id))
 
@@ -120,14 +119,14 @@ class RecordStore(ABC):
         device: str | None = None,
         threads: int | None = None,
     ) -> MeasureRecord | None:
-        """The fastest successful record of a task, the earliest of equals, or None."""
-        found = self.scan_best(Selection(task_key, target, device, threads))
-        return min((r for r in found if math.isfinite(r.seconds)), key=speed, default=None)
+        """The fastest successful record of a task, the earliest of ties, or None."""
+        candidates = self.scan_best(Selection(task_key, target, device, threads))
+        return min((r for r in candidates if math.isfinite(r.seconds)), key=speed, default=None)
 
     def best_per_task(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
     ) -> dict[str, MeasureRecord]:
-        """The fastest successful record of every task that has one, by task key."""
+        """The fastest successful record of every task with a success, by task key."""
         best: dict[str, MeasureRecord] = {}
         for record in self.scan_best(Selection(None, target, device, threads)):
             if math.isfinite(record.seconds):
@@ -140,7 +139,7 @@ class RecordStore(ABC):
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
     ) -> list[TaskSummary]:
-        """Every task tried, per target, device and thread count, sorted by these and by key."""
+        """Every measured task, per target, device and thread count, sorted by these and by key."""
 
     @abstractmethod
     def history(
@@ -151,7 +150,7 @@ class RecordStore(ABC):
         run_id: str | None = None,
         threads: int | None = None,
     ) -> list[HistoryPoint]:
-        """The course of a task, trial by trial, with the best so far."""
+        """The history of a task, trial by trial, with the best so far."""
 
 
 def speed(record: MeasureRecord) -> tuple[float, float, str]:

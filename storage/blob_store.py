@@ -1,7 +1,7 @@
-"""Where a store keeps its files: a folder, or a place in an object store. A name holds a whole file or nothing.
+"""The files of a store: a folder, or a prefix in an object store. A name holds a whole file or nothing.
 
-A blob store is a tree of files below one root, a folder or a place in an object store (`retune.storage.object_store`).
-Names are relative paths with slashes. What is promised is what both can keep, see docs/reference/storage.md.
+A blob store is a tree of files below one root, a folder or a prefix in an object store (`retune.storage.object_store`).
+Names are relative paths with slashes. Both kinds keep the same promises, see docs/reference/storage.md.
 """
 
 import errno
@@ -24,39 +24,39 @@ logger = logging.getLogger(__name__)
 
 # For these a missing file is an answer (a compaction took it), for other verbs a fault of the store.
 READING = ("read", "move")
-"""What is done to a file that must be there."""
+"""Verbs on a file that must exist."""
 
 QUARANTINE = "quarantine"
-"""The folder for files that could not be read back."""
+"""The folder for unreadable files."""
 
 
 class Lock(Protocol):
-    """Something that one process owns until it closes it or dies."""
+    """A resource that one process owns until it closes it or dies."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Release it."""
 
 
 class BlobStore(ABC):
-    """Files by name below `url`. Any number of processes and threads may use one at once."""
+    """Files by name below `url`, for any number of processes and threads at once."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def where(self, name: str = "") -> str:
-        """The whole path or URL of a name, for people: without a password."""
+        """The full path or URL of a name, for people: without a password."""
         return without_passwords(f"{self.url}/{name}" if name else self.url)
 
     @abstractmethod
     def put(self, files: Mapping[str, bytes]) -> None:
         """Store every file, in this order; durable on return. Each is whole or absent at any moment.
 
-        Raises: StoreError; then what was not there before may be there or not.
+        Raises: StoreError; then some of the new files may exist.
         """
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
-        """Store a file unless there is one of that name; whether it was stored. Of many who try at once one succeeds.
+        """Store a file unless the name exists; return whether it was stored. Of concurrent creators one succeeds.
 
         Raises: StoreError.
         """
@@ -71,47 +71,47 @@ class BlobStore(ABC):
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:
-        """A file to read parts of. Raises: FileNotFoundError, StoreError."""
+        """Open a file to read parts of it. Raises: FileNotFoundError, StoreError."""
 
     @abstractmethod
     def files(self, folder: str) -> list[str]:
-        """The names of all files below a folder, at any depth and in any order; none when there is no such folder.
+        """The names of all files below a folder, at any depth and in any order; empty for a missing folder.
 
         Raises: StoreError.
         """
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether there is a file of that name. Raises: StoreError."""
+        """Whether the file exists. Raises: StoreError."""
 
     @abstractmethod
     def move(self, name: str, to: str) -> None:
-        """Give a file another name. Raises: FileNotFoundError, StoreError."""
+        """Rename a file. Raises: FileNotFoundError, StoreError."""
 
     @abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, also those that are gone already. Raises: StoreError."""
+        """Remove files; missing ones are ignored. Raises: StoreError."""
 
     @abstractmethod
     def add_line(self, name: str, line: bytes) -> None:
-        """Add a line, without a line break in it, to what `lines` gives; durable on return. Raises: StoreError."""
+        """Append `line`, which has no line break, to the lines of `name`; durable on return. Raises: StoreError."""
 
     @abstractmethod
     def lines(self, name: str) -> list[bytes]:
-        """The lines added under a name, oldest first; the last one of a killed writer may be cut off.
+        """The lines added under a name, oldest first; the last line of a killed writer may be cut off.
 
         Raises: StoreError.
         """
 
     @abstractmethod
     def lock(self, name: str) -> Lock:
-        """Own `name` until the lock is closed or this process dies, however it dies.
+        """Own `name` until the lock is closed or this process dies.
 
         Raises: StoreError, which names the owner, when another process owns it.
         """
 
     def quarantine(self, name: str, reason: Exception) -> None:
-        """Move a file that cannot be read to the folder `quarantine`, keeping its place there, and say so once."""
+        """Move an unreadable file to the folder `quarantine`, with its path, and warn once."""
         try:
             self.move(name, f"{QUARANTINE}/{name}")
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class BlobStore(ABC):
 
 
 class LocalBlobStore(BlobStore):
-    """A folder. Files are written under another name, flushed to the disk and renamed."""
+    """A folder. Files are written under temporary names, flushed to the disk and renamed."""
 
     def __init__(self, root: Path | str) -> None:
         # Absolute: the working folder may change, and a pickled store must mean the same folder in another process.
@@ -138,14 +138,14 @@ class LocalBlobStore(BlobStore):
         put({self.root / name: data for name, data in files.items()})
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `BlobStore.create`: a second name for a finished file is refused where there is one."""
+        """See `BlobStore.create`: linking a finished file fails if the name exists."""
         path = self.root / name
         with self._refusals("write", name):
             make_folder(path.parent)
             temporary = temporary_in(path.parent)
             try:
                 write_through(temporary, data)
-                # link(2) fails if the name exists, atomically; rename would replace the first file.
+                # link(2) fails if the name exists, atomically; rename would replace the file.
                 os.link(temporary, path)
                 # The new name is durable only with the folder's entry.
                 sync_folder(path.parent)
@@ -173,7 +173,7 @@ class LocalBlobStore(BlobStore):
             try:
                 handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
             except OSError as error:
-                # any other error, as of a share that is away, may pass: the file is not to blame
+                # other errors, as of an unreachable share, may pass: the file is not to blame
                 if error.errno == errno.ENXIO or (error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink()):
                     raise CorruptRecordError(f"{path} cannot be read: it is a socket, or a link to nothing") from None
                 raise
@@ -183,23 +183,23 @@ class LocalBlobStore(BlobStore):
             return os.fdopen(handle, "rb")
 
     def files(self, folder: str) -> list[str]:
-        """See `BlobStore.files`; temporary files are among them."""
-        found: list[str] = []
+        """See `BlobStore.files`; includes temporary files."""
+        names: list[str] = []
         with self._refusals("list", folder):
-            self._walk(folder, found)
-        return found
+            self._walk(folder, names)
+        return names
 
-    def _walk(self, folder: str, found: list[str]) -> None:
+    def _walk(self, folder: str, names: list[str]) -> None:
         try:
             with os.scandir(self.root / folder) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}"
-                    # A link to a folder that contains it would recurse without end.
+                    # A link to an ancestor folder would recurse without end.
                     if entry.is_dir(follow_symlinks=False) or _is_linked_folder(entry):
-                        self._walk(name, found)
+                        self._walk(name, names)
                     else:
-                        found.append(name)
-        # Folders may go while they are walked: what is gone holds no files.
+                        names.append(name)
+        # Folders may disappear during the walk: a missing folder holds no files.
         except (FileNotFoundError, NotADirectoryError):
             return
 
@@ -220,7 +220,7 @@ class LocalBlobStore(BlobStore):
         for path in paths:
             with self._refusals("remove", path.relative_to(self.root).as_posix()):
                 path.unlink(missing_ok=True)
-        # One flush a folder, after all its removals.
+        # One flush per folder, after all its removals.
         for folder in dict.fromkeys(path.parent for path in paths):
             if folder.is_dir():
                 sync_folder(folder)
@@ -233,11 +233,11 @@ class LocalBlobStore(BlobStore):
                 end = file.seek(0, os.SEEK_END)
                 # "a+" may read anywhere, but O_APPEND sets each write to the end at that moment.
                 file.seek(max(0, end - 1))
-                broken = b"" if file.read(1) in (b"", b"\n") else b"\n"  # by a writer that was killed
+                broken = b"" if file.read(1) in (b"", b"\n") else b"\n"  # left by a killed writer
                 text = broken + line + b"\n"
                 try:
-                    # An unbuffered write may be short on a full disk; the half line is cut off again, so the file ends
-                    # with a whole one.
+                    # An unbuffered write may be short on a full disk; the partial line is cut off again, so the file
+                    # ends with a whole line.
                     if file.write(text) < len(text):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     # A line counts as stored once it survives a power cut.
@@ -262,7 +262,7 @@ class LocalBlobStore(BlobStore):
             # Not "w": opening must not empty the file, which names the owner for the error below.
             file = (self.root / name).open("a+")
             try:
-                # The kernel releases it when the process dies, however it dies: no stale lock has to be broken.
+                # The kernel releases it when the process dies in any way: no stale lock has to be broken.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.truncate(0)
                 # For the error of the next process; the lock itself does not depend on it.
@@ -280,7 +280,7 @@ class LocalBlobStore(BlobStore):
 
     @contextmanager
     def _refusals(self, verb: str, name: str) -> Iterator[None]:
-        """Turn what the file system refuses into an error that says what and where; a missing file stays one."""
+        """Turn errors of the file system into an error that says what and where; a missing file stays missing."""
         try:
             yield
         except OSError as error:
@@ -290,7 +290,7 @@ class LocalBlobStore(BlobStore):
 
 
 def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a link to a folder that it does not lie in itself."""
+    """Whether an entry is a link to a folder outside of its own ancestors."""
     return (
         entry.is_symlink()
         and os.path.isdir(entry)
@@ -299,5 +299,5 @@ def _is_linked_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def busy(owner: str) -> str:
-    """What is said to a process that wants what `owner` owns."""
+    """The message to a process that wants the run of `owner`."""
     return f"{owner} is working on this run already, whatever its limits: wait for it, stop it, or use another --store"

@@ -1,7 +1,6 @@
-"""What cost models learned, kept as bytes for later runs.
+"""Learned cost models, stored as bytes for later runs.
 
-A run that is resumed finds what it found when it began; what was learned from other features than a reader's
-own is neither found nor in its way.
+A resumed run finds the same checkpoint as when it began; checkpoints of other feature versions are ignored.
 """
 
 import hashlib
@@ -17,27 +16,27 @@ from retune.storage.files import ID, new_id
 from retune.storage.layout import target_slug
 from retune.storage.store_url import open_blob_store
 
-# Several, not one: runs that began earlier still resume from what was newest before their horizon.
+# Several, not one: runs that began earlier still resume from the newest checkpoint before their horizon.
 KEPT = 8
-"""Files kept of a place and version: each holds what is worth knowing of those before."""
+"""Checkpoints kept per device and version: each contains the useful part of its predecessors."""
 
 _SUFFIX = ".npz"
 _NAME = re.compile(rf"{ID}\.npz")
 
 
 class CheckpointStore:
-    """`root/lessons/<place>/features-<version>/<ulid>.npz`, a place being a target, a device and a number of threads,
-    `version` that of the features learned from. A file never changes; the oldest go as new ones come.
+    """`root/lessons/<place>/features-<version>/<ulid>.npz`, where place is a target, a device and a number of threads,
+    and `version` the features' version. A file never changes; new files displace the oldest.
     """
 
     def __init__(self, root: Path | str, target: str, device: str, threads: int, version: int) -> None:
         # Device names hold spaces and slashes; 32 bits of a hash suffice to tell a few machines apart.
-        place = hashlib.sha256(device.encode()).hexdigest()[:8]
+        device_hash = hashlib.sha256(device.encode()).hexdigest()[:8]
         self._blobs = open_blob_store(root)
-        self._folder = f"lessons/{target_slug(target)}-{place}-{threads}/features-{version}"
+        self._folder = f"lessons/{target_slug(target)}-{device_hash}-{threads}/features-{version}"
 
     def save(self, data: bytes) -> str:
-        """Keep `data` as the newest of its place, whatever the clock says, and return its name.
+        """Store `data` as the newest checkpoint, whatever the clock says, and return its name.
 
         Raises: StoreError when it cannot be written.
         """
@@ -49,23 +48,23 @@ class CheckpointStore:
         return name
 
     def newest(self, before: float) -> bytes | None:
-        """What was saved last before a moment, in seconds since 1970; None when there is nothing.
+        """The last checkpoint before a moment, in seconds since 1970, if any.
 
         Raises: StoreError when it cannot be read.
         """
-        # By the id's time and not the file's: an object store has no times that a writer controls.
-        found = [name for name in self._names() if _id(name).timestamp < before]
+        # By the id's time and not the file's: a writer does not control the times of an object store.
+        names = [name for name in self._names() if _id(name).timestamp < before]
         try:
-            return self._blobs.read(found[-1]) if found else None
+            return self._blobs.read(names[-1]) if names else None
         except FileNotFoundError:  # eight newer ones came at once
             return None
         except CorruptRecordError as error:
-            self._blobs.quarantine(found[-1], error)
+            self._blobs.quarantine(names[-1], error)
             return None
 
     @property
     def latest(self) -> float:
-        """When the newest was saved, in seconds since 1970 by its machine's clock; 0 when there is none."""
+        """Time of the newest checkpoint, in seconds since 1970 by its machine's clock; 0 without any."""
         return max((_id(name).timestamp for name in self._names()), default=0.0)
 
     def _names(self) -> list[str]:
@@ -78,7 +77,7 @@ def _id(name: str) -> ULID:
 
 
 def _newer(name: str) -> str:
-    """An id that sorts after that of a file, also when the clock was set back since it was made."""
+    """An id that sorts after a file's id, even if the clock was set back."""
     last, fresh = _id(name), ULID()
     # ULIDs sort by their milliseconds: one more keeps the order if the clock went back.
     return str(fresh if fresh > last else ULID.from_datetime(last.datetime + timedelta(milliseconds=1)))

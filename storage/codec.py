@@ -1,8 +1,7 @@
 """Conversion between records and Arrow tables; a canonical record survives the round trip unchanged.
 
-A store keeps the *canonical* record: times to the microsecond, text that is valid UTF-8, and a missing score where the
-model's was not finite. Costs must be finite and positive, otherwise the record is rejected: a failure is a status,
-never a magic cost.
+A store keeps the *canonical* record: times to the microsecond, valid UTF-8 text, and no score if the model's was not
+finite. Costs must be finite and positive, otherwise the record is rejected: a failure is a status, never a magic cost.
 """
 
 import math
@@ -19,18 +18,18 @@ from retune.storage.schema import SCHEMA
 # The unit of Arrow's timestamp column: finer times would not survive the round trip.
 MICROSECOND = 1_000_000
 FIELDS = tuple(field.name for field in fields(MeasureRecord))
-"""The columns that make a record; the others in the schema are derived from them."""
+"""The columns of a record; the other columns of the schema are derived from them."""
 
 _TEXTS = tuple(field.name for field in fields(MeasureRecord) if field.type is str)
 _STATUS = {int(status): status for status in MeasureStatus}
 
 
 def canonical(record: MeasureRecord) -> MeasureRecord:
-    """The record as a store keeps it.
+    """The record as stored.
 
     Raises:
-        StoreError: a cost or a duration is not a number that can be measured, or the id is empty.
-        SchemaError: the record was made for another version of the layout.
+        StoreError: a cost or a duration is not measurable, or the id is empty.
+        SchemaError: the record has another version of the layout.
     """
     if record.schema_version != SCHEMA_VERSION:
         raise SchemaError(
@@ -61,12 +60,12 @@ def canonical(record: MeasureRecord) -> MeasureRecord:
 
 
 def _utf8(text: str) -> str:
-    """Text with lone surrogates (undecodable bytes of a worker's stderr) spelled out."""
+    """Text with escaped lone surrogates (undecodable bytes of a worker's stderr)."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def to_table(records: Sequence[MeasureRecord]) -> Any:
-    """Canonical records as an Arrow table with `SCHEMA`, in the order given.
+    """Canonical records as an Arrow table with `SCHEMA`, in order.
 
     Raises:
         StoreError: an integer is too large for its column.
@@ -84,20 +83,20 @@ def to_table(records: Sequence[MeasureRecord]) -> Any:
 
 
 def from_table(table: Any, source: str = "the table") -> list[MeasureRecord]:
-    """The records of a table with `SCHEMA`, in its order; derived columns are recomputed, not read.
+    """The records of a table with `SCHEMA`, in order; derived columns are recomputed, not read.
 
     `source` names the file in errors.
 
     Raises:
-        CorruptRecordError: a status has no name in this version.
+        CorruptRecordError: a status is unknown in this version.
     """
     columns = {name: table.column(name) for name in FIELDS}
-    # Not to_pylist on the timestamps: Python's datetime ends with the year 9999 and is slow to make.
+    # Not to_pylist on the timestamps: Python's datetime ends with the year 9999 and is slow to construct.
     columns["timestamp"] = columns["timestamp"].cast(pa.int64())
     values = {name: column.to_pylist() for name, column in columns.items()}
     values["costs"] = [tuple(costs) for costs in values["costs"]]
     values["timestamp"] = [moment / MICROSECOND for moment in values["timestamp"]]
-    # `upgrade` has brought the rows to this version, whatever the file was.
+    # `upgrade` has converted the rows to this version.
     values["schema_version"] = [SCHEMA_VERSION] * table.num_rows
     try:
         values["status"] = [_STATUS[status] for status in values["status"]]

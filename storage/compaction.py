@@ -2,7 +2,7 @@
 
 No reader ever misses a record that stays. The large file is written atomically and durably before the small ones are
 removed. In between, and after a crash in between, both exist: readers deduplicate records, and the next compaction
-removes the leftovers. A reader that finds a small file gone lists the folder again and finds the large one.
+removes the leftovers. A reader that misses a small file lists the folder again and finds the large one.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from retune.storage.store_url import open_blob_store
 
 # A query pays for each file it opens; below so few files a rewrite gains less than it costs.
 LEAST_PARTS = 8
-"""Fewer files of a task than this are not worth a rewrite."""
+"""A task with fewer files is not rewritten."""
 
-# Rewriting costs as much as the file is large: a full one is never read again to join a few rows to it.
+# Rewriting costs as much as the file is large: a full file is never read again for a few more rows.
 FULL_ROWS = 500_000
-"""A file of so many rows is left as it is, and none is made with more."""
+"""Maximal rows of a file; full files stay untouched."""
 
-# The fastest first, so that `best` reads the first row group of a compacted file alone.
+# The fastest first, so that `best` reads only the first row group of a compacted file.
 _ORDER = [("seconds", "ascending"), ("timestamp", "ascending"), ("round", "ascending"), ("record_id", "ascending")]
 
 _DAY = 86_400.0
@@ -40,12 +40,12 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which records a compaction keeps. All of unfinished runs stay too, which are resumed from them."""
+    """The records that a compaction keeps. Records of unfinished runs stay too, for their resumption."""
 
     best: int = 1
-    """How many of the fastest stay of every task, target, device and thread count; at least one."""
+    """Number of fastest records kept of every task, target, device and thread count; at least one."""
     days: float = 0.0
-    """What is younger than so many days stays."""
+    """Records younger than this stay."""
 
     def __post_init__(self) -> None:
         if self.best < 1:
@@ -55,23 +55,23 @@ class Retention:
 
     @classmethod
     def of(cls, best: int | None, days: float | None) -> Self | None:
-        """The retention that options ask for; None when neither is given: everything stays."""
+        """The retention for these options; None without any: everything stays."""
         if best is None and days is None:
             return None
         return cls(1 if best is None else best, 0.0 if days is None else days)
 
     def keeps(self, table: Any, unfinished: Collection[str], now: float) -> Any:
-        """Which rows of a table stay, as an array of booleans; its rows are of one task and place.
+        """Mask of the rows of a table that stay; its rows are of one task and device.
 
-        Trials that were only looked at count as slower than all others, as they do where a network is compiled.
+        Trials with only a short measurement count as slower than all others, as when a network is compiled.
         """
         seconds = table.column("seconds").fill_null(math.inf).to_numpy()
         looked_at = table.column("censored").to_numpy()
-        # The last key sorts first: failures last, then trials with one short look, then by time.
+        # The last key sorts first: failures last, then trials with one short measurement, then by time.
         ranked = np.lexsort((seconds, looked_at, np.isinf(seconds)))
         fast = np.zeros(table.num_rows, dtype=bool)
         fast[ranked[: self.best]] = True
-        # The fastest row stays even if it was only looked at: views of the best would change otherwise.
+        # The fastest row stays even if its measurement was short: views of the best would change otherwise.
         fast[np.argmin(seconds)] = True
         moments = pc.cast(table.column("timestamp"), pa.int64()).to_numpy() / 1e6
         runs = np.isin(table.column("run_id").to_numpy().astype(str), np.array(sorted(unfinished), dtype=str))
@@ -80,7 +80,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """The result of a compaction: how many files were merged into how many, the rows in these, and the rows deleted."""
+    """The result of a compaction: numbers of files merged and written, of the rows in these, and of rows deleted."""
 
     files_before: int
     files_after: int
@@ -94,12 +94,12 @@ def compact(
     retention: Retention | None = None,
     now: float | None = None,
 ) -> Compaction:
-    """Join the files of every task, target, device and thread count that has at least `least_parts` of them.
+    """Merge the files of every task, target, device and thread count with at least `least_parts` files.
 
-    Any number of processes may read, append and compact meanwhile. Files that cannot be read, or whose rows are of
-    several devices, are left alone. With a `retention`, files of any number and size are written again where records
-    need not stay at the moment `now`, in seconds since 1970 (default: this one).
-    Raises: StoreError when the store refuses; what was joined until then stays joined.
+    Any number of processes may read, append and compact meanwhile. Unreadable files, and files of several devices,
+    stay. With a `retention`, files with rows that need not stay at `now`, in seconds since 1970 (default: the current
+    time), are rewritten whatever their number and size.
+    Raises: StoreError when the store refuses; completed merges stay.
     """
     blobs = open_blob_store(root)
     groups: dict[tuple[str, Key], list[str]] = {}
@@ -109,12 +109,12 @@ def compact(
             if key is not None and (rows < FULL_ROWS or retention):
                 groups.setdefault((name.rpartition("/")[0], key), []).append(name)
     done = Compaction(0, 0, 0)
-    # A resumed run replays its records: without them it would ask for other candidates than the run that was stopped.
+    # A resumed run replays its records: without them it would propose other candidates than before.
     unfinished = {run.run_id for run in RunLedger(root).list() if not run.is_complete} if retention else set()
     moment = time.time() if now is None else now
     for (folder, _), names in groups.items():
         if len(names) >= least_parts or retention:
-            joined = _Joined.read(blobs, folder, names)
+            joined = _Merged.read(blobs, folder, names)
             if retention is not None:
                 joined.drop(retention, unfinished, moment)
             if len(names) >= least_parts or joined.dropped:
@@ -123,11 +123,11 @@ def compact(
 
 
 def _kind(blobs: BlobStore, name: str) -> tuple[Key | None, int]:
-    """The task and place of all rows of a file, None where they differ, and how many rows there are."""
+    """The task and device of all rows of a file, None if they differ, and the number of rows."""
     outline = read_outline(blobs, name)
     if outline is not None:
         return outline.key, outline.rows
-    rows = read_columns(blobs, name, BEST_KEY)  # an older version's footer does not tell
+    rows = read_columns(blobs, name, BEST_KEY)  # an older version's footer has no key
     keys = rows.group_by(list(BEST_KEY)).aggregate([]).to_pylist()
     if len(keys) != 1:
         return None, rows.num_rows
@@ -135,16 +135,16 @@ def _kind(blobs: BlobStore, name: str) -> tuple[Key | None, int]:
     return (key["task_key"], key["target"], key["device"], key["threads"]), rows.num_rows
 
 
-class _Joined:
-    """The rows of several files of one task and place, and the names of those files."""
+class _Merged:
+    """The merged rows of files of one task and device, and the names of those files."""
 
     def __init__(self, folder: str, names: Sequence[str], table: Any) -> None:
         self._folder, self._names, self._table = folder, names, table
         self.dropped = 0
 
     @classmethod
-    def read(cls, blobs: BlobStore, folder: str, names: Sequence[str]) -> "_Joined":
-        """Every record once, the fastest first; files that are gone or damaged are left out."""
+    def read(cls, blobs: BlobStore, folder: str, names: Sequence[str]) -> "_Merged":
+        """Every record once, the fastest first; missing or damaged files are skipped."""
         tables, read = [], []
         for name in names:
             with contextlib.suppress(CorruptRecordError, FileNotFoundError):
@@ -155,14 +155,14 @@ class _Joined:
         return cls(folder, read, _unique(pa.concat_tables(tables)).sort_by(_ORDER))
 
     def drop(self, retention: Retention, unfinished: Collection[str], now: float) -> None:
-        """Leave out the rows that need not stay."""
+        """Drop the rows that need not stay."""
         if self._table is not None:
             stays = retention.keeps(self._table, unfinished, now)
             self.dropped = int(np.count_nonzero(~stays))
             self._table = self._table.filter(pa.array(stays))
 
     def put(self, blobs: BlobStore, done: Compaction) -> Compaction:
-        """Put the rows into as few files as possible and remove the others; `done` with that added."""
+        """Write the rows into as few files as possible and remove the others; returns the updated `done`."""
         if self._table is None:
             return done
         files: dict[str, bytes] = {}
@@ -181,7 +181,7 @@ class _Joined:
 
 
 def _unique(table: Any) -> Any:
-    """The rows with the first of every record id."""
+    """The first row of every record id."""
     # `np.unique` gives the first index of each value, so among duplicates the oldest file's row stays.
     _, first = np.unique(table.column("record_id").to_numpy(zero_copy_only=False), return_index=True)
     return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))

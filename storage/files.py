@@ -12,7 +12,7 @@ from retune.compiler.runtime.atomic_write import sync_folder
 from retune.compiler.runtime.temporaries import temporary_in
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Temporary names start with a dot and end with this, so no reader's pattern matches them."""
+"""Suffix of temporary names, which start with a dot, so no reader's pattern matches them."""
 
 ID = r"[0-7][0-9A-HJKMNP-TV-Z]{25}"
 """The pattern of a ULID: 128 bits, so the first letter has three."""
@@ -26,9 +26,8 @@ def new_id() -> str:
 def put(files: Mapping[Path, bytes]) -> None:
     """Write every file under a temporary name, then rename them all.
 
-    A failure while writing (disk full) leaves nothing visible. Each file is atomic; the group is as
-    nearly so as a file system allows: a kill in the short moment between two renames shows some.
-
+    A failure while writing (disk full) leaves nothing visible. Each file is atomic; a kill between two renames shows a
+    part of the group.
     Raises:
         StoreError: the file system refused.
     """
@@ -43,7 +42,7 @@ def put(files: Mapping[Path, bytes]) -> None:
         for temporary, path in pending:
             # Only renames are left: they need no space, so a full disk cannot interrupt them.
             temporary.replace(path)
-        # One flush a folder makes all its new names durable.
+        # One flush per folder makes all its new names durable.
         for folder in dict.fromkeys(path.parent for path in files):
             sync_folder(folder)
     except OSError as error:
@@ -55,7 +54,7 @@ def put(files: Mapping[Path, bytes]) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
+    """Write a new file and flush it to the disk."""
     # "x": a temporary is the writer's own, so two of one name are a fault and never overwrite each other.
     with path.open("xb") as file:
         file.write(data)
@@ -65,7 +64,7 @@ def write_through(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, each durable in the one above it."""
+    """Create a folder and its parents, each durable in its parent."""
     if path.is_dir():
         return
     if path.parent != path:

@@ -27,13 +27,13 @@ _WORKLOAD = "workload="
 
 def target_slug(target: str) -> str:
     """A readable folder name for a target, distinct for distinct strings."""
-    # Cut for people's eyes and for paths of 255 bytes; the hash keeps targets of equal beginnings apart.
+    # Shortened for people and for paths of 255 bytes; the hash keeps targets of equal beginnings apart.
     words = re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-")[:48]
     return f"{words}-{_digest(target, 8)}"
 
 
 def workload_hash(task_key: str) -> str:
-    """Sixteen letters that stand for a task key; the first keeps tools from reading a number."""
+    """Sixteen letters for a task key; the first keeps tools from reading a number."""
     # 60 bits: by the birthday bound a collision is likely only near 2^30 tasks; a column holds the whole key anyway.
     return f"w{_digest(task_key, 15)}"
 
@@ -53,18 +53,18 @@ def part_names(blobs: BlobStore, target: str | None = None, task_key: str | None
     folder = RECORDS
     if target is not None:
         folder += f"/{_SLUG}{target_slug(target)}" + (f"/{workload}" if task_key is not None else "")
-    found = parts_below(blobs, folder)
-    return found if task_key is None else [name for name in found if name.split("/")[-2] == workload]
+    names = parts_below(blobs, folder)
+    return names if task_key is None else [name for name in names if name.split("/")[-2] == workload]
 
 
 def parts_below(blobs: BlobStore, folder: str) -> list[str]:
     """The record files below `RECORDS`, or in one of its folders, oldest first."""
-    found = []
+    parts = []
     for name in blobs.files(folder):
         _, *folders, base = name.split("/")
-        # Names that begin with a dot are temporaries of writers at work.
+        # Names that begin with a dot are temporaries of active writers.
         is_part = base.endswith(SUFFIX) and not base.startswith(".") and len(folders) == 2
         if is_part and folders[0].startswith(_SLUG) and folders[1].startswith(_WORKLOAD):
-            found.append((base, name))
+            parts.append((base, name))
     # File names begin with a ULID, so sorting by name sorts by time across folders.
-    return [name for _, name in sorted(found)]
+    return [name for _, name in sorted(parts)]

@@ -17,24 +17,24 @@ from retune.storage.claims import acquire
 from retune.storage.files import new_id
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
-"""Our extra for a kind of URL, where there is one."""
+"""Our extra for a scheme, if any."""
 
 
 class ObjectBlobStore(BlobStore):
-    """A place in an object store."""
+    """A prefix in an object store."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url.rstrip("/"))
         self._files, self._root = _open(self.url)
 
     def put(self, files: Mapping[str, bytes]) -> None:
-        """See `BlobStore.put`: one request for each file."""
+        """See `BlobStore.put`: one request per file."""
         for name, data in files.items():
             with self._refusals("write", name):
                 self._files.pipe_file(self._path(name), data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `BlobStore.create`: the store itself refuses a second object of the name."""
+        """See `BlobStore.create`: the store itself rejects a second object of the name."""
         with self._refusals("write", name):
             try:
                 # On S3 a put with `If-None-Match: *`: the store decides between several writers.
@@ -49,7 +49,7 @@ class ObjectBlobStore(BlobStore):
             return bytes(self._files.cat_file(self._path(name)))
 
     def read_end(self, name: str, count: int) -> bytes:
-        """See `BlobStore.read_end`: one request, or two when the object is shorter than that."""
+        """See `BlobStore.read_end`: one request, or two for a shorter object."""
         path = self._path(name)
         with self._refusals("read", name):
             start = max(0, self._files.info(path)["size"] - count)
@@ -62,14 +62,14 @@ class ObjectBlobStore(BlobStore):
             return file
 
     def files(self, folder: str) -> list[str]:
-        """See `BlobStore.files`: as many requests as there are thousands of objects."""
+        """See `BlobStore.files`: a request per thousand objects."""
         with self._refusals("list", folder):
             try:
-                found = self._files.find(self._path(folder))
+                paths = self._files.find(self._path(folder))
             except FileNotFoundError:
                 return []
         start = len(self._root) + 1
-        return [path[start:] for path in found if path.startswith(f"{self._path(folder)}/")]
+        return [path[start:] for path in paths if path.startswith(f"{self._path(folder)}/")]
 
     def exists(self, name: str) -> bool:
         """See `BlobStore.exists`."""
@@ -77,7 +77,7 @@ class ObjectBlobStore(BlobStore):
             return bool(self._files.exists(self._path(name)))
 
     def move(self, name: str, to: str) -> None:
-        """See `BlobStore.move`: a copy, then the removal of the first; between the two there are both."""
+        """See `BlobStore.move`: a copy, then the removal of the source; in between both exist."""
         data = self.read(name)
         # In this order a crash leaves both, never none.
         self.put({to: data})
@@ -93,19 +93,19 @@ class ObjectBlobStore(BlobStore):
                     continue
 
     def add_line(self, name: str, line: bytes) -> None:
-        """See `BlobStore.add_line`: objects cannot grow, so every line is one, below the name."""
+        """See `BlobStore.add_line`: objects cannot grow, so every line is an object below the name."""
         self.put({f"{name}/{new_id()}": line})
 
     def lines(self, name: str) -> list[bytes]:
         """See `BlobStore.lines`."""
-        found = []
-        # Names are ULIDs: sorted, they are in the order in which lines were added.
+        parts = []
+        # Names are ULIDs, which sort in the order of the additions.
         for part in sorted(self.files(name)):
             try:
-                found.append(self.read(part))
+                parts.append(self.read(part))
             except FileNotFoundError:
                 continue
-        return found
+        return parts
 
     def lock(self, name: str) -> Lock:
         """See `BlobStore.lock`: a claim, see `retune.storage.claims`."""
@@ -116,10 +116,10 @@ class ObjectBlobStore(BlobStore):
 
     @contextmanager
     def _refusals(self, verb: str, name: str) -> Iterator[None]:
-        """Turn whatever the store's library raises into an error that says what and where; an object that
-        is to be read and missing stays missing.
+        """Turn any error of the store's library into an error that says what and where; a missing object to read stays
+        missing.
 
-        Libraries of object stores have exceptions of their own for a wrong key, a network that is down, and so on.
+        Libraries of object stores have exceptions of their own for a wrong key, a network failure, and so on.
         """
         try:
             yield
@@ -135,10 +135,10 @@ class ObjectBlobStore(BlobStore):
 def _open(url: str) -> tuple[Any, str]:
     """The file system of a URL and the path of its root there."""
     kind, sign, _ = url.partition("://")
-    if not sign:  # fsspec would take what is left for a folder of this machine
+    if not sign:  # fsspec would take the rest for a folder of this machine
         raise StoreError(f"{url}// names a kind of store only: give a place in it, such as s3://bucket/folder")
     try:
-        # fsspec caches listings in the process: it would not see what other machines put.
+        # fsspec caches listings in the process: it would not see objects of other machines.
         files, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         how = install_hint(EXTRAS[kind]) if kind in EXTRAS else str(error)

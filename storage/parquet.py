@@ -31,10 +31,10 @@ MARKER = "store.json"
 _ALL = Selection()
 
 _LISTINGS = 5
-"""How often a check lists a folder whose files go while it reads them."""
+"""Most listings by a check of a folder whose files disappear while it reads them."""
 
 _ORDER = ("timestamp", "round", "record_id")
-"""The columns that order records and tell them apart."""
+"""The columns that order and identify records."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ Loaded = TypeVar("Loaded")
 class StoreCheck:
     """The result of a full check: readable `files`, the `rows` in them, and `temporaries` left by killed writers.
 
-    `repeats` counts duplicate rows of a record; readers skip them. `quarantined` are files of any kind that could
-    not be read and were set aside.
+    `repeats` counts duplicate rows of a record; readers skip them. `quarantined` are unreadable files of any kind that
+    were set aside.
     """
 
     files: int
@@ -57,10 +57,10 @@ class StoreCheck:
 
 
 class ParquetRecordStore(RecordStore):
-    """Append-only Parquet files under `root`, a folder or a URL, laid out as `retune.storage.layout` says.
+    """Append-only Parquet files under `root`, a folder or a URL, in the layout of `retune.storage.layout`.
 
-    A file that cannot be read back is moved to `root/quarantine/` with a warning that names it, and
-    the query goes on without it; `check` raises instead.
+    An unreadable file is moved to `root/quarantine/` with a warning that names it, and the query goes on without it;
+    `check` raises instead.
 
     Raises:
         StoreError: `root` cannot hold a store.
@@ -73,7 +73,7 @@ class ParquetRecordStore(RecordStore):
         self._unreadable: set[str] = set()
         self._marked = self._check_marker()
 
-    # The cache and its lock stay behind: Prefect and Dask pickle stores to send them to workers.
+    # Without the cache and its lock: Prefect and Dask pickle stores to send them to workers.
     def __reduce__(self) -> tuple[type["ParquetRecordStore"], tuple[str]]:
         return type(self), (self.blobs.url,)
 
@@ -91,20 +91,20 @@ class ParquetRecordStore(RecordStore):
             data = encode(rows)
             name = f"{folder}/{part_name(data)}"
             files[name], parts[name] = data, tuple(rows)
-        # Before the records: an older Retune that looks between the two is refused, not misled.
+        # Before the records: an older Retune that reads in between is refused, not misled.
         self._write_marker()
         self.blobs.put(files)
         for name, kept in parts.items():
             self._cache.keep(name, kept)
 
     def scan(self, selection: Selection) -> Iterable[MeasureRecord]:
-        """See `RecordStore.scan`: opens only the folders that the target and task allow."""
+        """See `RecordStore.scan`: opens only the folders of the target and task."""
         for name in self._names_until_settled(selection):
             for records in self._readable(name, self._cache.records):
                 yield from filter(selection.accepts, records)
 
     def scan_best(self, selection: Selection) -> Iterable[MeasureRecord]:
-        """See `RecordStore.scan_best`: footers tell where the fastest rows are; only those are read."""
+        """See `RecordStore.scan_best`: footers locate the fastest rows; only those are read."""
         fastest: dict[Key, float] = {}
         outlines: dict[str, Outline | None] = {}
         listed = self._names(selection)
@@ -115,9 +115,9 @@ class ParquetRecordStore(RecordStore):
                 elif selection.wants(*outline.key):
                     outlines[name] = outline
                     fastest[outline.key] = min(outline.seconds, fastest.get(outline.key, math.inf))
-        # Footers give each file's minimum, so only the files that hold a task's minimum are opened (zone maps).
+        # Footers give each file's minimum, so only the files with a task's minimum are opened (zone maps).
         names = [n for n, o in outlines.items() if o is None or o.seconds == fastest[o.key] < math.inf]
-        found = [
+        winners = [
             record
             for name in names
             for records in self._readable(name, self._cache.fastest)
@@ -126,18 +126,17 @@ class ParquetRecordStore(RecordStore):
         ]
         if any(name in self._unreadable for name in names) or self._moved(listed, selection):
             return self.scan_best(selection)  # a winner is gone: look for the next
-        return found
+        return winners
 
     def table(self, selection: Selection = _ALL, columns: Sequence[str] = tuple(SCHEMA.names)) -> Any:
-        """The records of a selection as an Arrow table, in the order of `records`, each once.
-
-        `columns` are names of `retune.storage.schema.COLUMNS`. Much faster than records where these are many.
+        """The distinct records of a selection as an Arrow table, in the order of `records`. `columns` are names of
+        `retune.storage.schema.COLUMNS`. Much faster than `records` for many of them.
         """
         limits = {name: value for name, value in asdict(selection).items() if value is not None}
         wanted = list(dict.fromkeys((*columns, *_ORDER, *limits)))
         load = partial(read_columns, self.blobs, columns=wanted)
-        found = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
-        whole = pa.concat_tables(found).combine_chunks() if found else SCHEMA.empty_table().select(wanted)
+        parts = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
+        whole = pa.concat_tables(parts).combine_chunks() if parts else SCHEMA.empty_table().select(wanted)
         for name, value in limits.items():
             whole = whole.filter(pc.equal(whole.column(name), value))
         whole = whole.sort_by([(name, "ascending") for name in _ORDER])
@@ -158,11 +157,11 @@ class ParquetRecordStore(RecordStore):
         moments = rows.column("timestamp").cast(pa.int64())  # Python has no dates after the year 9999
         rows = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", moments)
         rows = rows.append_column("failed", pc.not_equal(rows.column("status"), int(MeasureStatus.OK)))
-        # One thread: "last" is defined only where rows are seen in order.
+        # One thread: "last" is defined only for rows in order.
         sums = rows.group_by(key, use_threads=False).aggregate(
             [("task_name", "last"), ("seconds", "min"), ("timestamp", "last"), ("failed", "sum"), ([], "count_all")]
         )
-        found = [
+        summaries = [
             TaskSummary(
                 task_key=row["task_key"],
                 task_name=row["task_name_last"],
@@ -176,7 +175,7 @@ class ParquetRecordStore(RecordStore):
             )
             for row in sums.to_pylist()
         ]
-        return sorted(found, key=lambda task: (task.target, task.device, task.threads, task.task_key))
+        return sorted(summaries, key=lambda task: (task.target, task.device, task.threads, task.task_key))
 
     def history(
         self,
@@ -203,25 +202,25 @@ class ParquetRecordStore(RecordStore):
         """Read every file again, past the cache.
 
         Raises:
-            CorruptRecordError: a file cannot be read back, or lies in another task's folder.
+            CorruptRecordError: a file is unreadable, or in another task's folder.
             SchemaError: a file was written by a newer Retune.
             StoreError: a folder's files are replaced faster than they are read.
         """
         self._check_marker()
-        files = rows = found = 0
+        files = rows = records = 0
         folders: dict[str, list[str]] = {}
         for name in part_names(self.blobs):
             folders.setdefault(name.rpartition("/")[0], []).append(name)
         for folder, names in sorted(folders.items()):
             counts = self._check_folder(folder, names)
-            files, rows, found = files + counts[0], rows + counts[1], found + counts[2]
+            files, rows, records = files + counts[0], rows + counts[1], records + counts[2]
         temporaries = sorted(name for name in self.blobs.files(RECORDS) if name.endswith(TEMPORARY_SUFFIX))
         unreadable = sorted(self.blobs.files(QUARANTINE))
         where = self.blobs.where
-        return StoreCheck(files, rows, tuple(map(where, temporaries)), found - rows, tuple(map(where, unreadable)))
+        return StoreCheck(files, rows, tuple(map(where, temporaries)), records - rows, tuple(map(where, unreadable)))
 
     def _check_folder(self, folder: str, names: Sequence[str]) -> tuple[int, int, int]:
-        """How many files, records and rows a folder has, listed again when files are gone. Raises: as `check`."""
+        """Numbers of files, records and rows of a folder, listed again when files disappear. Raises: like `check`."""
         for _ in range(_LISTINGS):
             with suppress(FileNotFoundError):  # a compaction has replaced files
                 return self._check_files(folder, names)
@@ -244,8 +243,8 @@ class ParquetRecordStore(RecordStore):
         return files, len(ids), rows
 
     def add(self, records: Sequence[MeasureRecord]) -> int:
-        """Append those records that the store does not hold yet, where `append` writes all of them again; how many
-        that were. Raises: StoreError.
+        """Append the records that the store lacks (`append` writes all of them again); returns their number. Raises:
+        StoreError.
         """
         known: set[str] = set()
         for target, key in {(record.target, record.task_key): None for record in records}:
@@ -259,10 +258,10 @@ class ParquetRecordStore(RecordStore):
         return part_names(self.blobs, selection.target, selection.task_key)
 
     def _names_until_settled(self, selection: Selection) -> Iterator[str]:
-        """The files to read, and those that have taken the place of files which went while they were read."""
+        """The files to read, and replacements of files that disappeared during the reading."""
         read: set[str] = set()
-        # A compaction writes the large file before it removes the small ones, so a second listing shows what replaced
-        # them.
+        # A compaction writes the large file before it removes the small ones, so a second listing shows the
+        # replacement.
         while names := [name for name in self._names(selection) if name not in read]:
             read.update(names)
             yield from names
@@ -270,11 +269,11 @@ class ParquetRecordStore(RecordStore):
                 return
 
     def _moved(self, names: Iterable[str], selection: Selection) -> bool:
-        """Whether a file is gone that can have been replaced by another one since it was listed."""
+        """Whether a missing file may have been replaced by another since it was listed."""
         return not set(self._names(selection)).issuperset(name for name in names if name not in self._unreadable)
 
     def _readable(self, name: str, load: Callable[[str], Loaded]) -> Iterator[Loaded]:
-        """What `load` makes of a file, or nothing if the file is unreadable, which is seen to here."""
+        """The result of `load` for a file, or nothing for an unreadable file, which is quarantined."""
         if name in self._unreadable:
             return
         try:
@@ -288,7 +287,7 @@ class ParquetRecordStore(RecordStore):
             yield loaded
 
     def _check_marker(self) -> bool:
-        """Refuse a store that a newer Retune wrote to; True if it is marked with our version."""
+        """Reject a store of a newer Retune; True if it is marked with our version."""
         try:
             version = read_document(self.blobs, MARKER, MARKER_KIND)["schema_version"]
         except FileNotFoundError:

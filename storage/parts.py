@@ -27,30 +27,30 @@ from retune.storage.layout import SUFFIX
 from retune.storage.schema import SCHEMA, VERSION_KEY, refuse_newer, upgrade, version_of
 
 BEST_KEY = ("task_key", "target", "device", "threads")
-"""The columns within which "best" is one record."""
+"""The columns that have one "best" record per combination."""
 
 Key = tuple[str, str, str, int]
 """The values of `BEST_KEY`."""
 
-# The first group is small because it is all that `best` reads; the others large, since every group costs footer space.
+# The first group is small because `best` reads only that; the others large, since every group costs footer space.
 FIRST_ROWS, GROUP_ROWS = 64, 8192
 """Rows in the first group of a compacted file, and in the others."""
 
 # A Parquet file ends with the footer's length (four bytes, little endian) and "PAR1".
 _TAIL = 8
-# Footers of one append take less, so one request of an object store is the rule and two the exception.
+# Footers of one append are smaller, so an object store usually needs one request instead of two.
 _USUAL_FOOTER = 32 * 1024
-"""So many bytes are read for the footer of a file before its length is known."""
+"""Bytes read for a footer before its length is known."""
 _NAME = re.compile(rf"\w+-(?P<footer>[0-9a-f]{{8}})-(?P<body>[0-9a-f]{{8}}){re.escape(SUFFIX)}")
 _VERSION = re.compile(re.escape(VERSION_KEY) + rb"\x18.(\d+)\x00", re.DOTALL)
-"""The schema version as Parquet's footer spells it, found without parsing."""
+"""The schema version as encoded in Parquet's footer, found without parsing."""
 
 _OUTLINE_COLUMNS = [SCHEMA.names.index(name) for name in (*BEST_KEY, "seconds")]
-"""Where they are in a file: no nested column has more than one leaf, so leaves count like columns."""
+"""Their numbers in a file: no nested column has more than one leaf, so leaves count like columns."""
 
 
 def encode(records: Sequence[MeasureRecord]) -> bytes:
-    """The Parquet file of canonical records, zstd-compressed, the schema version in its footer."""
+    """The Parquet file of canonical records, zstd-compressed, with the schema version in its footer."""
     sink = pa.BufferOutputStream()
     # without dictionaries a round is smaller, and read and written in half the time
     pq.write_table(to_table(records), sink, compression="zstd", use_dictionary=False)
@@ -58,8 +58,8 @@ def encode(records: Sequence[MeasureRecord]) -> bytes:
 
 
 def encode_compacted(table: Any) -> bytes:
-    """The Parquet file of a table with `SCHEMA`, its rows in groups that can be read alone: the first few rows are one,
-    since the fastest come first.
+    """The Parquet file of a table with `SCHEMA`, with row groups that can be read separately: a small first group,
+    since the fastest rows come first.
     """
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
@@ -72,7 +72,7 @@ def encode_compacted(table: Any) -> bytes:
 def part_name(data: bytes) -> str:
     """A fresh name for a file of these bytes: ULID, checksum of the footer, checksum of the rest.
 
-    Arrow kills the process on some damaged footers, so nothing is parsed that was not checked first.
+    Arrow kills the process on some damaged footers, so nothing is parsed before its check.
     """
     body, footer = _split(data)
     return f"{new_id()}-{zlib.crc32(footer):08x}-{zlib.crc32(body):08x}{SUFFIX}"
@@ -82,8 +82,8 @@ def part_name(data: bytes) -> str:
 class Outline:
     """The contents of a file's footer.
 
-    `key` is the task and device of all its rows, `seconds` the fewest seconds among them, `rows` how many there are,
-    `groups` the number of row groups, and `fastest` the groups that hold the fastest rows.
+    `key` is the task and device of all its rows, `seconds` the least of their seconds, `rows` their number, `groups`
+    the number of row groups, and `fastest` the groups with the fastest rows.
     """
 
     key: Key
@@ -99,7 +99,7 @@ def read_part(blobs: BlobStore, name: str) -> Any:
     Raises:
         FileNotFoundError: another process has moved it.
         SchemaError: it was written by a newer Retune.
-        CorruptRecordError: it cannot be read back.
+        CorruptRecordError: it is unreadable.
         StoreError: the store failed.
     """
     where = blobs.where(name)
@@ -112,7 +112,7 @@ def read_part(blobs: BlobStore, name: str) -> Any:
 
 
 def read_columns(blobs: BlobStore, name: str, columns: Sequence[str]) -> Any:
-    """Some columns of one file, as an Arrow table. Raises as `read_part`."""
+    """Some columns of one file, as an Arrow table. Raises like `read_part`."""
     where = blobs.where(name)
     data = blobs.read(name)
     body, footer = _split(data)
@@ -125,10 +125,10 @@ def read_columns(blobs: BlobStore, name: str, columns: Sequence[str]) -> Any:
 
 
 def read_outline(blobs: BlobStore, name: str) -> Outline | None:
-    """What the footer alone tells, ten times faster than reading rows. Raises as `read_part`.
+    """The outline from the footer alone, ten times faster than reading rows. Raises like `read_part`.
 
-    None if it does not tell: the rows differ in `BEST_KEY`, or the file is of an older version.
-    `seconds` is infinite if no row succeeded.
+    None if the rows differ in `BEST_KEY`, or the file is of an older version. `seconds` is infinite if no row
+    succeeded.
     """
     where = blobs.where(name)
     data = blobs.read_end(name, _USUAL_FOOTER)
@@ -152,7 +152,7 @@ def read_outline(blobs: BlobStore, name: str) -> Outline | None:
 
 
 def _group_outline(group: Any) -> tuple[Key | None, float]:
-    """The key that all rows of a group share, or None if it cannot be told, and the fewest seconds among them."""
+    """The key shared by all rows of a group, None if unknown, and the least of their seconds."""
     *columns, seconds = [group.column(index).statistics for index in _OUTLINE_COLUMNS]
     if any(column is None or not column.has_min_max or column.min != column.max for column in columns):
         return None, math.inf
@@ -163,17 +163,17 @@ def _group_outline(group: Any) -> tuple[Key | None, float]:
 
 
 def read_fastest(blobs: BlobStore, name: str, outline: Outline) -> Any:
-    """The fastest rows, read without most others, as an Arrow table of the current schema. Raises as `read_part`."""
+    """The fastest rows, read without most others, as an Arrow table of the current schema. Raises like `read_part`."""
     try:
         with blobs.open(name) as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
             rows = file.read_row_groups(list(outline.fastest), use_threads=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        rows = read_part(blobs, name)  # it tells whether the file is damaged, gone, or the store failed
+        rows = read_part(blobs, name)  # raises if the file is damaged, gone, or the store failed
     return rows.filter(pc.equal(rows.column("seconds"), outline.seconds))
 
 
 def _check(where: str, footer: bytes, body: bytes | None = None) -> None:
-    """See whether a footer, and the bytes before it where they are given, are what the file's name vouches for."""
+    """Check a footer, and optionally the bytes before it, against the checksums in the file's name."""
     named = _NAME.fullmatch(where.rpartition("/")[2])
     if named is None:
         return
@@ -186,19 +186,19 @@ def _check(where: str, footer: bytes, body: bytes | None = None) -> None:
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
-    """A file before its footer, and from it to the end."""
+    """The bytes of a file before its footer, and from the footer on."""
     start = max(0, len(data) - _footer_length(data[-_TAIL:]))
     return data[:start], data[start:]
 
 
 def _footer_length(tail: bytes) -> int:
-    """How many bytes the footer takes with the eight that end a Parquet file: its length and a magic word."""
+    """Length of the footer with the eight final bytes of a Parquet file: its length and a magic word."""
     return int.from_bytes(tail[:4], "little") + _TAIL
 
 
 @contextmanager
 def _blame(where: str) -> Iterator[None]:
-    """Turn what Arrow raises on bytes it cannot parse into an error that names the file."""
+    """Turn Arrow's errors on unparsable bytes into an error that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -206,10 +206,10 @@ def _blame(where: str) -> Iterator[None]:
 
 
 class PartCache:
-    """What the files of a blob store say, kept in memory; valid for ever, because a file never changes.
+    """The contents of a blob store's files in memory; never outdated, because a file never changes.
 
-    Outlines and the fastest rows of large files stay; rows are kept up to `max_rows` records, the longest unused leave
-    first. Safe to use from many threads.
+    Outlines and the fastest rows of large files stay; rows are kept up to `max_rows` records, least recently used first
+    out. Thread-safe.
     """
 
     def __init__(self, blobs: BlobStore, max_rows: int = 200_000) -> None:
@@ -222,7 +222,7 @@ class PartCache:
         self._lock = threading.Lock()
 
     def records(self, name: str) -> tuple[MeasureRecord, ...]:
-        """Every record of a file. Raises as `read_part`."""
+        """Every record of a file. Raises like `read_part`."""
         with self._lock:
             if name in self._rows:
                 self._rows.move_to_end(name)
@@ -232,7 +232,7 @@ class PartCache:
         return records
 
     def fastest(self, name: str) -> tuple[MeasureRecord, ...]:
-        """At least the fastest records of a file. Raises as `read_part`."""
+        """At least the fastest records of a file. Raises like `read_part`."""
         outline = self.outline(name)
         if outline is None or len(outline.fastest) == outline.groups or name in self._rows:
             return self.records(name)
@@ -242,14 +242,14 @@ class PartCache:
         return self._fastest[name]
 
     def outline(self, name: str) -> Outline | None:
-        """What a file's footer says. Raises as `read_part`."""
+        """The outline of a file. Raises like `read_part`."""
         if name not in self._outlines:
             # Without the lock: two threads may read the same footer, and both get the same value.
             self._outlines[name] = read_outline(self._blobs, name)
         return self._outlines[name]
 
     def keep(self, name: str, records: tuple[MeasureRecord, ...]) -> None:
-        """Remember what a file holds, after reading or writing it."""
+        """Cache the records of a file, after reading or writing it."""
         with self._lock:
             if name in self._rows:
                 return

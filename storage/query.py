@@ -33,12 +33,12 @@ from retune.storage.views import VIEWS
 
 try:
     import duckdb
-except ImportError:  # the extra `report` is not installed; `connect` says so
+except ImportError:  # the extra `report` is not installed; `connect` reports it
     duckdb = None  # type: ignore[assignment]
 
-# Waits 0.02 x (1 + ... + 9) = 0.9 s in all: a compaction removes the files of one task at a time.
+# Waits 0.02 x (1 + ... + 9) = 0.9 s in total: a compaction removes the files of one task at a time.
 _ATTEMPTS, _PAUSE_SECONDS = 10, 0.02
-"""How often a query is tried while compactions go on, and how much longer each time it waits before."""
+"""Attempts of a query during compactions, and the increment of the wait before each."""
 
 _ARROW: Mapping[str, Any] = {
     "VARCHAR": pa.string(),
@@ -50,12 +50,12 @@ _ARROW: Mapping[str, Any] = {
         pa.struct([("record_id", pa.string()), ("best_seconds", pa.float64())])
     ),
 }
-"""What Arrow calls the types of the views' columns."""
+"""Arrow's types for the views' columns."""
 
 _READS = re.compile(
     r"(\s|--.*\n)*(EXPLAIN\s+(ANALYZE\s+)?)?\(*\s*(SELECT|FROM|WITH|VALUES|TABLE|PIVOT\w*)\b", re.IGNORECASE
 )
-"""How a query begins that reads, where DuckDB does not say so itself: an EXPLAIN may run what it explains."""
+"""The first words of reading queries that DuckDB does not mark as such: an EXPLAIN may run its query."""
 
 _MISSING = f"SQL over records needs DuckDB: {install_hint('report')}"
 
@@ -79,7 +79,7 @@ ROUND_COLUMNS = {
     "model_top_recall": "DOUBLE",
     "model_peak": "DOUBLE",
 }
-"""What is noted of a round; the `model_` columns are NULL while the cost model knew too little to be judged."""
+"""The columns of a round; the `model_` columns are NULL while the cost model knew too little to be judged."""
 
 
 LEDGER_COLUMNS = {
@@ -90,17 +90,17 @@ LEDGER_COLUMNS = {
     "completed": "DOUBLE",
     "summary": "JSON",
 }
-"""What the run ledger says, one file a run."""
+"""The columns of the run ledger, one file per run."""
 
 REPORT_COLUMNS = {"run_id": "VARCHAR", "tasks": "STRUCT(record_id VARCHAR, best_seconds DOUBLE)[]"}
-"""What is read of the reports of runs: which record serves each kernel, and its time when that was confirmed."""
+"""The columns of run reports: the record that serves each kernel, and its confirmed time."""
 
 
 def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
     """An in-memory connection with the views of `retune.storage.views` and `rounds`; close it after use.
 
     `records` and `best` have the columns of `retune.storage.schema.COLUMNS`, then `target_slug` and `workload`;
-    `rounds` has those of `ROUND_COLUMNS`.
+    `rounds` has `ROUND_COLUMNS`.
 
     Raises:
         StoreError: DuckDB is not installed.
@@ -112,8 +112,8 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
 
 
 def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Result:
-    """The result of `work`, which is done again when a compaction has removed files that it had listed, and once more,
-    with care, when there are files that cannot be read.
+    """The result of `work`, repeated when a compaction has removed listed files, and once more, carefully, for
+    unreadable files.
     """
     careful = False
     for attempt in range(1, _ATTEMPTS):
@@ -122,19 +122,19 @@ def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Resul
         except duckdb.IOException:
             time.sleep(attempt * _PAUSE_SECONDS)
         except (duckdb.InvalidInputException, duckdb.ConversionException) as error:
-            # a value beyond what DuckDB's types hold is an error that does not name the file
+            # an overflow of DuckDB's types is an error that does not name the file
             if careful or not (isinstance(error, duckdb.ConversionException) or f"{blobs.url}/" in str(error)):
                 raise
             careful = True
-            ParquetRecordStore(blobs.url).table(columns=("record_id",))  # which sets aside what is damaged
+            ParquetRecordStore(blobs.url).table(columns=("record_id",))  # sets damaged files aside
             RunLedger(blobs.url).list()
     return work(careful)
 
 
 def _connected(blobs: BlobStore, *, careful: bool = False) -> "duckdb.DuckDBPyConnection":
-    """A connection with all views; `careful` looks at every JSON file before DuckDB does."""
+    """A connection with all views; `careful` checks every JSON file before DuckDB reads it."""
     connection = duckdb.connect()
-    # Days of `drift` would otherwise begin at another hour on each machine.
+    # Otherwise days of `drift` would begin at another hour on each machine.
     connection.execute("SET TimeZone = 'UTC'")
     if isinstance(blobs, LocalBlobStore):
         _view_folder(connection, blobs, careful=careful)
@@ -148,11 +148,11 @@ def _connected(blobs: BlobStore, *, careful: bool = False) -> "duckdb.DuckDBPyCo
 def run_query(root: Path | str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """The column names and rows of one SQL query over the views; it can read nothing but the store, and change nothing.
 
-    Names are distinct: of columns of one name all but the first get a number.
+    Names are distinct: repeated names are numbered.
 
     Raises:
-        StoreError: DuckDB is not installed or refuses the query, or that does more than read; the message says what it
-            found.
+        StoreError: DuckDB is not installed or refuses the query, or the query does more than read; the message has the
+        reason.
     """
     if duckdb is None:
         raise StoreError(_MISSING)
@@ -169,14 +169,16 @@ def _run_alone(blobs: BlobStore, sql: str, *, careful: bool) -> tuple[list[str],
         _refuse_changes(connection, sql)
         if isinstance(blobs, LocalBlobStore):
             connection.execute(f"SET allowed_directories = [{_quoted(f'{blobs.root}/')}]")
-        # In this order: after the first nothing else may be opened, and the second keeps a query from undoing it.
+        # In this order: after the first nothing else can be opened, and the second keeps a query from undoing it.
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
         result = connection.execute(sql)
         return _distinct([column[0] for column in result.description or []]), result.fetchall()
 
 
 def _refuse_changes(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
-    """Refuse what does more than read: where DuckDB may read files it may write them too, and so spoil records."""
+    """Reject queries that do more than read: a connection that may read files could also write them, and
+    spoil records.
+    """
     statements = connection.extract_statements(sql)
     if not statements:
         raise StoreError("the query is empty: give one such as SELECT * FROM best")
@@ -187,15 +189,15 @@ def _refuse_changes(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, with numbers after those that were there already."""
-    found: list[str] = []
+    """The names, with numbers after repeated ones."""
+    result: list[str] = []
     for name in names:
         number, unique = 0, name
-        while unique in found:
+        while unique in result:
             number += 1
             unique = f"{name}_{number}"
-        found.append(unique)
-    return found
+        result.append(unique)
+    return result
 
 
 def _view_folder(connection: "duckdb.DuckDBPyConnection", blobs: LocalBlobStore, *, careful: bool) -> None:
@@ -204,7 +206,7 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", blobs: LocalBlobStore,
     connection.register("no_files", SCHEMA.empty_table())
     files = "SELECT *, '' AS target_slug, '' AS workload FROM no_files"
     if parts := _files(root, f"{RECORDS}/*/*/*.parquet", part_names(blobs)):
-        # files of older versions lack columns, which are NULL then
+        # files of older versions lack columns, which become NULL
         files += (
             f" UNION ALL BY NAME SELECT * FROM read_parquet({parts}, union_by_name = true, hive_partitioning = true, "
             "hive_types = {'target_slug': VARCHAR, 'workload': VARCHAR})"
@@ -218,13 +220,13 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", blobs: LocalBlobStore,
 
 
 def _register_objects(connection: "duckdb.DuckDBPyConnection", blobs: BlobStore) -> None:
-    """The same four of a store whose files DuckDB cannot open itself, read into memory; reports are no part of it."""
+    """The same four views of a store whose files DuckDB cannot open, read into memory; without reports."""
     connection.register("rows", ParquetRecordStore(blobs.url).table())
     connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM rows")
     connection.register("rounds", _table(all_rounds(blobs), ROUND_COLUMNS))
     runs = [asdict(run) for run in RunLedger(blobs.url).list()]
-    told = [{**run, "describe": json.dumps(run["describe"]), "summary": json.dumps(run["summary"])} for run in runs]
-    connection.register("ledger", _table(told, LEDGER_COLUMNS))
+    rows = [{**run, "describe": json.dumps(run["describe"]), "summary": json.dumps(run["summary"])} for run in runs]
+    connection.register("ledger", _table(rows, LEDGER_COLUMNS))
     connection.register("reports", _table([], REPORT_COLUMNS))
 
 
@@ -235,8 +237,8 @@ def _table(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Any:
 
 
 def _rounds_view(root: Path) -> str:
-    """The view of all rounds that were noted; of one noted twice, after a run was resumed, the later."""
-    # The run's clock goes on across a resume, so the later line of a round has the larger time.
+    """The view of all recorded rounds; a round repeated after a resume counts once, the later line."""
+    # The run's clock continues across a resume, so the later line of a round has the larger time.
     latest = "row_number() OVER (PARTITION BY run_id, round ORDER BY elapsed DESC) = 1"
     noted = _json_view(root, "rounds", f"runs/*/{ROUNDS}", "newline_delimited", ROUND_COLUMNS)
     return f"{noted} QUALIFY {latest}"
@@ -252,7 +254,9 @@ def _json_view(
     *,
     careful: bool = False,
 ) -> str:
-    """A view of the JSON files that match a pattern; lines that cannot be read are left out, and if `careful` files."""
+    """A view of the JSON files that match a pattern, without unreadable lines, and if `careful` without unreadable
+    files.
+    """
     names = [str(path.relative_to(root)) for path in root.glob(pattern)]
     if careful and kind is not None:
         names = [each for each in names if _is_sound(LocalBlobStore(root), each, kind)]
@@ -276,8 +280,8 @@ def _is_sound(blobs: BlobStore, name: str, kind: TypeAdapter[Any]) -> bool:
 
 
 def _files(root: Path, pattern: str, names: Sequence[str], *, listed: bool = False) -> str:
-    """The files for DuckDB: the pattern, or a list where one of them is a pipe or a link to nothing, on which it waits
-    or fails; empty where there is no file.
+    """The files for DuckDB: the pattern, or a list if any of them is a pipe or a dangling link, on which it hangs or
+    fails; empty without files.
     """
     regular = [name for name in names if os.path.isfile(root / name)]
     if regular and len(regular) == len(names) and not listed:

@@ -1,4 +1,4 @@
-"""Reports of finished runs, read from a state folder or a URL, and what the newest of them confirmed for each task."""
+"""Reports of finished runs, read from a state folder or a URL, and the newest confirmation of each task."""
 
 import logging
 import math
@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """What a run found at its end when it timed the best programs of a task, interleaved, and when that was.
+    """A run's final, interleaved timing of the best programs of a task, with its time.
 
-    `record_id` names the program that served, and is empty where the default schedule did. `seconds` are those of a
-    call, infinite where another way to compute the same served.
+    `record_id` names the fastest program, empty for the default schedule. `seconds` are per call, infinite if an
+    alternative computation was faster.
     """
 
     record_id: str
@@ -31,8 +31,8 @@ class Confirmed:
 
 
 def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunReport:
-    """What a run reported at its end, nothing when it did not come so far or its report is lost; `folder` is where its
-    files are, when that is not below `home`. Raises: StoreError.
+    """The report of a run, empty if the run did not finish or the report is lost; `folder` has its files if they are
+    not below `home`. Raises: StoreError.
     """
     return _local_report((folder or local_folder(home) / "runs" / info.run_id) / "report.json") or _kept_report(
         home, info
@@ -40,10 +40,10 @@ def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunRe
 
 
 def confirmed_programs(home: Place, keys: Collection[str], scope: Mapping[str, Any]) -> dict[str, Confirmed]:
-    """What the run that confirmed each of these tasks last found. `scope` says which runs count, by the target,
-    device and threads that were asked for; None means any. Raises: StoreError.
+    """The newest confirmation of each of these tasks. `scope` selects the runs by the requested target, device and
+    threads; None means any. Raises: StoreError.
     """
-    found: dict[str, Confirmed] = {}
+    confirmed: dict[str, Confirmed] = {}
     missing = set(keys)
     ended = [(info.completed, info) for info in RunLedger(home).list() if info.completed is not None]
     # By their ends: a run that began earlier, or was resumed, may have confirmed later.
@@ -53,9 +53,9 @@ def confirmed_programs(home: Place, keys: Collection[str], scope: Mapping[str, A
         for row in read_report(home, info).get("tasks", ()) if _counts(info.describe, scope) else ():
             if row.task_key in missing:
                 seconds = row.best_seconds if row.used else math.inf
-                found[row.task_key] = Confirmed(row.record_id, seconds, completed)
+                confirmed[row.task_key] = Confirmed(row.record_id, seconds, completed)
                 missing.remove(row.task_key)
-    return found
+    return confirmed
 
 
 def _counts(describe: Mapping[str, Any], scope: Mapping[str, Any]) -> bool:
@@ -63,7 +63,7 @@ def _counts(describe: Mapping[str, Any], scope: Mapping[str, Any]) -> bool:
 
 
 def _local_report(path: Path) -> RunReport:
-    # The state folder is three levels up (runs/RUN/report.json), where a damaged report's quarantine is.
+    # The state folder is three levels up (runs/RUN/report.json), and has the quarantine.
     blobs, name = LocalBlobStore(path.parents[2]), "/".join(path.parts[-3:])
     try:
         return read_document(blobs, name, REPORT)
@@ -75,11 +75,11 @@ def _local_report(path: Path) -> RunReport:
 
 
 def _kept_report(home: Place, info: RunInfo) -> RunReport:
-    """The report of a run of another machine, where the store is a URL; nothing when there is none."""
+    """The report of another machine's run, if the store is a URL; empty without one."""
     key = key_of(info.summary)
     try:
         data = ArtifactStore(home).read(key, "report.json") if key else None
         return parse_document(data, REPORT, f"the report of run {info.run_id}") if data else {}
-    except CorruptRecordError as error:  # it stays: what has a key of content is never moved
+    except CorruptRecordError as error:  # it stays: files under a content key are never moved
         logger.warning("%s", error)
         return {}

@@ -1,8 +1,8 @@
-"""What came of the rounds of a run, in order; a round is one line, durable on return.
+"""The rounds of a run, in order; a round is one line, durable on return.
 
-Lines are JSON objects in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read as they are; `retune.storage.query`
-shows those of all runs as the view `rounds`. A run that is resumed may write a round again: the last line counts. In an
-object store every line is an object, since objects do not grow.
+Lines are JSON objects in `root/runs/RUN/rounds.jsonl`, which DuckDB and others read directly; the view `rounds` of
+`retune.storage.query` has the rounds of all runs. A resumed run may repeat a round: the last line counts. In an object
+store every line is an object, since objects do not grow.
 """
 
 import json
@@ -28,18 +28,17 @@ def append_round(root: Path | str, run_id: str, row: Mapping[str, Field]) -> Non
 
 
 def rounds_of(root: Path | str, run_id: str) -> list[dict[str, Field]]:
-    """The rounds of a run, by number; a line that was cut off is left out."""
+    """The rounds of a run, by number, without a cut-off line."""
     return _rounds(open_blob_store(root), _name(run_id))
 
 
 def all_rounds(blobs: BlobStore) -> list[dict[str, Field]]:
-    """The rounds of all runs, by run and number."""
     names = {name[: name.index(ROUNDS) + len(ROUNDS)] for name in blobs.files("runs") if f"/{ROUNDS}" in name}
     return [row for name in sorted(names) for row in _rounds(blobs, name)]
 
 
 def _rounds(blobs: BlobStore, name: str) -> list[dict[str, Field]]:
-    found: dict[int, dict[str, Field]] = {}
+    rounds: dict[int, dict[str, Field]] = {}
     try:
         lines = blobs.lines(name)
     except CorruptRecordError as error:
@@ -48,13 +47,13 @@ def _rounds(blobs: BlobStore, name: str) -> list[dict[str, Field]]:
     for line in lines:
         try:
             row = parse_document(line, ROUND, blobs.where(name))
-        # The last line of a writer that was killed: the round is repeated when the run is resumed.
+        # The last line of a killed writer: the round is repeated when the run is resumed.
         except CorruptRecordError:
             continue
         if isinstance(number := row.get("round"), int):
             # A resumed run may repeat a round: the last line counts.
-            found[number] = row
-    return [found[number] for number in sorted(found)]
+            rounds[number] = row
+    return [rounds[number] for number in sorted(rounds)]
 
 
 def _name(run_id: str) -> str:

@@ -14,12 +14,12 @@ from retune.compiler.errors import CorruptRecordError, SchemaError
 from retune.compiler.measure.record import SCHEMA_VERSION
 
 VERSION_KEY = b"retune.schema_version"
-"""Footer entry that holds the version, as decimal text."""
+"""Footer entry with the version, as decimal text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the store: its name, Arrow type, and what a reader of the files must know."""
+    """One column of the store: its name, Arrow type, and documentation for readers of the files."""
 
     name: str
     type: Any
@@ -65,7 +65,7 @@ SCHEMA = pa.schema(
 )
 
 Upgrade = Callable[[Any], Any]
-"""A function from a table of version n to the same table in version n + 1."""
+"""Converts a table of version n to version n + 1."""
 
 
 def _add_race(table: Any) -> Any:
@@ -75,15 +75,15 @@ def _add_race(table: Any) -> Any:
     rows = table.num_rows
     costs = table.column("costs").to_pylist()
     good = [status == 0 for status in table.column("status").to_pylist()]
-    seconds = [min(each, default=None) if fine else None for each, fine in zip(costs, good, strict=True)]
-    place = table.schema.get_field_index("seconds")
-    table = table.set_column(place, "seconds", pa.array(seconds, pa.float64()))
+    seconds = [min(repeats, default=None) if fine else None for repeats, fine in zip(costs, good, strict=True)]
+    index = table.schema.get_field_index("seconds")
+    table = table.set_column(index, "seconds", pa.array(seconds, pa.float64()))
     table = table.append_column("censored", pa.array([False] * rows, pa.bool_()))
     return table.append_column("contention", pa.nulls(rows, pa.float64()))
 
 
 UPGRADES: Mapping[int, Upgrade] = {1: _add_race}
-"""From each older version to the next; version 1 is the first."""
+"""By older version; version 1 is the first."""
 
 
 def version_of(metadata: Mapping[bytes, bytes] | None, source: str) -> int:
@@ -91,7 +91,7 @@ def version_of(metadata: Mapping[bytes, bytes] | None, source: str) -> int:
 
     Raises:
         SchemaError: the file is newer than this Retune.
-        CorruptRecordError: the footer holds no version, so it is no record file.
+        CorruptRecordError: the footer has no version, so it is no record file.
     """
     text = (metadata or {}).get(VERSION_KEY, b"")
     if not text.isdigit():
@@ -116,7 +116,7 @@ def upgrade(
     upgrades: Mapping[int, Upgrade] = UPGRADES,
     to: int = SCHEMA_VERSION,
 ) -> Any:
-    """Bring a table of an older `version` to version `to`, with exactly the columns of `SCHEMA`.
+    """Convert a table of an older `version` to version `to`, with exactly the columns of `SCHEMA`.
 
     Raises:
         CorruptRecordError: a column is missing or has values that do not fit its type.

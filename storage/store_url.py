@@ -1,7 +1,6 @@
 """Opens a store by path or URL, and hides passwords in URLs.
 
-Displays and records show the redacted URL, which opens the same files in a process that has been given the complete
-one.
+Displays and records show the redacted URL, which opens the same files in a process that knows the complete URL.
 """
 
 from pathlib import Path
@@ -15,49 +14,51 @@ Place = Path | str
 """A path, or a URL as text."""
 
 _WHOLE: dict[str, str] = {}
-"""URLs with their passwords, by what they are without."""
+"""Complete URLs, by their redacted form."""
 
 
-def redacted(place: str) -> str:
-    """A URL without its password, for which this process takes the whole one from now on; any other text as it is."""
-    shown = without_passwords(place)
-    if shown != place:
-        _WHOLE[shown] = place
+def redacted(url: str) -> str:
+    """A URL without its password, which this process can open from now on; any other text unchanged."""
+    shown = without_passwords(url)
+    if shown != url:
+        _WHOLE[shown] = url
     return shown
 
 
-def unredacted(place: Place) -> Place:
-    """The whole of a URL that was redacted in this process, for another one; any other place as it is."""
-    return _WHOLE.get(place, place) if isinstance(place, str) else place
+def unredacted(location: Place) -> Place:
+    """The complete URL that was redacted in this process, for another process; any other location unchanged."""
+    return _WHOLE.get(location, location) if isinstance(location, str) else location
 
 
-def is_remote(place: Place) -> bool:
-    """Whether a place is a URL of something other than a folder of this machine."""
-    return isinstance(place, str) and "://" in place and not place.startswith("file://")
+def is_remote(location: Place) -> bool:
+    """Whether a location is a URL of something other than a folder of this machine."""
+    return isinstance(location, str) and "://" in location and not location.startswith("file://")
 
 
-def local_folder(place: Place) -> Path:
-    """The folder that a path or a `file://` URL names, absolute.
+def local_folder(location: Place) -> Path:
+    """The folder of a path or a `file://` URL, absolute.
 
     Raises: StoreError when a `file://` URL names another machine.
     """
-    if isinstance(place, str) and place.startswith("file://"):
-        parts = urlsplit(place)
+    if isinstance(location, str) and location.startswith("file://"):
+        parts = urlsplit(location)
         if parts.netloc not in ("", "localhost"):
-            raise StoreError(f"{place} names a folder of {parts.netloc}: write file:///folder for one of this machine")
+            raise StoreError(
+                f"{location} names a folder of {parts.netloc}: write file:///folder for one of this machine"
+            )
         return Path(unquote(parts.path)).absolute()
-    return Path(place).absolute()
+    return Path(location).absolute()
 
 
-def open_blob_store(place: Place) -> BlobStore:
+def open_blob_store(location: Place) -> BlobStore:
     """The files at a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder`.
 
-    Raises: StoreError when the place cannot hold a store, or its kind needs a package that is not installed.
+    Raises: StoreError when the location cannot hold a store, or its kind needs a package that is not installed.
     """
-    place = unredacted(place)
-    if not is_remote(place):
-        return LocalBlobStore(local_folder(place))
+    location = unredacted(location)
+    if not is_remote(location):
+        return LocalBlobStore(local_folder(location))
     # The mask would be sent as the password, and the store's refusal would not say why.
-    if f":{HIDDEN}@" in str(place):
-        raise StoreError(f"{place} is shown without its password: give the URL as it was given first")
-    return ObjectBlobStore(str(place))
+    if f":{HIDDEN}@" in str(location):
+        raise StoreError(f"{location} is shown without its password: give the URL as it was given first")
+    return ObjectBlobStore(str(location))

@@ -7,7 +7,7 @@ The base views, which `retune.storage.query` makes from a state folder, are `fil
 from dataclasses import dataclass
 
 PLACE = "task_key, target, device, threads"
-"""Within these, times may be compared."""
+"""Times are comparable within these columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class View:
     sql: str
 
 
-# An append that is retried and a compaction that is under way leave a record in two files: one row of each id counts.
+# A retried append and an ongoing compaction leave a record in two files: one row of each id counts.
 RECORDS = View(
     "records",
     "every trial once",
@@ -155,4 +155,4 @@ GAIN = View(
 )
 
 VIEWS = (RECORDS, BEST, RUNS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
-"""In the order in which they are made."""
+"""In the order of their creation."""
