@@ -1,7 +1,6 @@
 """TVM-compatible API of the auto-scheduler: the names, parameters and defaults of TVM's `auto_scheduler` package.
 
-The package only re-exports; the layers below do the work. What is not supported yet raises
-`retune.compiler.errors.NotYetError`.
+The package only re-exports. Unsupported features raise `retune.compiler.errors.NotYetError`.
 """
 
 from retune.compiler.auto_scheduler import measure, workload_registry
@@ -143,5 +142,5 @@ __all__ = [
     "workload_registry",
 ]
 
-# TVM's scripts import it from `measure`, which the module that defines it imports: set here, there is no cycle.
+# TVM's scripts import it from `measure`, which its own module imports: set here, there is no cycle.
 measure.recover_measure_input = recover_measure_input

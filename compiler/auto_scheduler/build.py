@@ -1,6 +1,6 @@
 """Builds a callable function from a scheduled program and its arguments.
 
-Arrays have the shapes of the arguments; layout changes are part of the graph already.
+Arrays have the shapes of the arguments; layout changes are already part of the graph.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from retune.compiler.te.tensor import Tensor
 def build(
     schedule: State, args: Sequence[Tensor], target: Target | str | None = None, name: str = "kernel"
 ) -> KernelFunction | CudaFunction:
-    """Compile what `apply_best` or `apply_steps_from_state` gave; `target` is this machine unless given, and must be
-    the task's for a program of a GPU.
+    """Compile the result of `apply_best` or `apply_steps_from_state`; `target` defaults to this machine, and must be
+    the task's for a GPU program.
 
-    Raises: ScheduleError when the program is not of these arguments, LoweringError, TargetError, ArtifactError when the
-    code is for another machine, DeviceError when there is no GPU.
+    Raises: ScheduleError when the program does not fit the arguments, LoweringError, TargetError, ArtifactError when
+    the code is for another machine, DeviceError when there is no GPU.
     """
     machine = Target.host() if target is None else Target(str(target))
     hardware = hardware_of(machine, len(usable_cpus()))
-    # The graph already has the layout that the program reads; a second rewrite would transform it again.
+    # The graph is already in the program's layout; a second rewrite would transform it again.
     task = SearchTask(name, ComputeDAG(args), machine, hardware, layout=LayoutRewriteOption.NO_REWRITE)
     return driver.build(task, schedule.steps, name)

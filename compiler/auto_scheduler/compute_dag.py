@@ -1,6 +1,6 @@
-"""TVM-compatible `ComputeDAG`, made of tensors or of a registered workload's key.
+"""TVM-compatible `ComputeDAG` of tensors or of a registered workload's key.
 
-It is the graph of `retune.compiler.schedule.dag`, with programs represented as `State`.
+It extends the graph of `retune.compiler.schedule.dag`, with programs represented as `State`.
 """
 
 import warnings
@@ -18,30 +18,30 @@ from retune.compiler.schedule.workload_registry import workload_key_to_tensors
 from retune.compiler.te.tensor import Tensor
 
 AnyState = State | immutable.State
-"""A program, or the immutable value inside it (TVM's `StateObject`), which dispatch contexts answer with."""
+"""A program, or its immutable value (TVM's `StateObject`), the answer of dispatch contexts."""
 
 
 class ComputeDAG(dag.ComputeDAG):
-    """A computation: its operations in stage order, and the programs that transform steps make of it."""
+    """A computation: its operations in stage order, with methods for programs of it."""
 
     def __init__(
         self, compute_or_sche: Sequence[Tensor] | str | None = None, *, compute: Sequence[Tensor] | str | None = None
     ) -> None:
-        """Of the input and output tensors, or of a workload key. `compute` is a deprecated name of the parameter.
+        """From the input and output tensors, or from a workload key. `compute` is the deprecated name of the parameter.
 
-        Raises: DefinitionError when the tensors make no graph, UnknownWorkloadError for a key of nothing registered.
+        Raises: DefinitionError when the tensors make no graph, UnknownWorkloadError for an unregistered key.
         """
         if compute is not None:
             warnings.warn("ComputeDAG(compute=...) is now compute_or_sche=...", DeprecationWarning, stacklevel=2)
-        given = compute_or_sche if compute is None else compute
-        if given is None:
+        source = compute_or_sche if compute is None else compute
+        if source is None:
             raise DefinitionError("a compute graph is made of its input and output tensors, or of a workload key")
-        super().__init__(workload_key_to_tensors(given) if isinstance(given, str) else given)
+        super().__init__(workload_key_to_tensors(source) if isinstance(source, str) else source)
 
     @classmethod
     def of(cls, graph: dag.ComputeDAG) -> "ComputeDAG":
         """A graph of the compiler with these methods."""
-        # Not made of tensors again: the analysis of the graph is shared.
+        # Not rebuilt from tensors: the analysis of the graph is shared.
         return cls._from_parts(graph.nodes, graph.inputs, graph.outputs)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
@@ -54,11 +54,11 @@ class ComputeDAG(dag.ComputeDAG):
 
     @property
     def flop_ct(self) -> float:
-        """Operations of one evaluation; -1 when they cannot be counted."""
+        """Operations of one evaluation; -1 if they cannot be counted."""
         return self.flop_count
 
     def get_init_state(self) -> State:
-        """The naive program, every operation a loop nest of its own."""
+        """The naive program with a loop nest per operation."""
         return State(immutable.State.initial(self))
 
     def apply_steps_from_state(
@@ -66,16 +66,16 @@ class ComputeDAG(dag.ComputeDAG):
     ) -> tuple[State, list[Tensor]]:
         """The program of the state's steps, and the arguments of its kernel.
 
-        With `layout_rewrite` inputs of free layout are laid out as the program reads them, see `LayoutRewriteOption`.
+        With `layout_rewrite`, packable inputs get the program's layout, see `LayoutRewriteOption`.
         Raises: ScheduleError when the steps do not fit this graph.
         """
         graph, steps = rewrite_layout(self, _steps(state), LayoutRewriteOption(layout_rewrite))
         return State(immutable.replay(graph, steps)), [*graph.inputs, *graph.outputs]
 
     def infer_bound_from_state(self, state: AnyState) -> State:
-        """The state with the extents of all loops filled in, those of stages inside other stages too.
+        """The state with the extents of all loops filled in, including attached stages.
 
-        Raises: ScheduleError when a tile size is unknown, or a stage stands where not all its readers are.
+        Raises: ScheduleError when a tile size is unknown, or a stage is attached where not all its readers are.
         """
         return State(infer_bounds(immutable.replay(self, _steps(state))))
 
@@ -84,7 +84,7 @@ class ComputeDAG(dag.ComputeDAG):
         return python_text.print_python_code_from_state(self, immutable.replay(self, _steps(state)))
 
     def rewrite_layout_from_state(self, state: AnyState) -> "ComputeDAG":
-        """The graph whose inputs of free layout have the shape in which the program reads them.
+        """The graph whose packable inputs have the program's layout.
 
         Raises: ScheduleError when the steps do not fit this graph.
         """

@@ -32,13 +32,13 @@ from retune.compiler.target import HardwareParams
 Scores = NDArray[np.float64]
 Features = NDArray[np.float32]
 
-# Old logs name no hardware: `completed` fills the rest in from the target.
+# Old logs name no hardware: `completed` derives it from the target.
 _UNKNOWN_HARDWARE = HardwareParams(num_cores=1)
 
 
 @runtime_checkable
 class CostModel(Protocol):
-    """What a search asks of a model."""
+    """The interface of models for a search."""
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Learn from measurements."""
@@ -63,7 +63,7 @@ class RandomModel:
     """A model without knowledge: scores in [0, 1) are a hash of the program and `seed`; nothing is learned."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        """Raises: OptionError for a seed that is no integer of at least 0."""
+        """Raises: OptionError for a seed that is not an integer of at least 0."""
         self.model = cost_model.RandomModel(seed_of(seed))
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
@@ -77,12 +77,11 @@ class RandomModel:
 class XGBModel:
     """Boosted trees that predict the throughput of a program, as the sum over its statements.
 
-    Until `num_warmup_sample` programs were measured, scores are random (-1: from the first on they are not).
-    `model_file` is written after every update. With `seed` None it is 0. The trees learn from what is new and a bounded
-    sample of what is known, so the work of an update does not grow. Every `verbose_eval` trees the error is logged, at
-    the level DEBUG as in TVM; 0 is never. With
-    `adapative_training` (also spelled rightly) they wait until what is new has come to a fifth of what they were
-    trained on.
+    Until `num_warmup_sample` programs were measured, scores are random (-1: never). `model_file` is written after every
+    update. `seed` None means 0. The trees learn from new data and a bounded sample of old data, so the work per update
+    does not grow. The error is logged every `verbose_eval` trees, at level DEBUG as in TVM; 0 is never. With
+    `adapative_training` (also in the correct spelling) they wait until the new data is a fifth of the previous training
+    set.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class XGBModel:
         self.model.log_period = int(verbose_eval)
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
-        """Learn from measurements, of one task or of several. Programs that do not fit their task teach nothing."""
+        """Learn from measurements of one or several tasks. Programs that do not fit their task teach nothing."""
         by_task: dict[str, tuple[SearchTask, list[tuple[Features, float]]]] = {}
         for inp, result in zip(inputs, results, strict=True):
             task = inp.task if isinstance(inp.task, SearchTask) else _known_task(inp.task)
@@ -117,12 +116,10 @@ class XGBModel:
         for task, measured in by_task.values():
             block = _padded([features for features, _ in measured])
             seconds = np.array([seconds for _, seconds in measured], dtype=np.float64)
-            # A batch a task: speeds are relative to the fastest program of a task, so batches of several would mix
-            # scales.
+            # A batch per task: speeds are relative to the fastest program of a task, so mixed batches would mix scales.
             self.learn(TrainingBatch(task.workload_key, block, seconds))
 
     def learn(self, batch: TrainingBatch) -> None:
-        """Learn from features."""
         self.model.update(batch)
         if self.model_file is not None:
             self.save(self.model_file)
@@ -132,17 +129,17 @@ class XGBModel:
         return self.model.predict(stacked(task, states))
 
     def predict_stages(self, task: SearchTask, states: Sequence[State]) -> Scores:
-        """Scores of programs and of their statements in one flat array: those of all programs, then of every program
-        how many statements it has, and their scores. Before any training programs have no statements.
+        """Scores of programs and of their statements in one flat array: of all programs, then for every program its
+        number of statements and their scores. Before any training programs have no statements.
         """
         features = stacked(task, states)
         parts = self.model.predict_statements(features)
         flat = [*self.model.predict(features)]
-        for place in range(len(features)):
+        for index in range(len(features)):
             # Rows of zeros are padding: a statement has at least one store, which counts in its features.
-            used = features[place].any(axis=1)
-            mine = [] if parts is None else [*parts[place][used]]
-            flat += [float(len(mine)), *mine]
+            used = features[index].any(axis=1)
+            scores = [] if parts is None else [*parts[index][used]]
+            flat += [float(len(scores)), *scores]
         return np.array(flat, dtype=np.float64)
 
     def update_from_file(self, file_name: str | Path, n_lines: int | None = None) -> None:
@@ -154,11 +151,11 @@ class XGBModel:
         self.update([inp for inp, _ in measured], [result for _, result in measured])
 
     def save(self, file_name: str | Path) -> None:
-        """Write the whole model, with what it learned from, to a file."""
+        """Write the whole model, with its training data, to a file."""
         self.model.save(Path(file_name))
 
     def load(self, file_name: str | Path) -> None:
-        """Become the model that `save` wrote.
+        """Load the model that `save` wrote.
 
         Raises: StoreError when the file cannot be read or does not fit.
         """
@@ -167,7 +164,7 @@ class XGBModel:
 
 
 def seed_of(seed: int | None) -> int:
-    """The seed itself, 0 for None. Raises: OptionError for anything but an integer of at least 0."""
+    """`seed`, or 0 for None. Raises: OptionError for anything but an integer of at least 0."""
     if seed is None:
         return 0
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
@@ -175,7 +172,7 @@ def seed_of(seed: int | None) -> int:
     return int(seed)
 
 
-class _Direct:
+class _BuiltIn:
     """Adapter of a built-in model to the search, which passes it features."""
 
     def __init__(self, model: RandomModel | XGBModel) -> None:
@@ -193,7 +190,7 @@ class _Direct:
         return self._model.model.predict(features)
 
 
-class _Foreign:
+class _Custom:
     """Adapter of a custom model to the search, which passes it programs. The measurer trains it."""
 
     last_metrics = None
@@ -215,21 +212,21 @@ class _Foreign:
 
 
 def searchable(model: CostModel) -> cost_model.CostModel:
-    """The model as `retune.compiler.search.policy` asks it."""
-    return _Direct(model) if learns_by_itself(model) else _Foreign(model)  # type: ignore[arg-type]
+    """The model with the interface of `retune.compiler.search.policy`."""
+    return _BuiltIn(model) if learns_by_itself(model) else _Custom(model)  # type: ignore[arg-type]
 
 
 def learns_by_itself(model: CostModel) -> bool:
-    """Whether the search itself teaches the model."""
-    # The exact types: a subclass may override `update`, and wants to be told of programs.
+    """Whether the search itself trains the model."""
+    # The exact types: a subclass may override `update`, which takes programs.
     return type(model) in (RandomModel, XGBModel)
 
 
 def stacked(task: SearchTask, states: Sequence[State]) -> Features:
-    """Features (N, S, F) of programs; all 0 for one that has none, because a tile size is unknown for instance."""
-    found = [_features(task, MeasureInput(task, state)) for state in states]
+    """Features (N, S, F) of programs; all 0 for a program without features, such as one with an unknown tile size."""
+    blocks = [_features(task, MeasureInput(task, state)) for state in states]
     empty = np.zeros((1, len(FEATURE_NAMES)), dtype=np.float32)
-    return _padded([empty if features is None else features for features in found])
+    return _padded([empty if features is None else features for features in blocks])
 
 
 def _features(task: SearchTask, inp: MeasureInput) -> Features | None:
@@ -240,14 +237,14 @@ def _features(task: SearchTask, inp: MeasureInput) -> Features | None:
 
 
 def _padded(blocks: Sequence[Features]) -> Features:
-    """Programs with as many rows as the longest has statements."""
+    """Pad programs to as many rows as the longest has statements."""
     most = max((len(block) for block in blocks), default=1)
     padded = [np.pad(block, ((0, most - len(block)), (0, 0))) for block in blocks]
     return np.stack(padded) if padded else np.zeros((0, most, len(FEATURE_NAMES)), dtype=np.float32)
 
 
 def _known_task(recorded: LoggedTask) -> SearchTask | None:
-    """The task of a record, when its workload is registered in this process."""
+    """The task of a record, if its workload is registered in this process."""
     key = recorded.workload_key
     if not is_registered(key):
         return None

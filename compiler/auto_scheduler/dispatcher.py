@@ -1,4 +1,4 @@
-"""TVM-compatible dispatch contexts: the program a workload is compiled with, from tuning records.
+"""TVM-compatible dispatch contexts: the program to compile a workload with, from tuning records.
 
 The contexts of `retune.compiler.driver.dispatch`, which also accept the records of this package.
 """
@@ -30,16 +30,16 @@ _log = logging.getLogger(__name__)
 
 # TVM's values for ApplyHistoryBestOrSample.
 _SAMPLING = {"eps_greedy": 0.01, "evolutionary_search_num_iters": 0}
-"""A sample is drawn, not bred."""
+"""Programs are sampled, without evolution."""
 
 
 class ApplyHistoryBest(dispatch.ApplyHistoryBest):
-    """Answers with the fastest program in the records: of this target, else of one of its kind.
+    """Answers with the fastest recorded program: of this target, else of a target of the same kind.
 
     `records` is the path of a log or of a folder with logs, a record store, a `RecordReader`, or any iterable of paths,
-    pairs of a `MeasureInput` and its `MeasureResult`, trials and records; None is none. `n_lines` limits what is read
-    of each log. With `include_compatible` a program of a smaller size serves where none of the size itself is known.
-    With `layout` programs measured with that layout option come first.
+    pairs of a `MeasureInput` and its `MeasureResult`, trials and records; None is none. `n_lines` limits the lines read
+    per log. With `include_compatible` a program of a smaller size is used if there is none of the size itself. With
+    `layout` programs measured with that layout option come first.
     Raises: LogFormatError when a log cannot be read.
     """
 
@@ -55,7 +55,7 @@ class ApplyHistoryBest(dispatch.ApplyHistoryBest):
         self.load(records, n_lines)
 
     def load(self, records: Any, n_lines: int | None = None) -> None:
-        """Take in more records; the faster program of a workload stays. Raises: LogFormatError."""
+        """Add records; the faster program of a workload stays. Raises: LogFormatError."""
         if records is None or isinstance(records, (str, Path, RecordSource)):
             super().load(records, n_lines)
         else:
@@ -63,11 +63,11 @@ class ApplyHistoryBest(dispatch.ApplyHistoryBest):
 
 
 class ApplyHistoryBestOrSample(ApplyHistoryBest):
-    """Answers like `ApplyHistoryBest`, smaller sizes included, and makes a program where the records know none.
+    """Answers like `ApplyHistoryBest`, smaller sizes included, and samples a program for unknown workloads.
 
-    That is done for workloads with heavy operators, or for all with `sample_simple_workloads`. `num_measure` programs
-    are measured and the fastest serves; with less than 1 nothing is measured, and the program that a search would try
-    first serves (where TVM loops for ever). `cost_model_file` is a saved `XGBModel`.
+    It samples for workloads with heavy operators, or for all with `sample_simple_workloads`. `num_measure` programs are
+    measured and the fastest is used; with less than 1 nothing is measured, and the search's first candidate is used
+    (where TVM loops forever). `cost_model_file` is a saved `XGBModel`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ApplyHistoryBestOrSample(ApplyHistoryBest):
         num_measure: int = -1,
     ) -> None:
         """Raises: LogFormatError, StoreError when the cost model cannot be read."""
-        # As TVM's: a program of a smaller size costs nothing, a sample costs measurements.
+        # As in TVM: a program of a smaller size is free, a sample costs measurements.
         super().__init__(records, include_compatible=True)
         self.sample_simple_workloads = sample_simple_workloads
         self.num_measure = num_measure
@@ -88,13 +88,13 @@ class ApplyHistoryBestOrSample(ApplyHistoryBest):
             self._model.load(cost_model_file)
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
-        """The state of `dag` to compile for `target`; None for light workloads, and when no valid program is found."""
-        found = self.known(target, workload_key, dag)
-        if found is None and (has_complex_op or self.sample_simple_workloads):
-            found = self._sample(target, workload_key, dag)
-            if found is not None:
-                self.update(target, workload_key, found)
-        return found if found is not None else super().query(target, workload_key, has_complex_op, dag)
+        """The state of `dag` to compile for `target`; None for light workloads, and if no valid program exists."""
+        state = self.known(target, workload_key, dag)
+        if state is None and (has_complex_op or self.sample_simple_workloads):
+            state = self._sample(target, workload_key, dag)
+            if state is not None:
+                self.update(target, workload_key, state)
+        return state if state is not None else super().query(target, workload_key, has_complex_op, dag)
 
     def _sample(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
         _log.info("no record knows %s: %d programs are tried", workload_key, max(0, self.num_measure))

@@ -1,7 +1,6 @@
 """Feature extraction for cost models: one row per statement, one column per feature name.
 
-The columns are those of `retune.compiler.features`: TVM's with corrections, and further ones. Their version is
-`FEATURE_VERSION`.
+The columns of `retune.compiler.features`: TVM's with corrections, and further ones. Their version is `FEATURE_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ __all__ = [
 
 
 def get_per_store_feature_names() -> list[str]:
-    """The names of the columns."""
     return list(FEATURE_NAMES)
 
 
@@ -40,9 +38,9 @@ def get_per_store_features_from_states(states: Sequence[State], task: SearchTask
 def get_per_store_features_from_measure_pairs(
     inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.float64]]:
-    """Features of every program, and throughputs: 1 for the fastest of a task, 0 for one that failed.
+    """Features of every program, and throughputs: 1 for the fastest of a task, 0 for a failure.
 
-    Raises: OptionError for an input that is light; `recover_measure_input` makes it whole.
+    Raises: OptionError for a light input; `recover_measure_input` completes it.
     """
     best: dict[str, float] = {}
     for inp, result in zip(inputs, results, strict=True):

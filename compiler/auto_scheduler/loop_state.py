@@ -19,7 +19,7 @@ from retune.compiler.te.tensor import Operation, Tensor
 
 # TVM's numbers, which scripts compare with.
 class ComputeAtKind(IntEnum):
-    """Where a stage is computed: in a loop nest of its own, wherever it is read, or inside a loop of another stage."""
+    """The location of a stage: its own loop nest, inlined at every read, or inside a loop of another stage."""
 
     ROOT = 0
     INLINED = 1
@@ -28,7 +28,7 @@ class ComputeAtKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of a program, as it was when it was asked for."""
+    """A snapshot of one stage of a program."""
 
     op: Operation
     iters: tuple[Iterator, ...]
@@ -41,39 +41,37 @@ class State:
     """A program whose loops are transformed by calls, each of which appends one step.
 
     A stage is given by its number, its tensor, its operation or its name; a loop by its number, its name or the
-    iterator that an earlier call returned. Handles stay valid when stages are added. Two states are equal when their
-    loops print alike, however they came about.
-    Raises: every call raises ScheduleError naming the stage, the loop and the way out when it does not fit, and leaves
-    the program as it was.
+    iterator that an earlier call returned. Handles stay valid when stages are added. Two states are equal if their
+    loops print alike, whatever their steps.
+    Raises: every call raises ScheduleError naming the stage, the loop and a remedy when it does not fit, and leaves the
+    program unchanged.
     """
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __init__(self, state_object: "immutable.State | State", dag: ComputeDAG | None = None) -> None:
-        """A program of its own that begins as `state_object`. `dag` is its graph, which the state knows anyway."""
+        """An independent program that begins as `state_object`. `dag` is redundant, and ignored."""
         del dag
         self._state = state_object.value if isinstance(state_object, State) else state_object
 
     @property
     def value(self) -> immutable.State:
-        """The program as an immutable value."""
         return self._state
 
     @property
     def state_object(self) -> immutable.State:
-        """The same as `value`, under TVM's name."""
+        """Same as `value`, under TVM's name."""
         return self._state
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps so far, in the order in which they were made."""
+        """The steps so far, in order."""
         return steps_of(self._state)
 
     transform_steps = steps
 
     @property
     def compute_dag(self) -> ComputeDAG:
-        """The computation."""
         return self._state.dag
 
     @property
@@ -88,19 +86,18 @@ class State:
 
     @property
     def stage_ops(self) -> tuple[Operation, ...]:
-        """The operations of the stages, in order."""
         return self._state.dag.ops
 
     def __getitem__(self, stage: StageRef) -> Stage:
-        found = self._state.stages[primitives.stage_number(self._state, stage)]
-        place = found.location
-        kind = ComputeAtKind.INLINED if isinstance(place, Inlined) else ComputeAtKind.ROOT
-        kind = ComputeAtKind.ITER if isinstance(place, Attached) else kind
-        offset = 0 if found.alignment is None else found.alignment.offset
-        return Stage(found.op, found.iters, kind, found.unroll_limit, offset)
+        current = self._state.stages[primitives.stage_number(self._state, stage)]
+        location = current.location
+        kind = ComputeAtKind.INLINED if isinstance(location, Inlined) else ComputeAtKind.ROOT
+        kind = ComputeAtKind.ITER if isinstance(location, Attached) else kind
+        offset = 0 if current.alignment is None else current.alignment.offset
+        return Stage(current.op, current.iters, kind, current.unroll_limit, offset)
 
     def __eq__(self, other: object) -> bool:
-        # By their text, as TVM's: steps may differ where the loops are the same.
+        # By their text, as in TVM: steps may differ for equal loops.
         return isinstance(other, State) and str(self) == str(other)
 
     def __str__(self) -> str:
@@ -110,7 +107,7 @@ class State:
         return f"<pre>{escape(str(self))}</pre>"
 
     def copy(self) -> "State":
-        """A program of its own with the same loops and steps."""
+        """An independent copy with the same loops and steps."""
         return State(self._state)
 
     def bind(self, stage: StageRef, iterator: LoopRef, thread_name: str) -> Iterator:
@@ -136,7 +133,7 @@ class State:
         return loop
 
     def fuse(self, stage: StageRef, iters: Sequence[LoopRef]) -> Iterator:
-        """Make one loop of neighboring ones."""
+        """Fuse neighboring loops into one."""
         self._state, loop = primitives.fuse(self._state, stage, iters)
         return loop
 
@@ -156,7 +153,7 @@ class State:
         return parts
 
     def follow_split(self, stage: StageRef, iterator: LoopRef, src_step_id: int, n_split: int) -> tuple[Iterator, ...]:
-        """Tile a loop as step number `src_step_id` did, into `n_split` + 1 parts."""
+        """Tile a loop like step number `src_step_id`, into `n_split` + 1 parts."""
         self._state, parts = primitives.follow_split(self._state, stage, iterator, src_step_id, n_split)
         return parts
 
@@ -164,7 +161,7 @@ class State:
         self, stage: StageRef, iterator: LoopRef, src_step_ids: Sequence[int], level: int, factor_or_nparts: bool
     ) -> tuple[Iterator, ...]:
         """Split a loop in two; the product of length `level` of several splits is the inner extent (True) or the outer
-        one (False).
+        extent (False).
         """
         self._state, parts = primitives.follow_fused_split(
             self._state, stage, iterator, src_step_ids, level, factor_or_nparts

@@ -5,12 +5,12 @@ process; only failures of the infrastructure and errors of the caller raise.
 
 Differences from TVM:
 
-* a failed result has no costs, instead of one of 1e10 seconds, and its full message; a log does not store messages;
+* a failed result has no costs, instead of a cost of 1e10 seconds, and its full message; a log does not store messages;
 * too many failures in a row end the search, where TVM only becomes more verbose;
-* the best program is the one with the fastest repeat, since other load can only slow one down, also when its
-  operations cannot be counted; TVM compares operations per mean second;
-* the arrays for special inputs are checked before anything is built, so a wrong one does not end a run midway;
-  a worker that dies is a failed result.
+* the best program has the fastest repeat, since other load only slows repeats down, even if its operations cannot be
+  counted; TVM compares operations per mean second;
+* the arrays for special inputs are checked before anything is built, so a wrong array does not end a run midway; a dead
+  worker is a failed result.
 """
 
 import logging
@@ -42,46 +42,44 @@ from retune.compiler.target import Target
 _log = logging.getLogger(__name__)
 
 MeasureErrorNo = MeasureStatus
-"""How a measurement ended, by TVM's numbers."""
+"""The end of a measurement, by TVM's numbers."""
 
 # TVM's default.
 MAX_CONTINUOUS_ERROR = 150
-"""After so many failures in a row a search gives up, unless told otherwise."""
+"""Default number of failures in a row after which a search gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedState:
-    """The program of a record: its steps, without the loops that they make."""
+    """The program of a record: its steps, without the resulting loops."""
 
     steps: tuple[Step, ...]
 
     @property
     def transform_steps(self) -> tuple[Step, ...]:
-        """The same as `steps`."""
+        """Same as `steps`."""
         return self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureInput:
-    """A program of a task. One that was read from a record has no computation and no loops, see
-    `recover_measure_input`.
-    """
+    """A program of a task. From a record it is light: without computation and loops, see `recover_measure_input`."""
 
     task: SearchTask | LoggedTask
     state: State | RecordedState
 
     def serialize(self) -> "tuple[SearchTask | LoggedTask, tuple[Step, ...]]":
-        """Plain data for another process: the task, which brings its registered workload along, and the steps."""
+        """Plain data for another process: the task, with its registered workload, and the steps."""
         return self.task, self.state.steps
 
     @staticmethod
     def deserialize(data: "tuple[SearchTask | LoggedTask, tuple[Step, ...]]") -> "MeasureInput":
-        """What `serialize` made, light."""
+        """The inverse of `serialize`, light."""
         return MeasureInput(data[0], RecordedState(data[1]))
 
 
 recover_measure_input: Callable[..., MeasureInput]
-"""The function of `measure_record`, which the package puts here for TVM's scripts."""
+"""The function of `measure_record`, set by the package for TVM's scripts."""
 
 
 class Cost(float):
@@ -95,8 +93,8 @@ class Cost(float):
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
-    """The result of a measurement. `costs` are seconds per call, empty after a failure. `all_cost` is the
-    seconds that building and running took, `timestamp` is in seconds since 1970.
+    """The result of a measurement. `costs` are seconds per call, empty after a failure. `all_cost` is the seconds of
+    building and running, `timestamp` is in seconds since 1970.
     """
 
     costs: tuple[float, ...]
@@ -111,13 +109,13 @@ class MeasureResult:
 
     @classmethod
     def of(cls, measured: Measurement) -> "MeasureResult":
-        """A result of now."""
+        """The current measurement as a result."""
         elapsed = measured.build_seconds + measured.run_seconds
         return cls(measured.costs, measured.status, measured.error, elapsed, time.time())
 
     @property
     def seconds(self) -> float:
-        """The cost that counts: the fastest repeat; infinite for a failure."""
+        """The decisive cost: the fastest repeat; infinite for a failure."""
         failed = self.error_no != MeasureStatus.OK
         return math.inf if failed else min(self.costs, default=math.inf)
 
@@ -126,17 +124,19 @@ class LocalBuilder(builders.LocalBuilder):
     __doc__ = builders.LocalBuilder.__doc__
 
     def build(self, measure_inputs: Any, verbose: Any = 1) -> list[BuiltProgram]:
-        """Build programs of any tasks. As the builder of the compiler it takes a task and candidates."""
+        """Build programs of any tasks. Like the compiler's builder it also takes a task and candidates."""
         if isinstance(measure_inputs, SearchTask):
             return super().build(measure_inputs, verbose)
         return list(chain(*starmap(super().build, _by_task(measure_inputs))))
 
 
 class InputRunner:
-    """Gives a runner of the compiler TVM's form of `run` beside its own."""
+    """Gives a runner of the compiler TVM's form of `run`, besides its own."""
 
     def run(self, measure_inputs: Any, build_results: Sequence[BuiltProgram], verbose: Any = None) -> list[Any]:
-        """Time what `LocalBuilder.build` made. As a runner of the compiler it takes a task, builds and best seconds."""
+        """Time the result of `LocalBuilder.build`. Like the compiler's runner it also takes a task, builds and best
+        seconds.
+        """
         run: Callable[..., list[Any]] = getattr(super(), "run")  # noqa: B009 - no method of the base that mypy knows
         if isinstance(measure_inputs, SearchTask):
             return run(measure_inputs, build_results, verbose)
@@ -156,7 +156,7 @@ class LocalRunner(InputRunner, runners.LocalRunner):
 
 
 def _by_task(inputs: Sequence[MeasureInput]) -> Iterator[tuple[SearchTask, list[tuple[Step, ...]]]]:
-    """Each task, with the steps of the inputs in a row that are its programs."""
+    """Each task, with the steps of its consecutive inputs."""
     if not isinstance(inputs, Sequence) or not all(isinstance(inp, MeasureInput) for inp in inputs):
         raise OptionError(f"a list of MeasureInput is needed, not {inputs!r:.80}")
     for _, group in groupby(inputs, lambda inp: id(inp.task)):
@@ -165,7 +165,7 @@ def _by_task(inputs: Sequence[MeasureInput]) -> Iterator[tuple[SearchTask, list[
 
 
 def trial_of(inp: MeasureInput, result: MeasureResult) -> LoggedTrial:
-    """A measurement as a log has it; success without a time, which a log cannot say, is a failure of unknown kind."""
+    """A measurement as a log entry; a log cannot express success without a time, which becomes an unknown failure."""
     task = inp.task
     if isinstance(task, LoggedTask):
         logged = task
@@ -186,12 +186,12 @@ def measurement_of(trial: LoggedTrial) -> tuple[MeasureInput, MeasureResult]:
 
 
 def announce(logger: logging.Logger, verbose: int, text: str) -> None:
-    """Say how a search goes, unless `verbose` is 0: in the log where it shows INFO, else on the standard output."""
+    """Report the progress of a search, unless `verbose` is 0: in the log if it shows INFO, else on standard output."""
     if not verbose or logger.isEnabledFor(logging.INFO):
         logger.log(logging.INFO if verbose else logging.DEBUG, "%s", text)
     else:
         sys.stdout.write(f"{text}\n")
-        # Notebooks and pipes buffer: progress is of use only while it is made.
+        # Notebooks and pipes buffer: progress is useful only while it happens.
         sys.stdout.flush()
 
 
@@ -200,11 +200,11 @@ class MeasureCallback(Protocol):
     """A callback that receives every round of measurements."""
 
     def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
-        """Programs of one task and what they came to, in order; `policy` is the search policy that asked."""
+        """Called with the programs of one task and their results, in order; `policy` is the calling search policy."""
 
 
 class PythonBasedMeasureCallback:
-    """A base class for custom callbacks; any class with the same method will do."""
+    """A base class for custom callbacks; any class with the same method works."""
 
     def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
         """Override this."""
@@ -213,27 +213,27 @@ class PythonBasedMeasureCallback:
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """How much is measured, and how. Raises: OptionError for what makes no sense."""
+    """The amount and kind of measurements. Raises: OptionError for invalid values."""
 
     num_measure_trials: int = 0
-    """So many programs are measured; with 0 none is, and the search gives the program that it would try first (TVM does
-    not measure with 1 either).
+    """Number of programs to measure; with 0 the search returns its first candidate (TVM does not measure with 1
+    either).
     """
     early_stopping: int | None = None
-    """The search ends early when more than so many measurements brought nothing."""
+    """The search ends after more than this many measurements without an improvement."""
     num_measures_per_round: int = 64
-    """Programs that are measured at a time."""
+    """Programs measured together."""
     verbose: int = 1
-    """With 0 the search says nothing, else how it goes: in the log where that shows INFO, else on standard output."""
+    """With 0 the search is silent, else it reports progress: in the log if that shows INFO, else on standard output."""
     builder: builders.LocalBuilder | str = "local"
     """Either "local" or a `LocalBuilder`."""
     runner: runners.LocalRunner | FleetRunner | Measurer | str = "local"
     """Either "local", a `LocalRunner`, an `RPCRunner`, or anything with the method `measure` of
-    `retune.compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures as runs of Retune do:
+    `retune.compiler.measure.measurer.Measurer`, which then needs no builder. "local" measures like Retune's runs:
     races, with as many threads as the task has cores.
     """
     measure_callbacks: Sequence[MeasureCallback] | None = None
-    """Told of every round."""
+    """Called after every round."""
 
     def __post_init__(self) -> None:
         least = {"num_measure_trials": 0, "num_measures_per_round": 1, "early_stopping": 1, "verbose": 0}
@@ -256,10 +256,10 @@ class TuningOptions:
 
 
 class ProgramMeasurer:
-    """Measures programs of any tasks, tells callbacks, and remembers the fastest program of each task.
+    """Measures programs of any tasks, calls callbacks, and remembers the fastest program of each task.
 
-    `builder` and `runner` are as in `TuningOptions`, `threads` what "local" ones time programs with. It gives a task
-    up after more than `max_continuous_error` failures in a row. Used in a `with` block, which ends the processes of
+    `builder` and `runner` are as in `TuningOptions`, `threads` the number for timing with "local" ones. It gives a task
+    up after more than `max_continuous_error` failures in a row. Use it in a `with` block, which ends the processes of
     "local" ones.
     """
 
@@ -279,24 +279,24 @@ class ProgramMeasurer:
         self.max_continuous_error = MAX_CONTINUOUS_ERROR if max_continuous_error < 0 else max_continuous_error
         self.trials = 0
         self.last_error = ""
-        """Why the last program that failed did so, in one line."""
+        """The reason for the last failure, in one line."""
         self._failures: dict[str, int] = {}
         self._best: dict[str, tuple[float, MeasureInput]] = {}
         self._own: list[builders.LocalBuilder | runners.LocalRunner | FleetRunner] = []
-        self._measurer = self._made_of(builder, runner, threads, target or Target.host())
+        self._measurer = self._create_measurer(builder, runner, threads, target or Target.host())
 
     @classmethod
     def of(cls, options: TuningOptions, tasks: Sequence[SearchTask]) -> "ProgramMeasurer":
-        """What the options ask for, for programs of these tasks.
+        """The measurer for these options and tasks.
 
-        Raises: OptionError when an array for an input of a task does not fit, or some tasks are for CPUs and some
-        for GPUs; DeviceError for GPUs when there is none.
+        Raises: OptionError when an array for an input of a task does not fit, or some tasks are for CPUs and some for
+        GPUs; DeviceError for GPUs when there is none.
         """
         for task in tasks:
             check_measurable(task)
         if len({task.target.kind for task in tasks}) > 1:
             raise OptionError("some of the tasks are for CPUs and some for GPUs; tune these after those")
-        # One runner serves all tasks, so it is bound to as many CPUs as the largest asks for.
+        # One runner works for all tasks, so it is bound to as many CPUs as the largest needs.
         threads = max((task.hardware.num_cores for task in tasks), default=1)
         # A GPU's number of cores is -1, and parameters from a log may be another machine's.
         threads = max(1, min(threads, len(usable_cpus())))
@@ -305,7 +305,7 @@ class ProgramMeasurer:
         made = cls(options.builder, options.runner, callbacks, options.verbose, threads=threads, target=target)
         if isinstance(made.runner, runners.LocalRunner):
             try:
-                # Before the first program: without a GPU every one of them would fail.
+                # Before the first program: without a GPU all would fail.
                 made.runner.check()
             except DeviceError:
                 made.close()
@@ -314,10 +314,10 @@ class ProgramMeasurer:
 
     @property
     def runner(self) -> object:
-        """What times the programs; None where that is a custom measurer."""
+        """The runner of the programs; None for a custom measurer."""
         return getattr(self._measurer, "runner", None)
 
-    def _made_of(
+    def _create_measurer(
         self,
         builder: builders.LocalBuilder | str,
         runner: runners.LocalRunner | FleetRunner | Measurer | str,
@@ -332,16 +332,16 @@ class ProgramMeasurer:
             times = wanted.of(times.options)
         lane = times.cpus if times.options.overlap else ()
         builds = builder if isinstance(builder, builders.LocalBuilder) else LocalBuilder(lane=lane)
-        # Only what was made here is closed here: the rest is the caller's, who may use it again.
-        self._own = [one for one, given in ((builds, builder), (times, runner)) if one is not given]
+        # Only processes started here are closed here: the caller may use the others again.
+        self._own = [made for made, passed in ((builds, builder), (times, runner)) if made is not passed]
         return LocalMeasurer(builds, times)
 
     def gave_up(self, task: SearchTask) -> bool:
-        """Whether so many programs of the task failed in a row that it makes no sense to go on."""
+        """Whether too many programs of the task failed in a row."""
         return self._failures.get(task.identity, 0) > self.max_continuous_error
 
     def best(self, task: SearchTask) -> tuple[float, MeasureInput] | None:
-        """Seconds and program of the fastest that was measured of the task."""
+        """Seconds and program of the fastest measurement of the task."""
         return self._best.get(task.identity)
 
     def measure(self, policy: Any, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
@@ -355,10 +355,10 @@ class ProgramMeasurer:
         )
         if len(measured) != len(inputs):
             raise MeasureError(f"{self._measurer!r} answered for {len(measured)} of {len(inputs)} programs")
-        results = [MeasureResult.of(one) for one in measured]
+        results = [MeasureResult.of(measurement) for measurement in measured]
         for inp, result in zip(inputs, results, strict=True):
             failed = result.error_no != MeasureStatus.OK
-            # Consecutive failures only, as TVM counts: single ones are part of every search.
+            # Consecutive failures only, as in TVM: single ones are part of every search.
             self._failures[task.identity] = self._failures.get(task.identity, 0) + 1 if failed else 0
             if result.seconds < (known[0] if known else math.inf):
                 known = self._best[task.identity] = result.seconds, inp
@@ -382,9 +382,9 @@ class ProgramMeasurer:
             _log.warning("%s: %d programs in a row failed, the last one: %s", task.name, count, reason)
 
     def close(self) -> None:
-        """End the worker processes that were started for this."""
-        for one in self._own:
-            one.close()
+        """End the worker processes that were started here."""
+        for resource in self._own:
+            resource.close()
 
     def __enter__(self) -> "ProgramMeasurer":
         return self
@@ -398,8 +398,8 @@ def check_measurable(task: SearchTask) -> None:
 
     Raises: OptionError when an array for an input does not fit.
     """
-    for place, array in special_inputs(task).items():
-        tensor = task.dag.inputs[place]
+    for index, array in special_inputs(task).items():
+        tensor = task.dag.inputs[index]
         if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
             raise OptionError(
                 f"{task.name}: the input {tensor.name} is {tensor.dtype}{list(tensor.shape)}, "
@@ -414,7 +414,7 @@ def _require_graph(inp: MeasureInput) -> SearchTask:
 
 
 def _plain(task: SearchTask) -> SearchTask:
-    """The task without what only scripts need, so that worker processes need not import that."""
+    """The task without parts that only scripts need, so that worker processes need not import them."""
     # A copy of the plain class: unpickling the subclass would import this package in every worker.
     graph = task.dag.with_nodes(task.dag.nodes)
     return SearchTask(task.name, graph, task.target, task.hardware, task.key, task.layout)

@@ -32,7 +32,7 @@ Measured = tuple[MeasureInput, MeasureResult]
 
 
 class RecordToFile:
-    """A measure callback that appends every round to a log; the file and its folders are made when they are missing.
+    """A measure callback that appends every round to a log; missing files and folders are created.
 
     Raises: LogFormatError when it cannot be written.
     """
@@ -41,7 +41,6 @@ class RecordToFile:
         self.filename = Path(filename)
 
     def callback(self, policy: Any, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:  # noqa: ARG002
-        """Append one round."""
         save_records(self.filename, inputs, results)
 
 
@@ -58,13 +57,13 @@ class RecordReader:
     def read_lines(
         self, max_lines: int | None = None, skip_lines: int = 0
     ) -> tuple[list[MeasureInput], list[MeasureResult]]:
-        """At most `max_lines` records after the first `skip_lines`. Raises: LogFormatError, OptionError for fewer than
-        none.
+        """At most `max_lines` records after the first `skip_lines`. Raises: LogFormatError, OptionError for negative
+        numbers.
         """
         if skip_lines < 0 or (max_lines is not None and max_lines < 0):
             raise OptionError(f"there cannot be fewer than no lines: max_lines={max_lines}, skip_lines={skip_lines}")
-        found = list(self._read(max_lines, skip_lines))
-        return [inp for inp, _ in found], [result for _, result in found]
+        records = list(self._read(max_lines, skip_lines))
+        return [inp for inp, _ in records], [result for _, result in records]
 
     def __iter__(self) -> Iterator[Measured]:
         return self._read(None, 0)
@@ -83,9 +82,9 @@ def load_records(filename: str | Path) -> list[Measured]:
 
 
 def save_records(filename: str | Path, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
-    """Append records to a log, which is made with its folders when it is missing.
+    """Append records to a log, creating it with its folders if needed.
 
-    Raises: OptionError when there are more inputs than results, or fewer; LogFormatError.
+    Raises: OptionError for different numbers of inputs and results; LogFormatError.
     """
     if len(inputs) != len(results):
         raise OptionError(f"each input needs one result: there are {len(inputs)} inputs and {len(results)} results")
@@ -110,21 +109,21 @@ def load_best_record(
     *,
     layout_rewrite_option: int | None = None,
 ) -> tuple[MeasureInput | None, MeasureResult | None]:
-    """The successful record of the lowest cost, light; a pair of None when there is none.
+    """The successful record with the lowest cost, light; a pair of None if there is none.
 
-    Only of a workload, or of a kind of target, when these are given. With `include_compatible` smaller sizes of the
-    workload count too, their costs scaled by how much more there is to do. With `layout_rewrite_option` records of
-    other options count only when there is none of that one.
+    `workload_key` and `target` (its kind) restrict the records. With `include_compatible` smaller sizes of the workload
+    count too, their costs scaled by the ratio of work. With `layout_rewrite_option` records of other options count only
+    if there is none of that option.
     Raises: LogFormatError.
     """
     kind = None if target is None else str(target)
     trials = read_log(Path(filename))
-    found = best_trial(trials, workload_key, kind, include_compatible=include_compatible, layout=layout_rewrite_option)
-    return (None, None) if found is None else measurement_of(found)
+    best = best_trial(trials, workload_key, kind, include_compatible=include_compatible, layout=layout_rewrite_option)
+    return (None, None) if best is None else measurement_of(best)
 
 
 def recover_measure_input(inp: MeasureInput, rebuild_state: bool = False) -> MeasureInput:
-    """A light input with its whole task; with `rebuild_state` with the program's loops too.
+    """A light input with its whole task; with `rebuild_state` also with the program's loops.
 
     Raises: UnknownWorkloadError when the workload is not registered here, ScheduleError when the steps do not fit it.
     """
@@ -146,12 +145,12 @@ def recover_measure_input(inp: MeasureInput, rebuild_state: bool = False) -> Mea
 
 
 def calc_workload_dis_factor(target_workload_key: str, workload_key: str) -> float:
-    """How many times as much work the first workload is as the second; infinite when programs do not carry over."""
+    """Ratio of the work of the first workload to the second's; infinite if programs do not carry over."""
     return distance(target_workload_key, workload_key)
 
 
 def distill_record_file(in_file: str | Path, out_file: str | Path) -> int:
-    """Keep the best record of every workload in `out_file`, together with what it had; how many there are.
+    """Keep the best record of every workload in `out_file`, merged with its content; returns the number of records.
 
     Raises: LogFormatError.
     """
@@ -164,9 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", choices=["distill"], required=True)
     parser.add_argument("-i", "--input", type=Path, required=True, help="the log")
     parser.add_argument("-o", "--output", type=Path, help="the best records; default: the log's name with .best.json")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        distill_record_file(given.input, given.output or Path(f"{given.input}.best.json"))
+        distill_record_file(options.input, options.output or Path(f"{options.input}.best.json"))
     except RetuneError as error:
         parser.error(str(error))
     return 0

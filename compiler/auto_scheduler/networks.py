@@ -1,6 +1,6 @@
 """Extracts the tuning tasks of a network and how often each occurs.
 
-Equal computations are one task. Tasks are tuned for pre-packed weights, since a network packs them when it is compiled.
+Equal computations are one task. Tasks are tuned for pre-packed weights, since compilation packs a network's weights.
 """
 
 import json
@@ -35,32 +35,31 @@ def extract_tasks(
     winograd: bool = False,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[list[SearchTask], list[int]]:
-    """The tuning tasks of a network, and how often each appears.
+    """The tuning tasks of a network, and how often each occurs.
 
     `mod` is a `retune.compiler.graph.ir.Graph`, an ONNX model or its path, or a name of the zoo. `params` are arrays
-    for inputs that are constants, by name; `shapes` gives static shapes to inputs with dynamic dimensions.
-    `include_simple_tasks` adds the kernels without data reuse.
-    `dump_workload_to_dag_log` is a file that gets the text of every task's graph by its key, as JSON. `opt_level` is
-    that of `PassContext`: with 0 the tasks are of the graph nearly as it was imported. With `winograd` the
-    tasks that compute a convolution in a transformed space follow the direct one, with the same weight; a network that
-    is compiled inside `ApplyHistoryBest` takes the way whose record is the fastest.
+    for constant inputs, by name; `shapes` gives static shapes to inputs with dynamic dimensions. `include_simple_tasks`
+    adds the kernels without data reuse. `dump_workload_to_dag_log` is a JSON file for the text of every task's graph by
+    its key. `opt_level` is `PassContext`'s: with 0 the tasks are of the graph nearly as imported. With `winograd` the
+    tasks of transformed convolutions follow the direct task, with the same weight; a network compiled inside
+    `ApplyHistoryBest` uses the fastest record's.
     Raises: ModelError when the network cannot be read or a parameter fits no input, TargetError, OptionError when the
     file cannot be written.
     """
     machine = target if isinstance(target, Target) else Target(target)
-    given = hardware_of(machine, machine.num_cores or len(usable_cpus()))
-    hardware = given if hardware_params is None else completed(hardware_params, machine)
+    own_hardware = hardware_of(machine, machine.num_cores or len(usable_cpus()))
+    hardware = own_hardware if hardware_params is None else completed(hardware_params, machine)
     rewrites = winograd_for(machine) if winograd else ()
     with PassContext(opt_level):
         graph = optimized(graph_of(mod, shapes, params))
     cut = partition(graph, machine, hardware, rewrites)
     direct, weights = (cut.tasks, cut.weights) if include_simple_tasks else cut.of_reductions().worth_tuning()
-    ways = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]
-    # Each way is a task of full weight: the scheduler does not know that they exclude each other, TVM's has no such
-    # layers.
-    tasks = [task for found in ways for task in found]
-    counts = [weight for found, weight in zip(ways, weights, strict=True) for _ in found]
-    found = [
+    groups = [(task, *(other.task for other in cut.alternatives_of(task))) for task in direct]
+    # Each alternative is a task of full weight: the scheduler does not know that they exclude each other, since TVM's
+    # has no such layers.
+    tasks = [task for group in groups for task in group]
+    counts = [weight for group, weight in zip(groups, weights, strict=True) for _ in group]
+    search_tasks = [
         SearchTask(
             compute_dag=task.dag,
             target=machine,
@@ -72,8 +71,8 @@ def extract_tasks(
         for task in tasks
     ]
     if dump_workload_to_dag_log is not None:
-        _dump(found, Path(dump_workload_to_dag_log))
-    return found, counts
+        _dump(search_tasks, Path(dump_workload_to_dag_log))
+    return search_tasks, counts
 
 
 def _dump(tasks: list[SearchTask], path: Path) -> None:
@@ -84,8 +83,7 @@ def _dump(tasks: list[SearchTask], path: Path) -> None:
 
 
 def is_auto_scheduler_enabled() -> bool:
-    """Whether networks that this thread compiles use tuning records: as
-    `PassContext(config={"use_auto_scheduler": ...})` says, or else inside any dispatch context that was entered, such
-    as `with ApplyHistoryBest(log):`.
+    """Whether networks compiled by this thread use tuning records: as `PassContext(config={"use_auto_scheduler": ...})`
+    says, otherwise inside any dispatch context, such as `with ApplyHistoryBest(log):`.
     """
     return is_enabled()

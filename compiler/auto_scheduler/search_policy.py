@@ -2,10 +2,11 @@
 
 A search with equal seed, parameters and results proposes equal programs.
 
-Where TVM differs:
-* a seed of 0 is a seed like any other, and without one it is 0;
-* scores none of which is positive make the search select by rank, where TVM only ever selects the first program;
-* a round in which no program is valid ends the search of its task with a message, not the process.
+Differences from TVM:
+
+* 0 is an ordinary seed, and the default;
+* if no score is positive the search selects by rank, where TVM always selects the first program;
+* a round without a valid program ends the search of its task with a message, not the process.
 """
 
 import logging
@@ -49,28 +50,28 @@ DEFAULT_PARAMS: Mapping[str, Any] = {
     "max_vectorize_size": 16,
     "disable_change_compute_location": 0,
 }
-"""The parameters of `SketchPolicy`; `SearchOptions.of_params` says what each is here."""
+"""The parameters of `SketchPolicy`; `SearchOptions.of_params` has their meaning here."""
 
 # TVM's default, too: a policy without a model searches at random.
 _KNOWS_NOTHING = RandomModel()
 
 GAVE_UP = "too many of its programs failed in a row"
-"""Why a task ends none of whose programs is valid."""
+"""The reason for ending a task without valid programs."""
 
 
 class PreloadMeasuredStates(search.PreloadMeasuredStates):
-    """Tells a policy what a log says of its task: none of it is measured again, and the best of it seeds the search.
+    """Gives a policy a log's results of its task: no program is measured again, and the best seed the search.
 
-    Records count when they are of the same workload and kind of target. Without the file there is nothing to tell.
-    Raises: LogFormatError, when a policy is made, for a file that is no log.
+    Records count if they are of the same workload and kind of target. A missing file is empty.
+    Raises: LogFormatError, when a policy is created, for a file that is no log.
     """
 
     def __init__(self, filename: str | Path) -> None:
-        super().__init__(lambda task: told_by(filename, task))
+        super().__init__(lambda task: observations_in(filename, task))
 
 
-def told_by(filename: str | Path, task: SearchTask) -> list[search.Observation]:
-    """What a log says of a task. Raises: LogFormatError."""
+def observations_in(filename: str | Path, task: SearchTask) -> list[search.Observation]:
+    """A log's results of a task. Raises: LogFormatError."""
     path = Path(filename)
     if not path.exists():
         _log.warning("there is no log %s yet: nothing to begin with", path)
@@ -84,10 +85,10 @@ def told_by(filename: str | Path, task: SearchTask) -> list[search.Observation]:
 
 
 class PreloadCustomSketchRule(search.PreloadCustomSketchRule):
-    """A custom sketch rule, asked before the others.
+    """A custom sketch rule, applied before the others.
 
-    `meet_condition_func(search_policy, state, stage_id)` answers PASS, APPLY or APPLY_AND_SKIP_REST;
-    `apply_func(search_policy, state, stage_id)` gives pairs of a state and the stage to visit next, -1 to end the
+    `meet_condition_func(search_policy, state, stage_id)` returns PASS, APPLY or APPLY_AND_SKIP_REST;
+    `apply_func(search_policy, state, stage_id)` returns pairs of a state and the stage to visit next, -1 to end the
     derivation. Both get their own state, which they may change.
     """
 
@@ -113,11 +114,10 @@ SearchCallback = protocol.SearchCallback | search.PreloadCustomSketchRule
 
 
 class SearchPolicy:
-    """A search for the best program of a task, one round after the other.
+    """A search for the best program of a task, round by round.
 
-    `policy` is what proposes programs and learns: any object with `ask` and `tell` of
-    `retune.compiler.search.policy.Policy`. `model` is a cost model that has to be taught, because the policy does not
-    do that. `spent` is the share of a search's trials that is gone.
+    `policy` proposes programs and learns: any object with `ask` and `tell` of `retune.compiler.search.policy.Policy`.
+    `model` is a cost model that the policy does not train itself. `spent` is the used share of a search's trials.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class SearchPolicy:
         self._model = model
 
     def preload(self, results: Sequence[search.Observation]) -> None:
-        """Take in what was measured before, without teaching the cost model where that can be avoided."""
-        # The model may have been loaded from a file that has learned these results already.
+        """Take in earlier measurements, without training the cost model if possible."""
+        # The model may come from a file that has learned these results already.
         take = getattr(self.policy, "preload", self.policy.tell)
         take(results)
 
     def warm_start(self, programs: Sequence[str]) -> None:
-        """Hear of good programs of similar tasks, as steps strings, the most helpful first: what a search by sketches
-        can fit to its own sizes, it tries.
+        """Take good programs of similar tasks, as steps strings, the most helpful first; a sketch search fits them to
+        its own sizes.
         """
         if isinstance(self.policy, search.SketchPolicy):
             self.policy.warm_start(programs)
@@ -158,8 +158,7 @@ class SearchPolicy:
     def continue_search_one_round(
         self, num_measure: int, measurer: ProgramMeasurer
     ) -> tuple[list[MeasureInput], list[MeasureResult]]:
-        """Measure a round of at most `num_measure` programs and learn from it. Nothing comes back when there is no
-        further program.
+        """Measure a round of at most `num_measure` programs and learn from it; empty if there is no further program.
 
         Raises: MeasureError.
         """
@@ -179,14 +178,14 @@ class SearchPolicy:
         num_measures_per_round: int,
         measurer: ProgramMeasurer,
     ) -> State | None:
-        """The fastest program of `num_measure_trials` that are measured; with 0 the one that would be measured first.
-        None when there is no valid one.
+        """The fastest of `num_measure_trials` measured programs; with 0 the first candidate. None if there is no valid
+        program.
 
         Raises: MeasureError.
         """
         if num_measure_trials < 1:
-            found = self.propose(1)
-            return State(found[0].state) if found and isinstance(found[0].state, State) else None
+            candidates = self.propose(1)
+            return State(candidates[0].state) if candidates and isinstance(candidates[0].state, State) else None
         loop = TuningLoop([TaskProgress(self.search_task, first_state(self.search_task, 1.0))])
         seconds: list[float] = []
         for round_ in loop.rounds_until(Budget(num_measure_trials, None, rounds_each=0), num_measures_per_round):
@@ -196,7 +195,7 @@ class SearchPolicy:
             finish_round(loop, 0, inputs, results, measurer)
             best = min(seconds, default=math.inf)
             unimproved = len(seconds) - 1 - seconds.index(best) if math.isfinite(best) else 0
-            # More than, and counted in measurements, as TVM does.
+            # More than, and counted in measurements, as in TVM.
             if early_stopping is not None and unimproved > early_stopping:
                 self._say(f"stopped early: {unimproved} measurements brought nothing")
                 break
@@ -210,7 +209,7 @@ class SearchPolicy:
 
 
 class EmptyPolicy(SearchPolicy):
-    """Measures the program without any step, once."""
+    """Measures the program without steps, once."""
 
     def __init__(
         self, task: SearchTask, init_search_callbacks: Sequence[protocol.SearchCallback] | None = None
@@ -219,10 +218,10 @@ class EmptyPolicy(SearchPolicy):
 
 
 class SketchPolicy(SearchPolicy):
-    """Samples programs from sketches and lets them evolve under a cost model.
+    """Samples programs from sketches and evolves them under a cost model.
 
     `params` are some of `DEFAULT_PARAMS`. `init_search_callbacks` are `PreloadMeasuredStates` and
-    `PreloadCustomSketchRule`, or what has their methods. With `seed` None it is 0.
+    `PreloadCustomSketchRule`, or objects with their methods. `seed` None means 0.
     """
 
     DEFAULT_PARAMS = DEFAULT_PARAMS
@@ -236,10 +235,10 @@ class SketchPolicy(SearchPolicy):
         verbose: int = 1,
         init_search_callbacks: Sequence[SearchCallback] | None = None,
     ) -> None:
-        """Derives the sketches. Raises: OptionError for a parameter or a seed that does not exist or makes no sense."""
+        """Derives the sketches. Raises: OptionError for an unknown or invalid parameter or seed."""
         if not isinstance(program_cost_model, CostModel):
             raise OptionError(f"a cost model has the methods update and predict, {program_cost_model!r} has not")
-        self.search_task = task  # custom rules ask for it while the sketches are derived
+        self.search_task = task  # custom rules use it during the derivation of the sketches
         self.seed = seed_of(seed)
         self.program_cost_model = program_cost_model
         self._sketch = _Sketches(
@@ -263,17 +262,17 @@ class SketchPolicy(SearchPolicy):
         return sketches
 
     def sample_initial_population(self) -> list[State]:
-        """Different valid programs of all sketches; others at every call."""
+        """Different valid programs of all sketches, new at every call."""
         return [State(state) for state in self._sketch.sample_initial_population()]
 
     def evolutionary_search(self, init_populations: Sequence[State], out_size: int) -> list[State]:
-        """The best `out_size` programs that come of the given ones under the cost model, best first."""
+        """The best `out_size` programs evolved from `init_populations` under the cost model, best first."""
         first = [State(state).value for state in init_populations]
         return [State(state) for state in self._sketch.evolutionary_search(first, out_size)]
 
 
 class _Sketches(search.SketchPolicy):
-    """The search itself, which shows the rules of a user the policy that the user made."""
+    """The search itself, which passes `face`, the user's policy, to the user's rules."""
 
     def __init__(self, *args: Any, face: SketchPolicy) -> None:
         self.face = face
@@ -285,7 +284,7 @@ def _face(policy: Any) -> Any:
 
 
 def observations_of(inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> list[search.Observation]:
-    """Measurements in the form that policies of `retune.compiler.search` take."""
+    """Measurements in the form for policies of `retune.compiler.search`."""
     times = (result.seconds if math.isfinite(result.seconds) else None for result in results)
     return [search.Observation(dump_steps(inp.state.steps), time) for inp, time in zip(inputs, times, strict=True)]
 
@@ -297,7 +296,7 @@ def finish_round(
     results: Sequence[MeasureResult],
     measurer: ProgramMeasurer,
 ) -> None:
-    """Tell the loop what a round of task `index` measured. An empty round, or too many failures, end the task."""
+    """Report a round of task `index` to the loop. An empty round, or too many failures, end the task."""
     task = loop.tasks[index].task
     reason = EMPTY_ROUND if not inputs else GAVE_UP if measurer.gave_up(task) else ""
     key = task.workload_key
@@ -308,13 +307,14 @@ def finish_round(
     loop.finish_round(index, programs, reason)
 
 
-def search_policy_of(task: SearchTask, found: Any) -> Any:
-    """A policy that searches in rounds, made of what a user gives: one of this module, or any with `ask` and `tell`.
+def search_policy_of(task: SearchTask, policy: Any) -> Any:
+    """A policy that searches in rounds, from a user's object: a policy of this module, or anything with `ask` and
+    `tell`.
 
     Raises: OptionError for anything else.
     """
-    if hasattr(found, "continue_search_one_round"):
-        return found
-    if hasattr(found, "ask") and hasattr(found, "tell"):
-        return SearchPolicy(task, found)
-    raise OptionError(f"a search policy has the methods ask and tell, or is one of this package, not {found!r}")
+    if hasattr(policy, "continue_search_one_round"):
+        return policy
+    if hasattr(policy, "ask") and hasattr(policy, "tell"):
+        return SearchPolicy(task, policy)
+    raise OptionError(f"a search policy has the methods ask and tell, or is one of this package, not {policy!r}")

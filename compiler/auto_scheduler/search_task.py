@@ -38,10 +38,9 @@ class SearchTask(task.SearchTask):
     """A computation to tune for a machine.
 
     The computation is a registered function with its arguments, a workload key, or a graph. `target` is a `Target` or
-    its text. `hardware_params` default to those of the target and all CPUs, `layout_rewrite_option` to what is
-    usual for an operator that stands alone on that target. `task_inputs` are arrays for inputs that must not be random
-    when programs are timed, by the names of their placeholders, or names alone: see
-    `retune.compiler.measure.task_inputs`. `desc` is a name for people.
+    its text. `hardware_params` default to the target's with all CPUs, `layout_rewrite_option` to the usual option for a
+    single operator on that target. `task_inputs` are arrays for inputs that must not be random in measurements, by the
+    names of their placeholders, or names alone: see `retune.compiler.measure.task_inputs`. `desc` is a name for people.
     """
 
     target_host: Target | None
@@ -96,12 +95,11 @@ class SearchTask(task.SearchTask):
 
     @property
     def hardware_params(self) -> HardwareParams:
-        """The parameters of the machine."""
         return self.hardware
 
     @property
     def layout_rewrite_option(self) -> LayoutRewriteOption:
-        """What is done about inputs of free layout."""
+        """The treatment of packable inputs."""
         return self.layout
 
     @property
@@ -110,25 +108,25 @@ class SearchTask(task.SearchTask):
         return self.name
 
     def tune(self, tuning_options: TuningOptions, search_policy: Any = None, adaptive_training: bool = False) -> None:
-        """Search for a fast program. The callbacks of the options are told what was measured: `RecordToFile` keeps it.
+        """Search for a fast program. The callbacks of the options receive the measurements, such as `RecordToFile`.
 
-        `search_policy` is one of this package, or anything with `ask` and `tell`; by default a `SketchPolicy` with an
-        `XGBModel`, which is trained from scratch less often with `adaptive_training`.
-        Raises: OptionError; MeasureError when nothing can be measured, DeviceError when the GPU to tune for is missing.
+        `search_policy` is a policy of this package, or anything with `ask` and `tell`; by default a `SketchPolicy` with
+        an `XGBModel`, which is retrained from scratch less often with `adaptive_training`.
+        Raises: OptionError; MeasureError when nothing can be measured, DeviceError when the target GPU is missing.
         """
         self.searched(tuning_options, search_policy, adaptive_training)
 
     def searched(
         self, tuning_options: TuningOptions, search_policy: Any = None, adaptive_training: bool = False
     ) -> tuple[State, list[Tensor]]:
-        """Do what `tune` does and apply the best program as `apply_best` does; the untuned one when none is valid."""
+        """Tune, then apply the best program like `apply_best`; the default schedule if none is valid."""
         policy = search_policy
         if policy is None:
             policy = SketchPolicy(self, XGBModel(num_warmup_sample=_WARMUP, adapative_training=adaptive_training))
         policy = search_policy_of(self, policy)
         reason = ""
         trials, per_round = tuning_options.num_measure_trials, tuning_options.num_measures_per_round
-        # As TVM: nothing is measured, the program that would be tried first serves.
+        # As in TVM: nothing is measured, and the first candidate is used.
         if trials == 0:
             best = policy.search(0, None, per_round, None)
         else:
@@ -147,32 +145,32 @@ class SearchTask(task.SearchTask):
         layout_rewrite_option: LayoutRewriteOption | None = None,
         include_compatible: bool = False,
     ) -> tuple[State, list[Tensor]]:
-        """The best program of a log, and the arguments of its kernel: what `build` takes.
+        """The best program of a log, and the arguments of its kernel, for `build`.
 
-        Records count when they are of this kind of target, those of this target and layout option first. The program
-        is laid out as `layout_rewrite_option` says, by default as the task does; `NO_REWRITE` is an option like any
-        other. With `include_compatible` a record of a smaller size serves where there is none of this one.
+        Records of this kind of target count, with this target and layout option first. The layout is
+        `layout_rewrite_option`, by default the task's. With `include_compatible` a record of a smaller size is used if
+        there is none of this size.
         Raises: NoRecordError when the log has no successful record that fits, LogFormatError when it cannot be read.
         """
         return self.applied(self.best_of(log_file, include_compatible), layout_rewrite_option)
 
     def best_of(self, log_file: str | Path, include_compatible: bool = False) -> State:
-        """The best program of a log, as `apply_best` chooses it. Raises: NoRecordError, LogFormatError."""
+        """The best program of a log, chosen like `apply_best`. Raises: NoRecordError, LogFormatError."""
         history = ApplyHistoryBest(log_file, include_compatible=include_compatible, layout=self.layout)
-        found = history.known(self.target, self.workload_key, self.dag)
-        if found is None:
+        state = history.known(self.target, self.workload_key, self.dag)
+        if state is None:
             raise NoRecordError(f"{log_file} has no successful record of {self.workload_key} on {self.target.kind}")
-        return State(found)
+        return State(state)
 
     def applied(self, state: State, option: LayoutRewriteOption | None = None) -> tuple[State, list[Tensor]]:
-        """A program in the layout that `option` says, by default the task's, and the arguments of its kernel."""
+        """A program in the layout of `option`, by default the task's, and the arguments of its kernel."""
         return self.compute_dag.apply_steps_from_state(state, self.layout if option is None else option)
 
     def print_best(self, log_file: str | Path, print_mode: str = "schedule") -> str:
         """The best program of a log as text: calls of schedule functions ("schedule"), or PTX ("ptx"), which TVM's mode
         "cuda" means here.
 
-        Raises: as `apply_best`; OptionError for another mode, LoweringError when the program is none for a GPU.
+        Raises: like `apply_best`; OptionError for another mode, LoweringError when the program is not for a GPU.
         """
         if print_mode == "schedule":
             return self.compute_dag.print_python_code_from_state(self.best_of(log_file))
@@ -181,7 +179,7 @@ class SearchTask(task.SearchTask):
         return kernel_source(self, self.best_of(log_file).steps, "ptx")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (super().__reduce__()[1], self.target_host)
+        return _unpickle, (super().__reduce__()[1], self.target_host)
 
     @property
     def compute_dag(self) -> ComputeDAG:
@@ -190,8 +188,8 @@ class SearchTask(task.SearchTask):
         return self.dag
 
 
-def _restored(parts: tuple[Any, ...], target_host: Target | None) -> SearchTask:
-    """An unpickled task; its workload is known to this process from now on."""
+def _unpickle(parts: tuple[Any, ...], target_host: Target | None) -> SearchTask:
+    """An unpickled task; registers its workload in this process."""
     plain = task.restored_task(*parts)
     return SearchTask(
         compute_dag=plain.dag,

@@ -1,17 +1,18 @@
-"""TVM's scheduler of several tasks: each round goes to the task that brings most.
+"""TVM's scheduler of several tasks: each round goes to the task with the largest expected gain.
 
 The loop and its decisions are those of `retune.compiler.driver.tuning_loop`.
 
-Where TVM differs:
-* a run can be repeated: there is a `seed`, and ties go to the task with fewer rounds;
-* a task without any valid program goes on getting rounds, and one whose round is empty ends alone;
-* a run that begins with a log has the whole history of every task, round by round, and each task finds the records of
-  its own target; the budget is what one call of `tune` may measure;
-* what one call of `tune` has measured the next one knows, and measures none of it again;
-* towards the end of the budget the neighbors of the best programs get a part, and tasks of the same structure hear of
-  each other's best programs;
+Differences from TVM:
+
+* a run is repeatable: there is a `seed`, and ties go to the task with fewer rounds;
+* a task without a valid program keeps getting rounds, and an empty round ends only its own task;
+* a run that begins with a log has the whole history of every task, round by round, and each task uses the records of
+  its own target; the budget applies to each call of `tune`;
+* a call of `tune` knows the measurements of earlier calls, and repeats none;
+* towards the end of the budget the neighbors of the best programs get a part, and tasks of the same structure share
+  their best programs;
 * the table of latencies is appended to, never deleted;
-* tasks that compute alike form groups without being told to; `gamma` has no meaning, in TVM neither.
+* tasks of the same structure form groups automatically; `gamma` has no meaning, as in TVM.
 """
 
 import logging
@@ -53,22 +54,22 @@ _log = logging.getLogger(__name__)
 
 
 class TaskSchedulerCallback:
-    """Something that is told before and after every round. Override what is needed."""
+    """Called before and after every round. Override as needed."""
 
     def pre_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
-        """A round of task `task_id` begins."""
+        """Called before a round of task `task_id`."""
 
     def post_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
-        """A round of task `task_id` is over."""
+        """Called after a round of task `task_id`."""
 
 
 TABLE_TRIALS = 64
-"""Trials after which the table of tasks is printed again: a round as TVM has it by default."""
+"""Trials between printed tables of tasks: TVM's default round."""
 
 
 class PrintTableInfo(TaskSchedulerCallback):
     """Writes to `stream` (the standard output), before every round, one line about the run; before the first round, and
-    after each `TABLE_TRIALS` further trials, a table of all tasks above it.
+    after each `TABLE_TRIALS` further trials, also a table of all tasks.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -76,7 +77,7 @@ class PrintTableInfo(TaskSchedulerCallback):
         self._trials: int | None = None
 
     def pre_tune(self, task_scheduler: "TaskScheduler", task_id: int) -> None:
-        """Write the line, and the table when it is due."""
+        """Write the line, and the table if it is due."""
         stream = self.stream or sys.stdout
         if self._trials is None or not 0 <= task_scheduler.ct - self._trials < TABLE_TRIALS:
             self._trials = task_scheduler.ct
@@ -86,7 +87,7 @@ class PrintTableInfo(TaskSchedulerCallback):
 
 
 class LogEstimatedLatency(TaskSchedulerCallback):
-    """Appends to a file after every round how long the run takes, what latency it has reached, and its trials."""
+    """Appends the run's time, latency and trials to a file after every round."""
 
     def __init__(self, log_file: str | Path = "total_latency.tsv") -> None:
         self.log_file = Path(log_file)
@@ -110,14 +111,13 @@ class LogEstimatedLatency(TaskSchedulerCallback):
 
 
 class TaskScheduler:
-    """Tunes several tasks, each round for the task that brings most.
+    """Tunes several tasks, each round for the task with the largest expected gain.
 
-    The objective is `objective_func` of the best seconds of every task (1e10 while a task has no valid program), else
-    the sum of the times, weighted with `task_weights`. `strategy` is "gradient" or "round-robin"; `alpha`, `beta` and
+    The objective is `objective_func` of the best seconds of every task (1e10 without a valid program), by default the
+    sum of the times, weighted with `task_weights`. `strategy` is "gradient" or "round-robin"; `alpha`, `beta` and
     `backward_window_size` steer the gradient, see `retune.compiler.search.task_scheduler`. `load_log_file` is a log to
-    begin with, `load_model_file` a saved `XGBModel`. Without `callbacks` they are `PrintTableInfo` and
-    `LogEstimatedLatency`.
-    Raises: OptionError for what makes no sense.
+    begin with, `load_model_file` a saved `XGBModel`. `callbacks` default to `PrintTableInfo` and `LogEstimatedLatency`.
+    Raises: OptionError for invalid values.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TaskScheduler:
 
     @property
     def ct(self) -> int:
-        """How many programs the run has measured."""
+        """Number of programs measured in the run."""
         return self.loop.trials
 
     @ct.setter
@@ -173,24 +173,24 @@ class TaskScheduler:
 
     @property
     def states(self) -> list[TaskState]:
-        """How the rounds of every task went."""
+        """The progress of every task."""
         return self.loop.states
 
     @property
     def best_costs(self) -> NDArray[np.float64]:
-        """Best seconds of every task, 1e10 where none is known; may be set."""
+        """Best seconds of every task, 1e10 if unknown; settable."""
         # 1e10 as in TVM: objective functions of scripts add and multiply these, and infinity would give NaN.
         return np.array([min(state.best_seconds, UNKNOWN_SECONDS) for state in self.states])
 
     @best_costs.setter
     def best_costs(self, seconds: Sequence[float]) -> None:
         for task, cost in zip(self.loop.tasks, seconds, strict=True):
-            known = math.inf if cost >= UNKNOWN_SECONDS else float(cost)
-            task.state = replace(task.state, best_seconds=known)
+            best = math.inf if cost >= UNKNOWN_SECONDS else float(cost)
+            task.state = replace(task.state, best_seconds=best)
 
     @property
     def task_cts(self) -> list[int]:
-        """How many rounds every task had."""
+        """Number of rounds of every task."""
         return [state.rounds for state in self.states]
 
     @property
@@ -200,14 +200,14 @@ class TaskScheduler:
 
     @property
     def cur_score(self) -> float:
-        """The objective as it stands."""
+        """The current value of the objective."""
         costs = [float(cost) for cost in self.best_costs]
         if self.objective_func is not None:
             return float(self.objective_func(costs))
         return math.fsum(weight * cost for weight, cost in zip(self.task_weights, costs, strict=True))
 
     def dead_ends(self) -> bool:
-        """Whether a task has no valid program yet, so that the objective says nothing."""
+        """Whether a task has no valid program yet, so that the objective is meaningless."""
         return any(math.isinf(state.best_seconds) for state in self.states)
 
     def tune(
@@ -222,8 +222,8 @@ class TaskScheduler:
 
         `search_policy` is "default" or "sketch.xgb" (one boosted-tree model for all tasks), "sketch.random", or a
         policy for each task. A task ends after more than `per_task_early_stopping` measurements without gain; all end
-        when the options' `early_stopping` measurements did not improve the objective.
-        Raises: OptionError, LogFormatError; MeasureError, DeviceError as `SearchTask.tune`.
+        after the options' `early_stopping` measurements without an improvement of the objective.
+        Raises: OptionError, LogFormatError; MeasureError, DeviceError like `SearchTask.tune`.
         """
         trials = tune_option.num_measure_trials
         # Every task must get its warm-up round out of the trials, as in TVM.
@@ -236,16 +236,16 @@ class TaskScheduler:
         if self.load_log_file is not None and not self.policies:
             self._restore(Path(self.load_log_file))
         made_by = (search_policy, dict(search_policy_params or {}), adaptive_training)
-        # Policies are kept between calls of `tune`, with what they have learned, unless other ones are asked for.
+        # Policies are kept between calls of `tune`, with their training, unless others are requested.
         if made_by != self._made_by:
             self.policies = self._policies(search_policy, search_policy_params, tune_option, adaptive_training)
             self._made_by = made_by
         self.tic = time.monotonic()
         self.loop.objective = self.objective_func
         self.loop.restart()
-        for place in range(len(self.tasks)):
-            self._end_when_stalled(place, per_task_early_stopping)
-        # TVM's rounds have a fixed size, so none is made smaller for small budgets.
+        for index in range(len(self.tasks)):
+            self._end_when_stalled(index, per_task_early_stopping)
+        # TVM's rounds have a fixed size, so none is smaller for small budgets.
         budget, patience = Budget(trials, None, rounds_each=0), tune_option.early_stopping or 0
         with ProgramMeasurer.of(tune_option, self.tasks) as measurer:
             for round_ in self.loop.rounds_until(budget, self.num_measures_per_round, patience):
@@ -282,15 +282,15 @@ class TaskScheduler:
         if not isinstance(policy, str):
             if len(policy) != len(self.tasks):
                 raise OptionError(f"each task needs a policy: {len(self.tasks)} tasks, {len(policy)} policies")
-            return [search_policy_of(task, one) for task, one in zip(self.tasks, policy, strict=True)]
+            return [search_policy_of(task, user_policy) for task, user_policy in zip(self.tasks, policy, strict=True)]
         model = self._model(policy, adaptive_training)
         preload = [] if self.load_log_file is None else [PreloadMeasuredStates(self.load_log_file)]
         policies = [
             SketchPolicy(task, model, params, self.seed, options.verbose, init_search_callbacks=preload)
             for task in self.tasks
         ]
-        for made, observations in zip(policies, self._observations, strict=True):
-            made.preload(observations)
+        for new_policy, observations in zip(policies, self._observations, strict=True):
+            new_policy.preload(observations)
         return policies
 
     def _model(self, policy: str, adaptive_training: bool) -> CostModel:
@@ -307,28 +307,28 @@ class TaskScheduler:
         return model
 
     def _restore(self, log: Path) -> None:
-        """Bring every task to where the records of the log leave it: rounds of as many records as a round has now."""
+        """Restore every task's progress from the records of the log, in rounds of the current size."""
         if not log.exists():
             _log.warning("there is no log %s yet: nothing to begin with", log)
             return
         trials = list(read_log(log))
-        for one in self.loop.tasks:
-            key, target = one.task.workload_key, code_target(str(one.task.target))
-            mine = [
+        for progress in self.loop.tasks:
+            key, target = progress.task.workload_key, code_target(str(progress.task.target))
+            programs = [
                 BestProgram(key, dump_steps(trial.steps), trial.seconds)
                 for trial in trials
                 if trial.task.workload_key == key and code_target(trial.task.target_text) == target
             ]
-            one.fastest = fastest((*mine, *one.fastest))
-            # Records say no rounds: cut into pieces of today's size they give the gradient its history.
-            one.state = replace(one.state, rounds=0, best_seconds=math.inf, history=())
-            for start in range(0, len(mine), self.num_measures_per_round):
-                measured = mine[start : start + self.num_measures_per_round]
-                one.state = one.state.after_round(min(each.seconds for each in measured))
+            progress.fastest = fastest((*programs, *progress.fastest))
+            # Records have no rounds: cut into pieces of the current size they give the gradient its history.
+            progress.state = replace(progress.state, rounds=0, best_seconds=math.inf, history=())
+            for start in range(0, len(programs), self.num_measures_per_round):
+                measured = programs[start : start + self.num_measures_per_round]
+                progress.state = progress.state.after_round(min(program.seconds for program in measured))
 
 
 def table_of(scheduler: TaskScheduler) -> str:
-    """All tasks as they stand: latency, speed and trials of each."""
+    """A table of all tasks: latency, speed and trials of each."""
     lines = [
         "-" * 86,
         f"| {'ID':>4} | {'Task Description':<30} | {'Latency (ms)':>12} | {'Speed (GFLOPS)':>14} | {'Trials':>6} |",
@@ -344,7 +344,7 @@ def table_of(scheduler: TaskScheduler) -> str:
 
 
 def _summary(scheduler: TaskScheduler) -> str:
-    """The run as a whole, in one line."""
+    """A summary of the run, in one line."""
     total = "-" if scheduler.dead_ends() else f"{scheduler.cur_score * 1e3:.3f} ms"
     used = time.monotonic() - scheduler.tic
     return f"Estimated total latency: {total}\tTrials: {scheduler.ct}\tUsed time: {used:.0f} s"
