@@ -191,7 +191,7 @@ class Executable:
         """What `save` wrote. Raises: ArtifactError when the bytes are damaged, of another version, or inconsistent."""
         if not isinstance(bytecode, bytes | bytearray):
             raise ArtifactError(f"bytecode is bytes, as Executable.save gives them, not a {type(bytecode).__name__}")
-        with refusing_damage("program of a virtual machine", "the data"):
+        with reject_damage("program of a virtual machine", "the data"):
             program, late = program_in(Archive(bytes(bytecode), _CODE, VERSION))
             return cls(program, lib, late)
 
