@@ -1,9 +1,9 @@
 """Build the loop IR of a concrete state, without optimization: it computes what the definition says.
 
-Loops of one iteration disappear. A reduction is initialized just before its outermost loop; one of floats of two bytes
-joins its terms in float32, in a buffer beside that of the stage, and is rounded once. A loop that runs over the
-end of its axis gets a guard. A stage with several results has a buffer for each; what a reduction of several reads and
-joins is held in registers until all of it is known. A stage that calls a function is that call, outside of all loops.
+Loops of one iteration disappear. A reduction is initialized just before its outermost loop; a reduction of 16-bit
+floats joins its terms in float32, in a separate buffer, and is rounded once. A loop that runs past the end of its axis
+gets a guard. A stage with several results has a buffer for each; a reduction of several values keeps its operands in
+registers until all of them are known. A stage that calls a function is that call, outside of all loops.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,17 +71,17 @@ _KINDS = {
 def build_loops(state: State, name: str) -> LoopFunction:
     """The loops of `state` as a kernel called `name`; parameters are the graph's inputs and then its outputs.
 
-    Raises: ScheduleError when bounds cannot be inferred, LoweringError for a loop kind that the CPU does not have.
+    Raises: ScheduleError when bounds cannot be inferred, LoweringError for a loop kind that CPUs lack.
     """
     return LoopBuilder(state).function(name)
 
 
 class LoopBuilder:
-    """Makes the loops of a state; what a GPU does otherwise is made by a subclass."""
+    """Makes the loops of a state; a subclass makes those of GPUs."""
 
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = _KINDS
     most_held = 1 << 16
-    """Sums in a buffer of the thread, at the most; more are in the workspace, as many as the stage has results."""
+    """Most sums in a buffer of the thread; more are in the workspace, as many as the stage has results."""
     # A temporary has one value a lane: the loop around a sum may be a vector.
     scope_of_sum = "register"
     device = "a CPU"
@@ -93,49 +93,50 @@ class LoopBuilder:
         self.state = state
         self.bounds = infer_stage_bounds(state)
         self.fused_parts = fused_parts_of(self.bounds)
-        every = (loop for found in self.bounds.values() for loop in found.own)
-        # Variables of loops with one iteration would hide equal indices from the simplifier: they are the literal 0.
-        self.trivial = {loop.key for loop in every if fixed(loop.extent) == 1}
+        own_loops = (loop for stage_bounds in self.bounds.values() for loop in stage_bounds.own)
+        # Variables of loops with one iteration would hide equal indices from the simplifier: they become the literal 0.
+        self.trivial = {loop.key for loop in own_loops if fixed(loop.extent) == 1}
         self.strides: dict[int, tuple[int, ...]] = {}
         self.sums: dict[int, tuple[Buffer, ...]] = {}
         self.buffers = self.make_buffers()
 
     def make_buffers(self) -> list[tuple[Buffer, ...]]:
-        """A buffer for every result of every stage."""
         buffers: list[tuple[Buffer, ...]] = []
-        taken: set[str] = set()
+        used_names: set[str] = set()
         dag = self.state.dag
         for stage_id, node in enumerate(dag.nodes):
             name = node.tensor.op.name if stage_id in dag.output_ids else node.op.name
-            while name in taken:
+            while name in used_names:
                 name = f"{name}.{stage_id}"
-            taken.add(name)
-            names = [name] if len(node.tensors) == 1 else [f"{name}.v{place}" for place in range(len(node.tensors))]
-            found = self.bounds.get(stage_id)
-            attached = isinstance(self.state.stages[stage_id].location, Attached) and found is not None
+            used_names.add(name)
+            names = [name] if len(node.tensors) == 1 else [f"{name}.v{index}" for index in range(len(node.tensors))]
+            bounds = self.bounds.get(stage_id)
+            attached = isinstance(self.state.stages[stage_id].location, Attached) and bounds is not None
             local = attached and self.scope_of(stage_id) == "local"
             dtypes = held_types(node.op) if local else stored_types(node.op)
-            made = []
-            for each, tensor, shape, dtype in zip(names, node.tensors, node.op.shapes, dtypes, strict=True):
-                if attached and found is not None:
-                    shape = self._allocated(stage_id, tuple(fixed(extent) for extent in found.region.extents))
-                    made.append(Buffer(each, shape, dtype, self.scope_of(stage_id)))
+            stage_buffers = []
+            for buffer_name, tensor, shape, dtype in zip(names, node.tensors, node.op.shapes, dtypes, strict=True):
+                if attached and bounds is not None:
+                    shape = self._allocated(stage_id, tuple(fixed(extent) for extent in bounds.region.extents))
+                    stage_buffers.append(Buffer(buffer_name, shape, dtype, self.scope_of(stage_id)))
                     continue
                 inner = not isinstance(node.op, PlaceholderOp) and tensor not in dag.outputs
                 shape = self._allocated(stage_id, shape)
-                made.append(Buffer(each, shape, dtype if inner else tensor.dtype, "workspace" if inner else "global"))
-            buffers.append(tuple(made))
+                stage_buffers.append(
+                    Buffer(buffer_name, shape, dtype if inner else tensor.dtype, "workspace" if inner else "global")
+                )
+            buffers.append(tuple(stage_buffers))
         return buffers
 
     def scope_of(self, stage_id: int) -> str:  # noqa: ARG002
-        """Where the result of a stage lies that is computed inside the loops of another."""
+        """The scope of the result of a stage inside the loops of another."""
         return "local"
 
     def _buffer(self, tensor: Tensor) -> Buffer:
         return self.buffers[self.state.dag.id_of(tensor)][tensor.value_index]
 
     def _allocated(self, stage_id: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a stage's buffer; one with padding between its rows is a flat one with strides of its own."""
+        """The shape of a stage's buffer; a buffer with padding between its rows is flat and has strides."""
         padded = buffer_strides(self.state.stages[stage_id], shape)
         if padded is None:
             return shape
@@ -143,7 +144,7 @@ class LoopBuilder:
         self.strides[stage_id] = strides
         return (shape[0] * strides[0],)
 
-    def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def buffer_indices(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The indices of an element in the stage's buffer."""
         if stage_id not in self.strides:
             return indices
@@ -153,7 +154,6 @@ class LoopBuilder:
         return (position,)
 
     def function(self, name: str) -> LoopFunction:
-        """The kernel called `name`."""
         return self.described(name, block(*(stmt for _, stmt in self.statements())))
 
     def statements(self) -> list[tuple[int, Stmt]]:
@@ -165,7 +165,7 @@ class LoopBuilder:
         return [(i, self.call(i) if i in called else self.nest(i)) for i in sorted((*called, *nests))]
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
-        """The kernel called `name` that does `body`."""
+        """The kernel called `name` with `body`."""
         dag = self.state.dag
         params = tuple(map(self._buffer, (*dag.inputs, *dag.outputs)))
         workspace = tuple(
@@ -176,9 +176,9 @@ class LoopBuilder:
             if buffer.scope == "workspace"
         )
         called = [i for i, op in enumerate(dag.ops) if isinstance(op, ExternOp)]
-        given = {producer for stage_id in called for producer, _ in dag.reads[stage_id]}
-        # A function expects its inputs in the layout that they come with.
-        free = frozenset(self.buffers[i][0].name for i in dag.layout_free - given)
+        function_inputs = {producer for stage_id in called for producer, _ in dag.reads[stage_id]}
+        # A function expects its inputs in their own layout.
+        free = frozenset(self.buffers[i][0].name for i in dag.layout_free - function_inputs)
         limits = tuple(
             (buffer.name, fixed(self.state.stages[i].unroll_limit))
             for i in sorted(self.bounds)
@@ -209,18 +209,18 @@ class LoopBuilder:
         loops = self.loops_of(stage_id)
         values, local, absolute = self.points(stage_id, op)
         attached = isinstance(self.state.stages[stage_id].location, Attached)
-        target = self.place(stage_id, tuple((local if attached else absolute)[axis] for axis in op.axes))
+        target = self.buffer_indices(stage_id, tuple((local if attached else absolute)[axis] for axis in op.axes))
         guards = self.guards_of(stage_id, op, values, absolute)
         buffers = self.buffers[stage_id]
         body = self.value(stage_id, absolute)
         if not isinstance(body, Reduce) or not any(loop.reduces and loop.extent > 1 for loop in loops):
-            # A sum of one term starts from nothing: it is a plain store.
+            # A sum of one term needs no start: it is a plain store.
             source = body.source if isinstance(body, Reduce) else body
             return self.wrap(stage_id, loops, stores(buffers, target, values_of(source)), guards, None)
         return self.reduction(stage_id, loops, body, target, guards)
 
     def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:
-        """The loops of a reduction that scatters or ranks, however it is scheduled; None for other stages."""
+        """The loops of a reduction that scatters or ranks, whatever its schedule; None for other stages."""
         stage = self.state.stages[stage_id]
         inside = any(self.state.attached_at(stage_id, loop) for loop in range(len(stage.iters)))
         known = SCATTERS in op.attrs or RANKS in op.attrs
@@ -278,21 +278,23 @@ class LoopBuilder:
 
         sums, point = self.sums_of(stage_id, loops, target)
         init = for_each(stores(sums, point, self.starts(stage_id, body)))
-        # Sums in the stage's own buffers are complete where they are.
-        own = sums == buffers
-        result = [] if own else [for_each(stores(buffers, target, [Load(buffer, point) for buffer in sums]))]
-        scopes = [buffer for buffer in sums if not own and buffer.scope != "workspace"]
+        # Sums in the stage's own buffers are complete there.
+        is_in_place = sums == buffers
+        result = [] if is_in_place else [for_each(stores(buffers, target, [Load(buffer, point) for buffer in sums]))]
+        scopes = [buffer for buffer in sums if not is_in_place and buffer.scope != "workspace"]
         update = join_into(body, sums, point)
-        around = (first, lambda stmt: allocate(scopes, block(init, stmt, *result)))
-        return self.wrap(stage_id, loops, update, guards, around)
+        init_and_store = (first, lambda stmt: allocate(scopes, block(init, stmt, *result)))
+        return self.wrap(stage_id, loops, update, guards, init_and_store)
 
     def sums_of(
         self, stage_id: int, loops: Sequence[NestLoop], target: tuple[Expr, ...]
     ) -> tuple[tuple[Buffer, ...], tuple[Expr, ...]]:
-        """Where a reduction joins its terms into element `target` of its buffers: there, or beside them and wider."""
+        """The buffers and the element in which a reduction joins its terms: element `target` of its own buffers, or
+        separate buffers of wider types.
+        """
         stage, buffers = self.state.stages[stage_id], self.buffers[stage_id]
-        held = held_types(stage.op)
-        if held == tuple(buffer.dtype for buffer in buffers):
+        sum_types = held_types(stage.op)
+        if sum_types == tuple(buffer.dtype for buffer in buffers):
             return buffers, target
         points = points_of(loops)
         shape, scope = tuple(loop.extent for loop in points), "local" if points else self.scope_of_sum
@@ -300,12 +302,14 @@ class LoopBuilder:
             target = tuple(loop.var for loop in points)
         else:
             shape, scope = buffers[0].shape, "workspace"
-        pairs = zip(buffers, held, strict=True)
-        sums = self.sums[stage_id] = tuple(Buffer(f"{each.name}.part", shape, dtype, scope) for each, dtype in pairs)
+        pairs = zip(buffers, sum_types, strict=True)
+        sums = self.sums[stage_id] = tuple(
+            Buffer(f"{buffer.name}.part", shape, dtype, scope) for buffer, dtype in pairs
+        )
         return sums, target
 
     def starts(self, stage_id: int, body: Reduce) -> list[Expr]:
-        """What a reduction starts from, one a result."""
+        """The initial values of a reduction, one a result."""
         dtypes = self.state.stages[stage_id].op.dtypes
         return [const(start, dtype) for start, dtype in zip(body.identities, dtypes, strict=True)]
 
@@ -317,19 +321,19 @@ class LoopBuilder:
         guards: list[Expr],
         around: tuple[int, Callable[[Stmt], Stmt]] | None,
     ) -> Stmt:
-        """The loops around `leaf`, with the stages computed inside them; `around` puts something around the loop of
+        """The loops around `leaf`, with the stages computed inside them; `around` = (number, wrap) wraps the loop of
         that number.
         """
         stmt, pending = leaf, list(guards)
         for level in range(len(loops) - 1, -1, -1):
             loop = loops[level]
             inside = self.state.attached_at(stage_id, level)
-            mine = loop_vars(loop)
-            # A guard closes at the innermost loop whose variable it tests. Before attached stages all of them close:
-            # they say nothing of what those compute.
-            here = [guard for guard in pending if variables(guard) & mine or inside]
-            pending = [guard for guard in pending if guard not in here]
-            stmt = guarded(here, stmt)
+            own_vars = loop_vars(loop)
+            # A guard closes at the innermost loop whose variable it tests. Before attached stages all guards close:
+            # they do not restrict what those compute.
+            closing = [guard for guard in pending if variables(guard) & own_vars or inside]
+            pending = [guard for guard in pending if guard not in closing]
+            stmt = guarded(closing, stmt)
             # Wrapped last to first, so that stages run in topological order.
             for inner in reversed(inside):
                 stmt = block(self.nest(inner), stmt)
@@ -399,16 +403,14 @@ class LoopBuilder:
     def guards_of(
         self, stage_id: int, op: ComputeOp, values: Mapping[str, Expr], absolute: Mapping[Expr, Expr]
     ) -> list[Expr]:
-        """Conditions that keep an over-long loop inside what it was split from, and a region at the edge inside the
-        tensor.
-        """
+        """Conditions that keep a loop inside what it was split from, and a region at the edge inside the tensor."""
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
-        around: dict[LoopKey, Number] = {key: part.extent for key, part in self.fused_parts.items()}
-        around.update((loop.key, loop.extent) for loop in (*bounds.outer, *bounds.own))
+        extents: dict[LoopKey, Number] = {key: part.extent for key, part in self.fused_parts.items()}
+        extents.update((loop.key, loop.extent) for loop in (*bounds.outer, *bounds.own))
         guards = [values[name] < size for name, size in overrunning(stage.relations, fixed_all(bounds.sizes))]
-        # A region has one size everywhere, so at the edges of the tensor a part of it may lie outside.
+        # A region has the same size everywhere, so at the edges of the tensor a part of it may be outside.
         for axis, low, extent in zip(op.axes, bounds.region.mins, bounds.region.extents, strict=True):
-            start, end = low.limits(around)
+            start, end = low.limits(extents)
             if fixed(end) + fixed(extent) > axis.extent:
                 guards.append(absolute[axis] < axis.extent)
             if fixed(start) < 0:
@@ -435,11 +437,11 @@ class LoopBuilder:
             producer = self.state.dag.id_of(node.tensor)
             indices = node.indices
             if isinstance(self.state.stages[producer].location, Attached):
-                # The buffer of an attached stage holds its region alone: indices count from the region's start.
+                # The buffer of an attached stage holds only its region: indices count from the region's start.
                 mins = self.bounds[producer].region.mins
                 indices = tuple(index - self.start(low) for index, low in zip(indices, mins, strict=True))
-            value = Load(self._buffer(node.tensor), self.place(producer, indices))
-            # A local buffer may hold sums in a wider type than that of the tensor, which are complete when it is read.
+            value = Load(self._buffer(node.tensor), self.buffer_indices(producer, indices))
+            # A local buffer may hold sums in a wider type than the tensor's; they are complete when it is read.
             return value if PARTIAL_SUMS in node.tensor.op.attrs else cast(node.dtype, value)
 
         if isinstance(body, Reduce):

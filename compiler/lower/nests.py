@@ -16,7 +16,7 @@ from retune.compiler.te.tensor import Reduce, values_of
 
 @dataclass(frozen=True, slots=True)
 class NestLoop:
-    """A loop to emit: the iterator's variable, and the loops it was fused from with how to get them back."""
+    """A loop to emit: the iterator's variable, and the loops it was fused from, with their values."""
 
     var: Var
     extent: int
@@ -31,57 +31,52 @@ def first_reduction(loops: Sequence[NestLoop]) -> int:
 
 
 def points_of(loops: Sequence[NestLoop]) -> list[NestLoop]:
-    """The loops over results inside the outermost one that reduces, of each of which a thread has a partial one."""
+    """The loops over results inside the outermost reduction loop; a thread has a partial result for each point."""
     inner = loops[first_reduction(loops) :]
     return [loop for loop in inner if not loop.reduces and loop.extent > 1 and loop.kind not in THREAD_KINDS]
 
 
 def stores(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Expr]) -> Stmt:
-    """Write one element of every buffer, in its type; no value reads any of them."""
+    """Write one element of every buffer, in its type; no value reads any of the buffers."""
     pairs = zip(buffers, values, strict=True)
     return block(*(Store(buffer, target, cast(buffer.dtype, value)) for buffer, value in pairs))
 
 
 def join_into(body: Reduce, buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
-    """Join what is reduced, in the types of the buffers, to what these hold. Several results need the old values of
-    each other, and a join may need its operands more than once, so these are read first, but where it is plainly `old
-    op new`.
+    """Join the source of `body`, in the types of the buffers, to element `target` of the buffers. Several results need
+    each other's old values, and a join may need its operands more than once, so operands are read first, except in a
+    plain `old op new`.
     """
     old = Load(buffers[0], target)
     new = [cast(buffer.dtype, value) for buffer, value in zip(buffers, values_of(body.source), strict=True)]
-    (result, *others) = body.join([Load(buffer, target) for buffer in buffers], new)
+    (result, *more) = body.join([Load(buffer, target) for buffer in buffers], new)
     plain = isinstance(result, Binary) and result.lhs == old and result.rhs == new[0]
-    if plain and not others:
+    if plain and not more:
         return Store(buffers[0], target, result)
-    held: list[tuple[Buffer, Expr]] = []
+    temporaries: list[tuple[Buffer, Expr]] = []
     for side, values in (("new", new), ("old", [Load(buffer, target) for buffer in buffers])):
         for buffer, value in zip(buffers, values, strict=True):
-            held.append((Buffer(f"{buffer.name}.{side}", (), value.dtype, "register"), value))
-    loads = [Load(buffer, ()) for buffer, _ in held]
+            temporaries.append((Buffer(f"{buffer.name}.{side}", (), value.dtype, "register"), value))
+    loads = [Load(buffer, ()) for buffer, _ in temporaries]
     count = len(buffers)
-    reads = [Store(buffer, (), value) for buffer, value in held]
+    reads = [Store(buffer, (), value) for buffer, value in temporaries]
     leaf = block(*reads, stores(buffers, target, body.join(loads[count:], loads[:count])))
-    for buffer, _ in reversed(held):
+    for buffer, _ in reversed(temporaries):
         leaf = Allocate(buffer, leaf)
     return leaf
 
 
 def loop_var(key: LoopKey) -> Var:
-    """The variable of a loop."""
-    # With the stage's number, since loops of several stages may have one name.
+    # With the stage's number, since loops of several stages may have the same name.
     return Var(f"{key[1]}.s{key[0]}")
 
 
 def loop_vars(loop: NestLoop) -> set[Var]:
-    """The variables that a loop binds."""
     return {loop.var, *(var for var, _, _ in loop.parts)}
 
 
 def fixed(value: Number) -> int:
-    """The number of the one program that is lowered.
-
-    Raises: LoweringError when there are several.
-    """
+    """The number of the single program that is lowered. Raises: LoweringError when there are several."""
     if isinstance(value, int):
         return value
     if value.size != 1:
@@ -90,7 +85,7 @@ def fixed(value: Number) -> int:
 
 
 def fixed_all(sizes: Mapping[str, Number]) -> dict[str, int]:
-    """Numbers of the one program that is lowered."""
+    """Numbers of the single program that is lowered."""
     return {name: fixed(size) for name, size in sizes.items()}
 
 
@@ -102,8 +97,8 @@ def guarded(conditions: list[Expr], stmt: Stmt) -> Stmt:
 
 
 def looped(loop: NestLoop, stmt: Stmt) -> Stmt:
-    """The statement inside a loop. One of a single iteration is left out, but not one over blocks or threads: it says
-    that one block or thread alone runs the statement.
+    """The statement inside a loop. A loop of a single iteration is left out, but not over blocks or threads, where it
+    means that a single block or thread runs the statement.
     """
     for var, value, extent in reversed(loop.parts):
         stmt = stmt if extent == 1 else Let(var, value, extent, stmt)

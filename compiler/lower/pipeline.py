@@ -1,6 +1,5 @@
-"""Lowers a concrete state to the loop IR that CPU code is generated from.
-
-The passes of a target are one tuple, in order.
+"""Lowers a concrete state to the loop IR that CPU code is generated from. The passes of a target are one tuple, in
+order.
 """
 
 from collections.abc import Collection
@@ -37,7 +36,7 @@ _PACKING: dict[LayoutRewriteOption, tuple[LoopPass, ...]] = {
     LayoutRewriteOption.INSERT_TRANSFORM_STAGE: (PackConstants(), PackInside()),
     LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED: (PackConstants(),),
 }
-"""What is done about inputs of free layout."""
+"""The passes for inputs of free layout."""
 
 PRE_TRANSFORMED = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
 
@@ -45,7 +44,7 @@ PRE_TRANSFORMED = LayoutRewriteOption.REWRITE_FOR_PRE_TRANSFORMED
 def cpu_passes(
     hardware: HardwareParams, layout: LayoutRewriteOption = PRE_TRANSFORMED, dots: Collection[Pair] = ()
 ) -> tuple[LoopPass, ...]:
-    """The passes of a CPU with the given vector width; `dots` are the types it has instructions for dot products of."""
+    """The passes of a CPU with the given vector width; `dots` are the types of its dot-product instructions."""
     width = hardware.vector_unit_bytes
     return (
         SimplifyIndices(),
@@ -56,12 +55,12 @@ def cpu_passes(
         # Before a parallel loop may be cut into parts.
         MoveLocals(hardware.stack_bytes),
         PartitionLoops(),
-        # After partitioning, which removes guards for which a vector loop would become serial.
+        # After partitioning, which removes guards that would make a vector loop serial.
         LegalizeLoops(hardware.lane_masks),
         VectorizePlain(width),
         VectorReductions(width),
         RegisterTiles(width),
-        # Looks for the accumulators that register tiles have.
+        # Looks for the accumulators of register tiles.
         FlipSignedness(frozenset(dots), width),
         UnrollLocals(width),
         # Last, since only now all unrolling is decided.
@@ -80,9 +79,8 @@ def lower(
 ) -> LoopFunction:
     """The kernel `name` of a concrete state, ready for code generation.
 
-    `layout` says what is done about inputs of free layout, `dots` which pairs of factor types the target has
-    instructions for dot products of; `check` verifies the kernel after every pass, by default
-    as RETUNE_CHECK says.
+    `layout` decides about inputs of free layout, `dots` are the factor types of the target's dot-product instructions;
+    `check` verifies the kernel after every pass, by default as RETUNE_CHECK says.
     Raises: ScheduleError; LoweringError, which names the pass whose result is malformed.
     """
     checks = config.checks_ir() if check is None else check
@@ -94,7 +92,7 @@ def lower(
 
 
 def finish_pass(function: LoopFunction, after: str, checks: bool) -> LoopFunction:
-    """The kernel that a pass made, traced where that is on. Raises: LoweringError when `checks` finds it malformed."""
+    """The kernel that a pass made, traced if enabled. Raises: LoweringError when `checks` finds it malformed."""
     trace.show(trace.PASSES, function.name, f"after {after}", lambda: str(function))
     if checks:
         verify(function, after)

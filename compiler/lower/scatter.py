@@ -3,8 +3,8 @@
     before: for i: for r: out[i] = out[i] + (1 if index[r] == i else 0) * update[r]
     after:  for r: if 0 <= index[r] < extent: out[index[r]] = out[index[r]] + update[r]
 
-The terms of an element are joined in the same order, so the results are the same, in time that grows with the number of
-terms instead of its product with the number of elements.
+The terms of an element are joined in the same order, so the results are the same; the time grows with the number of
+terms, not with its product with the number of elements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from retune.compiler.lower.nests import guarded, join_into, stores
 from retune.compiler.te.tensor import Axis, Reduce, as_body, values_of
 
 _FEWEST_TERMS = 8
-"""With fewer terms asking each element for them is cheap, and runs in parallel."""
+"""With fewer terms, testing each of them for each element is cheap, and runs in parallel."""
 _PARALLEL = 1 << 16
-"""Elements whose initial values are worth several threads."""
+"""Elements whose initial values justify several threads."""
 
 
 def scatter(
     body: Reduce, axes: Sequence[Axis], variable: Mapping[Axis, Var], buffers: Sequence[Buffer], starts: Sequence[Expr]
 ) -> Stmt | None:
-    """The loops of a reduction that scatters into `buffers`, None for any other one. `body` is written over the
+    """The loops of a reduction that scatters into `buffers`, None for other reductions. `body` is written over the
     variables of the `axes` of the result and of its own axes.
     """
     chosen = [value for value in values_of(body.source) if isinstance(value, Select)]
@@ -44,17 +44,17 @@ def scatter(
                 break
     if not named or any(variables(index) & named.keys() for index in named.values()):
         return None
-    # The first test is the outermost: what follows may be read only where it holds.
+    # The first test is the outermost: later ones may be evaluated only where it holds.
     guards = [test for test in reversed(tests) if not any((var, index) in named.items() for var, index in _equal(test))]
     target = tuple(variable[axis] for axis in axes)
     source = as_body([value.then for value in chosen])
     leaf = guarded([guard for guard in guards if variables(guard) & named.keys()],
                    join_into(Reduce(body.combiner, source, body.axes), buffers, target))  # fmt: skip
-    first = min(place for place, axis in enumerate(axes) if variable[axis] in named)
+    first = min(dim for dim, axis in enumerate(axes) if variable[axis] in named)
     after = [axis for axis in axes[first:] if variable[axis] not in named]
     outside = [guard for guard in guards if not variables(guard) & named.keys()]
-    # The loops behind the named axis stay innermost, as the elements of a row lie.
-    if not any(variables(each) & {variable[axis] for axis in after} for each in (*outside, *named.values())):
+    # The loops after the named axis stay innermost, in memory order.
+    if not any(variables(expr) & {variable[axis] for axis in after} for expr in (*outside, *named.values())):
         leaf, after = _looped(after, variable, leaf), []
     for var, index in named.items():
         extent = spatial[var].extent
@@ -73,7 +73,7 @@ def _looped(axes: Sequence[Axis], variable: Mapping[Axis, Var], stmt: Stmt) -> S
 
 
 def _conjuncts(condition: Expr) -> list[Expr]:
-    """Conditions that must all hold, each of which may be evaluated once those before it do."""
+    """Conditions that must all hold, each of which may be evaluated once the earlier ones do."""
     if isinstance(condition, Binary) and condition.op is BinaryOp.AND:
         return [*_conjuncts(condition.lhs), *_conjuncts(condition.rhs)]
     if isinstance(condition, Select) and condition.otherwise == const(False):
@@ -82,7 +82,7 @@ def _conjuncts(condition: Expr) -> list[Expr]:
 
 
 def _equal(test: Expr) -> list[tuple[Var, Expr]]:
-    """A variable that a test asks to be equal to a value, and that value."""
+    """The variables that a test requires to equal a value, with that value."""
     if not isinstance(test, Binary) or test.op is not BinaryOp.EQ:
         return []
     pairs = ((_bare(test.lhs), test.rhs), (_bare(test.rhs), test.lhs))
@@ -90,5 +90,4 @@ def _equal(test: Expr) -> list[tuple[Var, Expr]]:
 
 
 def _bare(value: Expr) -> Expr:
-    """An index without a cast to another integer type."""
     return value.value if isinstance(value, Cast) and value.dtype.startswith("int") else value

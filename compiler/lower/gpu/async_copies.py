@@ -1,8 +1,8 @@
 """Make the copies into shared memory of pipelined loops asynchronous.
 
-Only contiguous elements that start at a multiple of their length are copied at once; others are copied in shorter
-pieces, and what is no copy of whole words stays as it is. After the copies of an iteration the thread waits for them.
-Factors of warpgroups need no fence if all of them are copied.
+Contiguous elements from a multiple of their length on are copied in one piece; others in shorter pieces; a store that
+copies no whole words is unchanged. After the copies of an iteration the thread waits for them. Factors of warpgroups
+need no fence if all of them are copied.
 
     before: for k: (vector v in 8: s[t * 8 + v] = select(k < 9, x[k, t * 8 + v], 0); …)
     after:  for k: (copy s[t * 8] = x[k, t * 8] by 8 where k < 9; commit copies; wait for copies but 0; …)
@@ -42,20 +42,18 @@ class AsyncCopies:
 
 
 def _wait_for_copies(body: Stmt) -> Stmt:
-    """The body of a loop, with the shared buffers in it first, in which the thread waits after the last statement that
-    copies.
-    """
+    """The body of a loop, its shared buffers first, in which the thread waits after the last statement that copies."""
     buffers, parts = _flat(body)
     copying = [has_stmt(AsyncCopy, part) for part in parts]
     if not any(copying):
         return body
     last = len(parts) - copying[::-1].index(True)
-    copies, rest = parts[:last], parts[last:]
+    copies, others = parts[:last], parts[last:]
     if not any(has_stmt(Store, part) for part in parts):
-        # Multiplications of warpgroups find what was copied asynchronously and waited for, as NVIDIA's own kernels rely
-        # on (CUTLASS); a fence would also wait for the copies of later iterations.
-        rest = [part for part in rest if not isinstance(part, ProxyFence)]
-    return allocate(buffers, block(*copies, CommitGroup(), WaitGroup(0), *rest))
+        # Warpgroups see asynchronous copies that were waited for, as NVIDIA's own kernels assume (CUTLASS); a fence
+        # would also wait for the copies of later iterations.
+        others = [part for part in others if not isinstance(part, ProxyFence)]
+    return allocate(buffers, block(*copies, CommitGroup(), WaitGroup(0), *others))
 
 
 def _flat(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
@@ -64,8 +62,10 @@ def _flat(stmt: Stmt) -> tuple[list[Buffer], list[Stmt]]:
     parts = statements_of(inner)
     if not buffers and len(parts) == 1:
         return [], [stmt]
-    found = [_flat(part) for part in parts]
-    return [*buffers, *(each for own, _ in found for each in own)], [part for _, parts in found for part in parts]
+    flattened = [_flat(part) for part in parts]
+    return [*buffers, *(buffer for buffers, _ in flattened for buffer in buffers)], [
+        part for _, parts in flattened for part in parts
+    ]
 
 
 def _copy_element(store: Store, ranges: Ranges) -> Stmt | None:
@@ -78,7 +78,7 @@ def _copy_vector(loop: For, ranges: Ranges) -> Stmt | None:
             return _copy(store, ranges, lane, loop.extent) or _in_pieces(loop, store, ranges) or loop
         case For(kind=LoopKind.VECTOR):
             body = rewrite_down(loop.body, _COPIES, ranges_inside(loop, ranges))
-            # Copies are no lanes.
+            # Copies are not lanes.
             return loop if body is loop.body else replace(loop, kind=LoopKind.UNROLL, body=body)
     return None
 
@@ -87,28 +87,28 @@ _COPIES: RulesInScope = {Store: _copy_element, For: _copy_vector}
 
 
 def _in_pieces(loop: For, store: Store, ranges: Ranges) -> Stmt | None:
-    """A vector loop as copies of fewer lanes, the most that can be copied at once."""
+    """A vector loop as copies of fewer lanes, of the longest length that can be copied."""
     # Halved until alignment allows it: cp.async takes 4, 8 or 16 bytes.
     width = loop.extent // 2
     while width and loop.extent % width == 0:
         piece, lane = Var(f"{loop.var.name}.piece"), Var(f"{loop.var.name}.lane")
-        known: dict[Expr, Expr] = {loop.var: piece * width + lane}
-        value, indices = substitute(store.value, known), tuple(substitute(each, known) for each in store.indices)
+        mapping: dict[Expr, Expr] = {loop.var: piece * width + lane}
+        value, indices = substitute(store.value, mapping), tuple(substitute(index, mapping) for index in store.indices)
         inside = {**ranges, piece: (0, loop.extent // width - 1)}
-        made = _copy(replace(store, value=value, indices=indices), inside, lane, width)
-        if made is not None:
-            return For(piece, loop.extent // width, LoopKind.UNROLL, made)
+        copy = _copy(replace(store, value=value, indices=indices), inside, lane, width)
+        if copy is not None:
+            return For(piece, loop.extent // width, LoopKind.UNROLL, copy)
         width //= 2
     return None
 
 
 def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | None:
-    """The asynchronous copy that a store in `width` lanes is, if it is one."""
+    """The asynchronous copy that a store in `width` lanes is equivalent to, if any."""
     conditions: list[Expr] = []
     value = store.value
     while True:
         match value:
-            # cp.async fills with zeros what it does not read: only a choice between a load and 0 can be one.
+            # cp.async fills what it does not read with zeros: only a choice between a load and 0 fits.
             case Select(condition, then, Const(value=0)):
                 conditions.extend(conjuncts(condition))
                 value = then
@@ -120,7 +120,7 @@ def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | No
     sides = (store.buffer, store.indices), (value.buffer, value.indices)
     if not fits or not all(_is_contiguous(buffer, indices, lane, width) for buffer, indices in sides):
         return None
-    wanted: Expr = const(True)
+    condition_all: Expr = const(True)
     everywhere = {**ranges, lane: (0, width - 1)}
     for condition in conditions:
         # One size operand serves all lanes of a copy, so that a condition must not change among them.
@@ -128,10 +128,10 @@ def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | No
         if holds is None and not uniform(condition, lane, width):
             return None
         if holds is not True:
-            wanted = binary(BinaryOp.AND, wanted, first_of(condition, lane))
-    places = tuple(first_of(index, lane) for index in store.indices)
+            condition_all = binary(BinaryOp.AND, condition_all, first_of(condition, lane))
+    targets = tuple(first_of(index, lane) for index in store.indices)
     sources = tuple(first_of(index, lane) for index in value.indices)
-    return AsyncCopy(store.buffer, places, value.buffer, sources, width, wanted)
+    return AsyncCopy(store.buffer, targets, value.buffer, sources, width, condition_all)
 
 
 def _is_contiguous(buffer: Buffer, indices: tuple[Expr, ...], lane: Var, width: int) -> bool:

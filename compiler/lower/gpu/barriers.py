@@ -1,8 +1,8 @@
 """Insert barriers into the body of a kernel: a data-flow analysis of the accesses of shared memory.
 
-Between a write and any other access of a shared buffer, of which at least one may be by another thread, there is a
-barrier, also from one iteration of a loop to the next. A barrier is only where all threads of a block come by. There is
-none between accesses of which every thread makes its own, or which cannot meet, nor in a block of one thread.
+A barrier separates a write from any other access of a shared buffer, if they may be by different threads, also from one
+iteration of a loop to the next. A barrier is only where all threads of a block execute it. There is none between
+accesses that every thread makes to its own elements, or that cannot meet, nor in a block of one thread.
 
     before: for k: s[t] = x[k, t]; y[t] = y[t] + s[31 - t]
     after:  for k: barrier; s[t] = x[k, t]; barrier; y[t] = y[t] + s[31 - t]
@@ -41,14 +41,14 @@ from retune.compiler.ir.visit import has, substitute, uses
 _Guards = frozenset[tuple[LoopKind, int]]
 
 _SOMEWHERE = Var("?")
-"""An index of which nothing is known."""
+"""An unknown index."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A read or a write of a shared buffer; an index is `_SOMEWHERE` once it means another one than it did. `writer` is
-    0 for a read, another number for each statement that writes. `below` says how many of the first threads along a
-    dimension do it, where not all of them do.
+    """A read or a write of a shared buffer; an index is `_SOMEWHERE` once its variables have changed. `writer` is 0 for
+    a read, and differs between the statements that write. `below`: the access is only by the first threads along a
+    dimension.
     """
 
     buffer: Buffer
@@ -60,13 +60,13 @@ class _Access:
 _Accesses = frozenset[_Access]
 
 _ANY = _Access(Buffer("?", (), "bool", "shared"), 0, (), frozenset())
-"""Stands for whatever was accessed before a statement: it is gone where there is a barrier in any case."""
+"""Any access before a statement: it disappears where every path has a barrier."""
 
 
 def insert_barriers(kernel: Kernel) -> Kernel:
     """The kernel with barriers.
 
-    Raises: LoweringError when one would stand where not all threads of a block come by, or a shuffle does.
+    Raises: LoweringError if a barrier or a shuffle would be where not all threads of a block execute it.
     """
     _check_shuffles(kernel, kernel.body.body, frozenset(INDICES[kind] for kind in THREAD_KINDS))
     if kernel.threads == 1:
@@ -76,7 +76,7 @@ def insert_barriers(kernel: Kernel) -> Kernel:
 
 
 def _check_shuffles(kernel: Kernel, stmt: Stmt, threads: frozenset[Var]) -> None:
-    """Raises: LoweringError for a shuffle inside a condition that threads of a block may answer differently."""
+    """Raises: LoweringError for a shuffle inside a condition that may differ between threads of a block."""
     match stmt:
         case If(condition, body) if _differs(condition, threads):
             if has_stmt(Shuffle, body):
@@ -97,21 +97,21 @@ class _Planner:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.owned: dict[tuple[Buffer, tuple[Expr, ...]], bool] = {}
-        self.found: dict[tuple[int, _Guards], _Accesses] = {}
+        self.access_cache: dict[tuple[int, _Guards], _Accesses] = {}
         self.below: _Guards = frozenset()
         self.reached: dict[_Access, tuple[tuple[float, float], ...]] = {}
         self.first_alone = frozenset((kind, 1) for kind in THREAD_KINDS if kernel.sizes[kind] > 1)
 
     def visit(self, stmt: Stmt, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
-        """The statement with barriers, and the accesses since the last one; `threads` are the variables that differ
+        """The statement with barriers, and the accesses since the last barrier; `threads` are the variables that differ
         from thread to thread.
         """
         match stmt:
             case Block():
                 statements = []
                 for inner in stmt.statements:
-                    made, before = self.visit(inner, before, threads)
-                    statements.append(made)
+                    new_stmt, before = self.visit(inner, before, threads)
+                    statements.append(new_stmt)
                 return block(*statements), before
             case Barrier():
                 return stmt, frozenset()
@@ -122,7 +122,7 @@ class _Planner:
                 inside = threads | {stmt.var} if _differs(stmt.value, threads) else threads
                 body, after = self.visit(stmt.body, before, inside)
                 return replace(stmt, body=body), _forgotten(after, stmt.var)
-            case For() if stmt.kind is not LoopKind.VECTOR and any(one.writer for one in self.accesses(stmt)):
+            case For() if stmt.kind is not LoopKind.VECTOR and any(access.writer for access in self.accesses(stmt)):
                 return self.loop(stmt, before, threads)
             # All threads enter or none does, so barriers inside are legal.
             case If() if not _differs(stmt.condition, threads):
@@ -131,47 +131,51 @@ class _Planner:
         return self.together(stmt, before, threads)
 
     def loop(self, stmt: For, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
-        """A loop that all threads go through together: an iteration comes after what is before the loop, and after
-        another iteration.
+        """A loop that all threads execute together: an iteration follows what is before the loop, and another
+        iteration.
         """
         carried: _Accesses = frozenset()
         always = True
         # Fixed point of the data flow around the loop: accesses only grow and are finite, so it ends.
-        while True:  # a barrier that other iterations need may replace one after which there were fewer accesses
-            # `_ANY` comes out again exactly if there is a way through the body without a barrier.
-            alone, after_iterations = self.visit(stmt.body, carried | {_ANY}, threads)
+        while True:  # a barrier that other iterations need may replace a barrier with fewer accesses after it
+            # `_ANY` comes out exactly if there is a path through the body without a barrier.
+            iterated, after_iterations = self.visit(stmt.body, carried | {_ANY}, threads)
             always = always and _ANY not in after_iterations
             after_iterations -= {_ANY}
-            # Where every iteration has a barrier others meet the iteration before alone.
+            # Where every iteration has a barrier, an iteration meets only the previous one.
             renamed = _of_the_iteration_before if always else _forgotten
             more = renamed(after_iterations, stmt.var)
             if more <= carried:
                 break
             carried = carried | more if always else _forgotten(carried | more, stmt.var)
         if always:
-            slotted = {one.buffer for one in self.accesses(stmt.body) if one.indices and _is_remainder(one.indices[0])}
+            slotted = {
+                access.buffer
+                for access in self.accesses(stmt.body)
+                if access.indices and _is_remainder(access.indices[0])
+            }
             before = _in_the_first_iteration(before, stmt.var, slotted)
         body, after = self.visit(stmt.body, carried | before, threads)
-        if body != alone:  # what is before the loop needs more than the iterations need of each other
-            return block(Barrier(), replace(stmt, body=alone)), _forgotten(after_iterations, stmt.var)
+        if body != iterated:  # code before the loop needs more than the iterations need of each other
+            return block(Barrier(), replace(stmt, body=iterated)), _forgotten(after_iterations, stmt.var)
         return replace(stmt, body=body), _forgotten(after, stmt.var)
 
     def together(self, stmt: Stmt, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
-        """A statement in which no thread can wait for another: some may leave it out, or there is no need."""
-        found = self.accesses(stmt)
-        if any(one.writer for one in found):
+        """A statement in which no thread can wait for another: some may skip it, or there is no need."""
+        accesses = self.accesses(stmt)
+        if any(access.writer for access in accesses):
             self.check_alone(stmt, threads)
-        if self.conflict(before, found):
+        if self.conflict(before, accesses):
             # After a barrier only what follows it can conflict with later accesses.
-            return block(Barrier(), stmt), found
-        return stmt, before | found
+            return block(Barrier(), stmt), accesses
+        return stmt, before | accesses
 
     def accesses(self, stmt: Stmt) -> _Accesses:
         """The accesses of shared buffers in the statement."""
         key = id(stmt), self.below
-        if key not in self.found:
-            self.found[key] = frozenset(_accesses(stmt, self.below))
-        return self.found[key]
+        if key not in self.access_cache:
+            self.access_cache[key] = frozenset(_accesses(stmt, self.below))
+        return self.access_cache[key]
 
     def check_alone(self, stmt: Stmt, threads: frozenset[Var]) -> None:
         """Raises: LoweringError when threads need each other's results inside the statement."""
@@ -192,23 +196,23 @@ class _Planner:
             )
 
     def conflict(self, before: _Accesses, after: _Accesses) -> bool:
-        """Whether some thread may touch what another has touched, and one of them writes."""
+        """Whether a thread may access an element that another thread has accessed, one of them writing."""
         return any(
-            one.buffer == other.buffer
-            and one.writer != other.writer  # a statement writes an element once, or reads what it has written too
-            # Both by the first thread alone: it needs no barrier with itself.
-            and not one.below & other.below >= self.first_alone
-            and not (one.indices == other.indices and self.is_own(one.buffer, one.indices))
-            and not self.apart(one, other)
-            for one in before
-            for other in after
+            earlier.buffer == later.buffer
+            and earlier.writer != later.writer  # a statement writes an element once, or reads what it has written too
+            # The first thread alone needs no barrier with itself.
+            and not earlier.below & later.below >= self.first_alone
+            and not (earlier.indices == later.indices and self.is_own(earlier.buffer, earlier.indices))
+            and not self.are_disjoint(earlier, later)
+            for earlier in before
+            for later in after
         )
 
-    def apart(self, one: _Access, other: _Access) -> bool:
-        """Whether the two are of elements that differ along some dimension, whichever threads make them."""
-        if one.indices and other.indices and _in_other_slots(one.indices[0], other.indices[0]):
+    def are_disjoint(self, left: _Access, right: _Access) -> bool:
+        """Whether the accesses are of elements that differ along some dimension, whichever threads make them."""
+        if left.indices and right.indices and _are_in_different_slots(left.indices[0], right.indices[0]):
             return True
-        pairs = zip(self.reach(one), self.reach(other), strict=True)
+        pairs = zip(self.reach(left), self.reach(right), strict=True)
         return any(high < start or end < low for (low, high), (start, end) in pairs)
 
     def reach(self, access: _Access) -> tuple[tuple[float, float], ...]:
@@ -221,39 +225,39 @@ class _Planner:
         return self.reached[access]
 
     def is_own(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
-        """Whether no two threads touch the same element with these indices, all other variables being the same."""
+        """Whether no two threads access the same element with these indices, with all other variables equal."""
         if (buffer, indices) not in self.owned:
             self.owned[buffer, indices] = self._differ(buffer, indices)
         return self.owned[buffer, indices]
 
     def _differ(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
         form = flat_index(buffer.shape, indices)
-        places: NDArray[Any] = np.zeros(self.kernel.block, np.int64)
+        addresses: NDArray[Any] = np.zeros(self.kernel.block, np.int64)
         for dim, kind in enumerate(THREAD_KINDS):
             index = INDICES[kind]
             # Inside a quotient or remainder the enumeration below does not see the index: threads may meet.
             if any(atom != index and uses(atom, index) for atom in form.terms):
                 return False
-            along = np.arange(self.kernel.block[dim]) * form.terms.get(index, 0)
-            places = places + along.reshape([-1 if other == dim else 1 for other in range(3)])
+            offsets = np.arange(self.kernel.block[dim]) * form.terms.get(index, 0)
+            addresses = addresses + offsets.reshape([-1 if axis == dim else 1 for axis in range(3)])
         # Injectivity over all threads of a block, at most 1,024, is tested by enumeration: exact where affine reasoning
         # gives up.
-        return np.unique(places).size == places.size
+        return np.unique(addresses).size == addresses.size
 
 
 def _differs(expr: Expr, threads: frozenset[Var]) -> bool:
-    """Whether threads of a block may have different values; of what was read nothing is known."""
+    """Whether `expr` may differ between threads of a block; loaded values may."""
     return has(Load, expr) or uses(expr, *threads)
 
 
-def _in_other_slots(one: Expr, other: Expr) -> bool:
-    """Whether two indices, each a remainder of the same number, differ by no multiple of that whatever the loops."""
-    match one, other:
+def _are_in_different_slots(left: Expr, right: Expr) -> bool:
+    """Whether two indices, remainders by the same number, differ by no multiple of it whatever the loops."""
+    match left, right:
         case Binary(BinaryOp.FLOORMOD, lhs, Const(by)), Binary(BinaryOp.FLOORMOD, rhs, Const(value)) if by == value:
-            # Multi-buffering numbers tiles by `k % depth`: a constant difference that is no multiple means another
-            # tile.
-            apart = affine(lhs).plus(affine(rhs), -1)
-            return not apart.terms and apart.const % by != 0
+            # Multi-buffering numbers tiles by `k % depth`: a constant difference that is no multiple means different
+            # tiles.
+            difference = affine(lhs).plus(affine(rhs), -1)
+            return not difference.terms and difference.const % by != 0
     return False
 
 
@@ -265,24 +269,24 @@ def _is_remainder(index: Expr) -> bool:
 
 
 def _forgotten(accesses: _Accesses, var: Var) -> _Accesses:
-    """The accesses after `var` has taken another value."""
+    """The accesses after `var` has changed."""
 
     def forgotten(index: Expr) -> Expr:
         return _SOMEWHERE if uses(index, var) else index
 
-    return frozenset(replace(one, indices=tuple(map(forgotten, one.indices))) for one in accesses)
+    return frozenset(replace(access, indices=tuple(map(forgotten, access.indices))) for access in accesses)
 
 
 def _of_the_iteration_before(accesses: _Accesses, var: Var) -> _Accesses:
-    """The accesses of an iteration of the loop over `var`, as the next one names them."""
-    before: dict[Expr, Expr] = {var: var - 1}
+    """The accesses of an iteration of the loop over `var`, in terms of the next iteration."""
+    previous: dict[Expr, Expr] = {var: var - 1}
     return frozenset(
-        replace(one, indices=tuple(substitute(index, before) for index in one.indices)) for one in accesses
+        replace(access, indices=tuple(substitute(index, previous) for index in access.indices)) for access in accesses
     )
 
 
 def _in_the_first_iteration(accesses: _Accesses, var: Var, slotted: Collection[Buffer]) -> _Accesses:
-    """The accesses before the loop over `var`; of the buffers `slotted`, whose tiles the loop numbers by remainders, a
+    """The accesses before the loop over `var`. In the buffers `slotted`, whose tiles the loop numbers by remainders, a
     literal number is written as the remainder that it is in the first iteration.
     """
 
@@ -296,13 +300,13 @@ def _in_the_first_iteration(accesses: _Accesses, var: Var, slotted: Collection[B
 
 
 def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
-    """The accesses of shared buffers in a statement that the threads `below` do."""
+    """The accesses of shared buffers in a statement that only the threads `below` execute."""
     for buffer, indices, written in accesses_of(stmt):
         if buffer.scope == "shared":
-            # Of the neighbors that a copy or a load of matrices accesses the first alone is named.
-            known = indices[:-1] if type(stmt) in TENSOR_STMTS else indices
-            place = (*known, *[_SOMEWHERE] * (len(indices) - len(known)))
-            yield _Access(buffer, id(stmt) if written else 0, place, below)
+            # A copy or a load of matrices names only the first of the neighbors that it accesses.
+            exact = indices[:-1] if type(stmt) in TENSOR_STMTS else indices
+            padded = (*exact, *[_SOMEWHERE] * (len(indices) - len(exact)))
+            yield _Access(buffer, id(stmt) if written else 0, padded, below)
     match stmt:
         case If(condition, body):
             yield from _accesses(body, below | _guards(condition))
@@ -313,7 +317,7 @@ def _accesses(stmt: Stmt, below: _Guards) -> Iterator[_Access]:
 
 
 def _guards(condition: Expr) -> _Guards:
-    """How many of the first threads a condition lets through, if it says just that."""
+    """The numbers of first threads that a condition lets through, if it tests nothing else."""
     match condition:
         case Binary(BinaryOp.LT, index, Const(most)):
             return frozenset((kind, int(most)) for kind in THREAD_KINDS if index == INDICES[kind])

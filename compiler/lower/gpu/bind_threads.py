@@ -1,8 +1,7 @@
 """Bind loops to blocks and threads: the body of a kernel as one thread runs it, and the sizes of its launch.
 
-Every element that threads share is written by one thread. A loop that is shorter than the block has threads gets a
-guard. What is in no loop over threads is written to shared or global memory by the first thread alone, to its own
-memory by each.
+Every shared element is written by one thread. A loop shorter than the block has threads gets a guard. Statements
+outside loops over threads write shared or global memory by the first thread alone, and local memory by each.
 
     before: shared s[4]: threadIdx.x t in 4: s[t] = x[t]            after: if threadIdx.x < 4: s[threadIdx.x] = x[…]
             threadIdx.x i in 32: y[i] = s[i % 4]                           y[threadIdx.x] = s[threadIdx.x % 4]
@@ -46,8 +45,8 @@ def bind_threads(function: LoopFunction) -> Kernel:
 
 
 class _Binder:
-    """Replaces loops over blocks and threads. `path` are the dimensions bound around a statement, `homes` how many of
-    them are bound around the allocation of a shared buffer.
+    """Replaces loops over blocks and threads. `path` are the dimensions bound around a statement, `homes` the number of
+    them around the allocation of each shared buffer.
     """
 
     def __init__(self, sizes: Mapping[LoopKind, int]) -> None:
@@ -71,9 +70,11 @@ class _Binder:
         return map_inner(renamed, lambda inner: self.visit(inner, names, path, homes))
 
     def alone(self, written: Stmt, buffer: Buffer, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
-        """A statement that writes what threads share, by the first along every dimension that is not bound."""
+        """A statement that writes shared memory, executed by the first thread along every dimension that is not
+        bound.
+        """
         shared = buffer.scope == "shared"
-        # A block has the buffer once: only loops inside its allocation share out its elements.
+        # A block has the buffer once: only loops inside its allocation divide its elements.
         bound = path[homes[buffer] :] if shared else path
         for kind in reversed(THREAD_KINDS if shared else _BOUND):
             if self.sizes[kind] > 1 and kind not in bound:

@@ -1,11 +1,11 @@
 """Build the loop IR of the kernels of a concrete state whose loops are bound to blocks and threads.
 
-Each stage with its own nest is a kernel. A kernel computes what the definition says when a loop over blocks or
-threads is read as an ordinary one; a reduction over threads is a partial result in each of them, and what joins these.
-There are no barriers yet.
+Each stage with its own nest is a kernel. A kernel computes what the definition says when loops over blocks or threads
+are read as ordinary loops; a reduction over threads has a partial result in each thread, and a join. There are no
+barriers yet.
 
-What is computed outside of the loops over threads is shared by them, and so is what a stage called `.shared` holds;
-what is computed inside belongs to one thread.
+Stages outside of the loops over threads, and stages called `.shared`, are shared by the threads of a block; other inner
+stages belong to one thread.
 """
 
 from collections.abc import Mapping
@@ -30,29 +30,28 @@ _THREADS = {
 }
 _SHARED = ".shared"
 MOST_HELD = 255
-"""Sums that a thread holds at a time, at the most: it has no more registers."""
+"""Most sums of a thread at a time: it has no more registers."""
 
 
 def build_kernels(state: State, name: str, builder: "type[KernelBuilder] | None" = None) -> tuple[LoopFunction, ...]:
     """The kernels of `state` in the order in which they run, as functions of all its inputs, outputs and workspace,
-    as `builder` makes them.
+    made by `builder`.
 
-    Raises: ScheduleError when bounds cannot be inferred, LoweringError for loops that a GPU cannot run as they are
-    bound.
+    Raises: ScheduleError when bounds cannot be inferred, LoweringError for loops that a GPU cannot run.
     """
     for op in state.dag.ops:
         if isinstance(op, ExternOp):
             raise LoweringError(f"{op.name}: calls the function {op.call.function}, which a GPU kernel cannot")
-    made = (builder or KernelBuilder)(state)
-    nests = made.statements()
-    return tuple(made.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))
+    kernel_builder = (builder or KernelBuilder)(state)
+    nests = kernel_builder.statements()
+    return tuple(kernel_builder.described(f"{name}_kernel{number}", nest) for number, (_, nest) in enumerate(nests))
 
 
 class KernelBuilder(LoopBuilder):
     """The loops of a state for a GPU."""
 
     def scattered(self, stage_id: int, op: ComputeOp) -> Stmt | None:  # noqa: ARG002
-        """None: threads that write to one element would race."""
+        """None: threads that write to the same element would race."""
         return None
 
     kinds: ClassVar[Mapping[Annotation, LoopKind]] = {
@@ -77,7 +76,7 @@ class KernelBuilder(LoopBuilder):
         return "shared" if named or not among_threads else "local"
 
     def loops_of(self, stage_id: int) -> list[NestLoop]:
-        """The loops of a stage, checked against what blocks and threads can do."""
+        """The loops of a stage, checked against the abilities of blocks and threads."""
         stage = self.state.stages[stage_id]
         attached = isinstance(stage.location, Attached)
         private = attached and self.scope_of(stage_id) == "local"
@@ -102,21 +101,23 @@ class KernelBuilder(LoopBuilder):
     def reduction(
         self, stage_id: int, loops: list[NestLoop], body: Reduce, target: tuple[Expr, ...], guards: list[Expr]
     ) -> Stmt:
-        """The loops of a reduction; one over threads is done in parts, which are then joined."""
+        """The loops of a reduction; a reduction over threads is done in parts, which are then joined."""
         across = [loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS]
         if not across:
             return super().reduction(stage_id, loops, body, target, guards)
         op, buffers = self.state.stages[stage_id].op, self.buffers[stage_id]
         name = op.name
-        others = self._threads_around(stage_id, loops)
+        outer_threads = self._threads_around(stage_id, loops)
         for loop in across:
-            if any(other.kind is loop.kind for other in others):
+            if any(outer_loop.kind is loop.kind for outer_loop in outer_threads):
                 raise LoweringError(f"{name}: {loop.var} reduces over {loop.kind} inside another loop over {loop.kind}")
         reducing = {var for loop in loops if loop.reduces for var in (loop.var, *(part for part, _, _ in loop.parts))}
         outer = [guard for guard in guards if not variables(guard) & reducing]
         starts = self.starts(stage_id, body)
         sizes = self._block_around(stage_id)
-        plan = plan_cross_thread_reduction(body, buffers, held_types(op), starts, loops, target, outer, others, sizes)
+        plan = plan_cross_thread_reduction(
+            body, buffers, held_types(op), starts, loops, target, outer, outer_threads, sizes
+        )
         update = join_into(body, plan.partials, plan.point)
         return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
 
@@ -137,15 +138,15 @@ class KernelBuilder(LoopBuilder):
         return self._root_of(location.stage) if isinstance(location, Attached) else stage_id
 
     def _threads_around(self, stage_id: int, loops: list[NestLoop]) -> list[ThreadLoop]:
-        """The dimensions of threads, more than one, that a reduction of the stage stands in."""
-        found: dict[LoopKind, ThreadLoop] = {}
-        for loop in self.bounds[stage_id].outer:  # of a fused loop these are the parts, the innermost one last
+        """The dimensions with more than one thread around a reduction of the stage."""
+        dimensions: dict[LoopKind, ThreadLoop] = {}
+        for loop in self.bounds[stage_id].outer:  # of a fused loop these are the parts, the innermost last
             extent = fixed(loop.extent)
             if loop.annotation in _THREADS and extent > 1:
                 kind = _THREADS[loop.annotation]
-                before = found.get(kind, ThreadLoop(kind, const(0), 1))
-                found[kind] = ThreadLoop(kind, before.place * extent + loop_var(loop.key), before.extent * extent)
-        for own in loops:
-            if own.kind in THREAD_KINDS and not own.reduces and own.extent > 1:
-                found[own.kind] = ThreadLoop(own.kind, own.var, own.extent)
-        return list(found.values())
+                before = dimensions.get(kind, ThreadLoop(kind, const(0), 1))
+                dimensions[kind] = ThreadLoop(kind, before.number * extent + loop_var(loop.key), before.extent * extent)
+        for own_loop in loops:
+            if own_loop.kind in THREAD_KINDS and not own_loop.reduces and own_loop.extent > 1:
+                dimensions[own_loop.kind] = ThreadLoop(own_loop.kind, own_loop.var, own_loop.extent)
+        return list(dimensions.values())

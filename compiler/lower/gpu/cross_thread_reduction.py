@@ -1,8 +1,7 @@
 """Cross-thread reductions: each thread reduces a part; parts are joined by a tree or by warp shuffles.
 
 The order of a sum is fixed, so that a program computes the same bits each time. Threads of a warp shuffle where the
-reduction fills whole warps or lies in one; else, and from warp to warp, results go through shared memory.
-
+reduction fills whole warps or fits in one; otherwise, and between warps, results go through shared memory.
     before: for k.0 in 8: threadIdx.x k.1 in 32: b[i] = b[i] + a[i, k.0 * 32 + k.1]
     after:  local b.part: b.part[] = 0
             for k.0 in 8: threadIdx.x k.1 in 32: b.part[] = b.part[] + a[i, k.0 * 32 + k.1]
@@ -30,7 +29,9 @@ _Along = TypeVar("_Along")
 
 @dataclass(frozen=True, slots=True)
 class CrossThreadReduction:
-    """How a reduction is done: into element `point` of `partials`, with `around` around its loop number `level`."""
+    """The plan of a reduction: into element `point` of `partials`, with `around` wrapped around its loop number
+    `level`.
+    """
 
     partials: tuple[Buffer, ...]
     point: tuple[Expr, ...]
@@ -40,10 +41,10 @@ class CrossThreadReduction:
 
 @dataclass(frozen=True, slots=True)
 class ThreadLoop:
-    """A dimension of the block: `extent` threads along it, of which this is number `place`."""
+    """A dimension of the block with `extent` threads; this thread has `number`."""
 
     kind: LoopKind
-    place: Expr
+    number: Expr
     extent: int
 
 
@@ -58,11 +59,11 @@ def plan_cross_thread_reduction(
     others: Sequence[ThreadLoop],
     sizes: Mapping[LoopKind, int],
 ) -> CrossThreadReduction:
-    """The plan for the reduction `body` into element `target` of `results`, which is there where `guards` hold. Partial
+    """The plan for the reduction `body` into element `target` of `results`, which exists where `guards` hold. Partial
     results have the types `held`.
 
-    `others` are the loops over threads around it: for each of their threads something else is joined. `sizes` are the
-    threads of the block along each dimension.
+    `others` are the loops over threads around it: each of their threads joins something else. `sizes` are the threads
+    of the block along each dimension.
     """
     level = first_reduction(loops)
     inner = [loop for loop in loops[level:] if not loop.reduces]
@@ -77,17 +78,17 @@ def plan_cross_thread_reduction(
     join = _WarpShuffle if _in_warps(across, others, sizes) else _TreeReduction
     plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 
-    def around(update: Stmt) -> Stmt:
+    def wrap(update: Stmt) -> Stmt:
         first = nested(points, stores(partials, point, starts), [])
         result = guarded(guards, stores(results, target, plan.joined()))
         joined = allocate(plan.scratch, block(*plan.statements(), result))
         return allocate(partials, block(first, update, nested(inner, joined, [])))
 
-    return CrossThreadReduction(partials, point, level, around)
+    return CrossThreadReduction(partials, point, level, wrap)
 
 
 def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes: Mapping[LoopKind, int]) -> bool:
-    """Whether the results of no two reductions lie in one group of a warp, and every group is whole."""
+    """Whether each reduction's threads are one whole group of a warp, or whole warps."""
     # Threads are numbered along x first: a group along another dimension would straddle warps.
     if len(across) != 1 or across[0].kind is not LoopKind.THREAD_X:
         return False
@@ -102,8 +103,8 @@ def _in_warps(across: Sequence[ThreadLoop], others: Sequence[ThreadLoop], sizes:
 
 
 class _Join:
-    """The joining of what the threads of a block have at `point` of `partials`, along the dimensions `across`.
-    `alone` says that the first thread alone needs the result.
+    """Joins the partial results of the threads of a block, element `point` of `partials`, along the dimensions
+    `across`. `alone`: only the first thread needs the result.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class _Join:
         self.names = [buffer.name.removesuffix(".part") for buffer in partials]
 
     @property
-    def mine(self) -> list[Expr]:
-        """What this thread has."""
+    def own_partials(self) -> list[Expr]:
+        """The partial results of this thread."""
         return [Load(buffer, self.point) for buffer in self.partials]
 
     def over(self, extents: Sequence[int], stmt: Stmt) -> Stmt:
@@ -144,130 +145,128 @@ class _Join:
         return tuple(Buffer(f"{name}.{ending}", shape, dtype, scope) for name, dtype in pairs)
 
     def with_value(self, values: Sequence[Expr], buffers: Sequence[Buffer], target: tuple[Expr, ...]) -> Stmt:
-        """Join `values` to what the buffers hold."""
         return join_into(replace(self.body, source=as_body(values)), buffers, target)
 
 
 class _TreeReduction(_Join):
-    """By a tree of halvings in shared memory, where neighbors along x are contiguous, in banks of their own."""
+    """A tree of halvings in shared memory, where neighbors along x are contiguous, in separate banks."""
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
-        """What this needs besides: an element for every thread."""
-        return self.named("all", self.lying([loop.extent for loop in self.loops]), "shared")
+        """The shared buffers: an element for every thread."""
+        return self.named("all", self.in_memory_order([loop.extent for loop in self.loops]), "shared")
 
-    def lying(self, along: Sequence[_Along]) -> tuple[_Along, ...]:
-        """What there is one of for every dimension, in the order in which these lie in memory."""
+    def in_memory_order(self, values: Sequence[_Along]) -> tuple[_Along, ...]:
+        """`values`, one per loop, reordered z, y, x (x contiguous)."""
         order = sorted(range(len(self.loops)), key=lambda number: -THREAD_KINDS.index(self.loops[number].kind))
-        return tuple(along[number] for number in order)
+        return tuple(values[number] for number in order)
 
     def joined(self) -> list[Expr]:
-        """The results."""
-        done = self.lying([*(loop.place for loop in self.others), *(const(0) for _ in self.across)])
+        done = self.in_memory_order([*(loop.number for loop in self.others), *(const(0) for _ in self.across)])
         return [Load(buffer, done) for buffer in self.scratch]
 
     def statements(self) -> list[Stmt]:
-        """Every thread leaves its partial result to the others; then the halvings of what is left, one dimension after
-        the other.
+        """Every thread stores its partial result for the others; then halvings of the remaining threads, dimension by
+        dimension.
         """
-        left = [loop.extent for loop in self.loops]
-        here: list[Expr] = list(self.indices)
-        found = [self.over(left, stores(self.scratch, self.lying(here), self.mine))]
+        counts = [loop.extent for loop in self.loops]
+        own_index: list[Expr] = list(self.indices)
+        result = [self.over(counts, stores(self.scratch, self.in_memory_order(own_index), self.own_partials))]
         # The barriers between these steps come from `insert_barriers`.
-        for dim in range(len(self.others), len(left)):
-            for offset in _halvings(left[dim]):
-                there = self.lying([*here[:dim], here[dim] + offset, *here[dim + 1 :]])
-                leaf = self.with_value([Load(buffer, there) for buffer in self.scratch], self.scratch, self.lying(here))
-                found.append(self.over([*left[:dim], left[dim] - offset, *left[dim + 1 :]], leaf))
-                left[dim] = offset
-            here[dim] = const(0)
-        return found
+        for dim in range(len(self.others), len(counts)):
+            for offset in _halvings(counts[dim]):
+                partner = self.in_memory_order([*own_index[:dim], own_index[dim] + offset, *own_index[dim + 1 :]])
+                leaf = self.with_value(
+                    [Load(buffer, partner) for buffer in self.scratch], self.scratch, self.in_memory_order(own_index)
+                )
+                result.append(self.over([*counts[:dim], counts[dim] - offset, *counts[dim + 1 :]], leaf))
+                counts[dim] = offset
+            own_index[dim] = const(0)
+        return result
 
 
 class _WarpShuffle(_Join):
-    """By shuffles in each warp, and of what warps have in the first of them."""
+    """Shuffles in each warp, then shuffles of the warps' results in the first warp."""
 
     @property
     def extent(self) -> int:
-        """Threads that are joined."""
         return self.across[0].extent
 
     @property
     def shared(self) -> tuple[Buffer, ...]:
         """An element for every warp, where there are several."""
-        whole = (*(loop.extent for loop in self.others), self.extent // WARP)
-        return self.named("all", whole, "shared") if self.extent > WARP else ()
+        shape = (*(loop.extent for loop in self.others), self.extent // WARP)
+        return self.named("all", shape, "shared") if self.extent > WARP else ()
 
     @property
     def other(self) -> tuple[Buffer, ...]:
-        """What another thread has."""
+        """Buffers for the values of another thread."""
         return self.named("other", (), "local")
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
-        """What this needs besides."""
+        """The buffers that the plan allocates."""
         return (*self.other, *self.shared)
 
     @property
-    def left(self) -> list[Expr]:
-        """Where the first warp leaves the results to the others."""
-        done = (*(loop.place for loop in self.others), const(0))
+    def stored(self) -> list[Expr]:
+        """The elements in which the first warp stores the results for the others."""
+        done = (*(loop.number for loop in self.others), const(0))
         return [Load(buffer, done) for buffer in self.shared]
 
     def joined(self) -> list[Expr]:
-        """The results."""
-        return self.mine if self.alone or not self.shared else self.left
+        return self.own_partials if self.alone or not self.shared else self.stored
 
     def statements(self) -> list[Stmt]:
-        """The shuffles in every warp; then what each warp has goes to the first one, which shuffles it again."""
+        """The shuffles in every warp; then the first warp shuffles the warps' results."""
         extents = [loop.extent for loop in self.loops]
         indices = tuple(self.indices)
-        found = self.shuffles(min(self.extent, WARP))
+        result = self.shuffles(min(self.extent, WARP))
         if self.shared:
-            mine = stores(self.shared, (*indices[:-1], indices[-1] // WARP), self.mine)
-            found.append(self.over(extents, If(indices[-1] % WARP < 1, mine)))
-            taken = stores(self.partials, self.point, [Load(buffer, indices) for buffer in self.shared])
+            to_shared = stores(self.shared, (*indices[:-1], indices[-1] // WARP), self.own_partials)
+            result.append(self.over(extents, If(indices[-1] % WARP < 1, to_shared)))
+            from_shared = stores(self.partials, self.point, [Load(buffer, indices) for buffer in self.shared])
             warps = self.extent // WARP
-            found.append(self.over([*extents[:-1], warps], taken))
-            found.extend(self.shuffles(warps))
+            result.append(self.over([*extents[:-1], warps], from_shared))
+            result.extend(self.shuffles(warps))
             if not self.alone:
-                found.append(self.over([*extents[:-1], 1], stores(self.shared, indices, self.mine)))
+                result.append(self.over([*extents[:-1], 1], stores(self.shared, indices, self.own_partials)))
         elif not self.alone:
-            found.append(self.shuffle(None, self.width(self.extent)))
-            found.append(stores(self.partials, self.point, [Load(buffer, ()) for buffer in self.other]))
-        return found
+            result.append(self.shuffle(None, self.width(self.extent)))
+            result.append(stores(self.partials, self.point, [Load(buffer, ()) for buffer in self.other]))
+        return result
 
     def width(self, count: int) -> int:
         """Threads of a group in which the first `count` are joined."""
         return count if count == self.extent and count & (count - 1) == 0 else WARP
 
     def shuffles(self, count: int) -> list[Stmt]:
-        """The joining of what the first `count` threads of each group have. Where that is a power of two the others may
-        join what they like.
+        """Join the values of the first `count` threads of each group. If `count` is a power of two the others may join
+        anything.
         """
-        found: list[Stmt] = []
-        left = count
+        result: list[Stmt] = []
+        active = count
         for offset in _halvings(count):
-            found.append(self.shuffle(offset, self.width(count)))
+            result.append(self.shuffle(offset, self.width(count)))
             leaf = self.with_value([Load(buffer, ()) for buffer in self.other], self.partials, self.point)
-            # Of a count that is no power of two some threads have no partner in this step.
+            # If the count is no power of two, some threads have no partner in this step.
             if count & (count - 1):
-                leaf = self.over([*(loop.extent for loop in self.others), left - offset], leaf)
-            found.append(leaf)
-            left = offset
-        return found
+                leaf = self.over([*(loop.extent for loop in self.others), active - offset], leaf)
+            result.append(leaf)
+            active = offset
+        return result
 
     def shuffle(self, distance: int | None, width: int) -> Stmt:
-        """Every thread gets what another one has."""
-        pairs = zip(self.other, self.mine, strict=True)
+        """Every thread gets the values of another."""
+        pairs = zip(self.other, self.own_partials, strict=True)
         return block(*(Shuffle(buffer, (), value, distance, width) for buffer, value in pairs))
 
 
 def _halvings(count: int) -> list[int]:
-    """How far those are apart that are joined, as the first half of `count` takes in the second, and so on."""
-    found = []
+    """The distances at which values are joined: the first half of `count` takes in the second, and so on."""
+    distances = []
     while count > 1:
         # The largest power of two below the count: after it all halves are even.
         count = 1 << ((count - 1).bit_length() - 1)
-        found.append(count)
-    return found
+        distances.append(count)
+    return distances

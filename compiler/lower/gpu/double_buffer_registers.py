@@ -1,6 +1,6 @@
 """Register double buffering: tensor-core fragments are loaded a step before they are multiplied.
 
-The last step of an iteration loads the fragments of the first step of the next one, after the barrier: a warp then has
+The last step of an iteration loads the fragments of the next iteration's first step, after the barrier: a warp then has
 something to multiply while the others arrive. The last iteration loads once more, unused.
 
     before: for k: wait; barrier; copy ahead; unroll s in 2: (f = s[k % 3, s]; c += f)
@@ -18,13 +18,13 @@ from retune.compiler.ir.visit import substitute
 from retune.compiler.lower.gpu.multi_buffering import copies_of, select_copy
 
 _SETS = 2
-"""Fragments that are multiplied, and those that are loaded meanwhile."""
+"""Fragments that are multiplied, and those loaded meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoubleBufferRegisters:
-    """Gives the fragments of pipelined loops a second set of registers; an odd number of steps stays as it is, since
-    the sets would change places from iteration to iteration.
+    """Gives the fragments of pipelined loops a second set of registers; loops with an odd number of steps are
+    unchanged, since the sets would swap from iteration to iteration.
     """
 
     name: str = "double-buffer-registers"
@@ -36,8 +36,8 @@ class DoubleBufferRegisters:
             return function
 
         def load_ahead(loop: For) -> Stmt | None:
-            found = _steps_of(loop) if loop.var.name in loops else None
-            return None if found is None else found.ahead()
+            steps = _steps_of(loop) if loop.var.name in loops else None
+            return None if steps is None else steps.ahead()
 
         return replace(function, body=rewrite(function.body, {For: load_ahead}))
 
@@ -70,23 +70,23 @@ class _Steps:
         return allocate(sets, block(*first, replace(self.main, body=block(*body))))
 
     def lanes(self, body: Stmt) -> Stmt:
-        """Done by all lanes of a warp."""
+        """`body` in all lanes of a warp."""
         return replace(self.lane, body=body)
 
     def loaded(self, iteration: Expr, number: int) -> Stmt:
-        """The fragments of a step are loaded."""
+        """The statement that loads the fragments of a step."""
         named: dict[Expr, Expr] = {self.main.var: iteration, self.step.var: const(number)}
         moved = map_exprs(self.loads, lambda expr: substitute(expr, named))
         return select_copy(moved, self.buffers, const(number % _SETS), _SETS)
 
     def multiplied(self, number: int) -> Stmt:
-        """The fragments of a step are multiplied."""
+        """The statement that multiplies the fragments of a step."""
         moved = map_exprs(self.products, lambda expr: substitute(expr, {self.step.var: const(number)}))
         return select_copy(moved, self.buffers, const(number % _SETS), _SETS)
 
 
 def _steps_of(main: For) -> _Steps | None:
-    """The parts of a pipelined loop; None for others, and where an iteration has an odd number of steps."""
+    """The parts of a pipelined loop; None for other loops, and where an iteration has an odd number of steps."""
     match statements_of(main.body):
         case (
             WaitGroup() as wait,

@@ -1,7 +1,7 @@
 """Peel the last iteration of loops that fetch into shared memory, and unroll short ones.
 
-Only the last iteration then asks which threads still have something to fetch, and the addresses of an unrolled loop are
-computed before the loops around it. The same elements are fetched by the same threads.
+Only the last iteration then tests which threads still have something to fetch, and the addresses of an unrolled loop
+are computed before the loops around it. The same threads fetch the same elements.
 
     before: for n in 3: if n * 32 + threadIdx.x < 80: s[n * 32 + threadIdx.x] = x[n * 32 + threadIdx.x]
     after:  unroll n in 2: s[n * 32 + threadIdx.x] = x[n * 32 + threadIdx.x]
@@ -24,8 +24,8 @@ _MOST_UNROLLED = 16
 
 
 def fetch_loops(kernel: Kernel) -> Kernel:
-    """The kernel with the last iteration peeled off loops that fetch into shared memory, where it alone needs a guard,
-    and with short ones of these loops unrolled.
+    """The kernel with the last iteration peeled off loops that fetch into shared memory, if only it needs a guard, and
+    with short loops of these unrolled.
     """
     body = rewrite_down(kernel.body.body, {For: _peel}, kernel.ranges)
     return replace(kernel, body=replace(kernel.body, body=body))
@@ -58,15 +58,15 @@ def _fetches(stmt: Stmt) -> bool:
 
 
 def _freed(stmt: Stmt, var: Var, ranges: Ranges) -> Stmt | None:
-    """The statement without the guards on `var`, which all hold; None where one may not."""
+    """The statement without the guards on `var`, which all hold; None where one may fail."""
     guards = [(part, inside) for guard, inside in walk_in_scope(stmt, ranges) for part in _conditions(guard)]
     named = [(part, inside) for part, inside in guards if uses(part, var)]
     if not all(decided(part, inside) is True for part, inside in named):
         return None
 
     def on_guard(guard: If) -> Stmt | None:
-        kept = [part for part in conjuncts(guard.condition) if not uses(part, var)]
-        return If(reduce(_both, kept), guard.body) if kept else guard.body
+        others = [part for part in conjuncts(guard.condition) if not uses(part, var)]
+        return If(reduce(_both, others), guard.body) if others else guard.body
 
     return rewrite(stmt, {If: on_guard}) if named else stmt
 
@@ -78,5 +78,5 @@ def _conditions(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
-def _both(one: Expr, other: Expr) -> Expr:
-    return binary(BinaryOp.AND, one, other)
+def _both(lhs: Expr, rhs: Expr) -> Expr:
+    return binary(BinaryOp.AND, lhs, rhs)

@@ -1,6 +1,5 @@
-"""Analysis of index expressions over the lanes of a warp: strides, uniform conditions and multiples.
-
-It is conservative: what is not proved may or may not hold.
+"""Analysis of index expressions over the lanes of a warp: strides, uniform conditions and multiples. It is
+conservative.
 """
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Var, const
@@ -12,45 +11,42 @@ _COMPARED = (BinaryOp.AND, BinaryOp.OR)
 
 
 def stride(expr: Expr, lane: Var, width: int) -> int | None:
-    """How much an index moves on with every value of `lane` in 0 .. width-1, a power of two; None when that is not
-    known to be the same.
-    """
+    """The step of an index with every value of `lane` in 0 .. width-1, a power of two; None when it may vary."""
     if not uses(expr, lane):
         return 0
     match expr:
         case Var():
             return 1
         case Binary(op=BinaryOp.ADD | BinaryOp.SUB | BinaryOp.MUL | BinaryOp.FLOORDIV | BinaryOp.FLOORMOD):
-            one, other = stride(expr.lhs, lane, width), stride(expr.rhs, lane, width)
-            return None if one is None or other is None else _joined(expr, one, other, lane, width)
+            lhs, rhs = stride(expr.lhs, lane, width), stride(expr.rhs, lane, width)
+            return None if lhs is None or rhs is None else _joined(expr, lhs, rhs, lane, width)
     return None
 
 
-def _joined(expr: Binary, one: int, other: int, lane: Var, width: int) -> int | None:
+def _joined(expr: Binary, lhs: int, rhs: int, lane: Var, width: int) -> int | None:
     if expr.op is BinaryOp.ADD:
-        return one + other
+        return lhs + rhs
     if expr.op is BinaryOp.SUB:
-        return one - other
+        return lhs - rhs
     if expr.op is BinaryOp.MUL:
         if isinstance(expr.rhs, Const):
-            return one * int(expr.rhs.value)
-        return int(expr.lhs.value) * other if isinstance(expr.lhs, Const) else None
-    if one == other == 0:
+            return lhs * int(expr.rhs.value)
+        return int(expr.lhs.value) * rhs if isinstance(expr.lhs, Const) else None
+    if lhs == rhs == 0:
         return 0
     by = int(expr.rhs.value) if isinstance(expr.rhs, Const) else 0
-    # Lanes that start at a multiple of their number never pass a multiple of that.
-    if one != 1 or by <= 0 or by % width or divisor(first_of(expr.lhs, lane)) % width:
+    # Lanes that start at a multiple of their number never cross a multiple of it.
+    if lhs != 1 or by <= 0 or by % width or divisor(first_of(expr.lhs, lane)) % width:
         return None
     return 0 if expr.op is BinaryOp.FLOORDIV else 1
 
 
 def first_of(expr: Expr, lane: Var) -> Expr:
-    """The expression in lane 0."""
     return substitute(expr, {lane: const(0)})
 
 
 def uniform(condition: Expr, lane: Var, width: int) -> bool:
-    """Whether a condition is known to hold in all lanes or in none."""
+    """Whether a condition surely holds in all lanes or in none."""
     if not uses(condition, lane):
         return True
     if isinstance(condition, Not):

@@ -15,7 +15,7 @@ MOST_THREADS = (1024, 1024, 64)
 
 
 class Limit(StrEnum):
-    """What a GPU has only so much of, in the order in which a kernel is checked."""
+    """The limited resources of a GPU, in the order in which a kernel is checked."""
 
     VIRTUAL_THREADS = "virtual threads"
     BLOCKS_X = "blocks along x"
@@ -42,7 +42,7 @@ _ADVICE = {
 
 
 def most_of(hardware: HardwareParams) -> dict[Limit, int]:
-    """How much of everything a GPU has."""
+    """The amount of every resource of a GPU."""
     return {
         Limit.VIRTUAL_THREADS: hardware.max_vthread_extent,
         **dict(zip(BLOCK_LIMITS.values(), MOST_BLOCKS, strict=True)),
@@ -54,29 +54,26 @@ def most_of(hardware: HardwareParams) -> dict[Limit, int]:
 
 
 def check_limits(kernel: Kernel, hardware: HardwareParams) -> None:
-    """Refuse what no launch of the kernel could do.
+    """Refuse a kernel that cannot be launched.
 
-    Raises: DeviceLimitError naming the kernel, what it asks for, the limit and what to do.
+    Raises: DeviceLimitError naming the kernel, the amount, the limit and a remedy.
     """
     sizes = kernel.sizes
-    asked = {
+    required = {
         **{limit: sizes[kind] for kind, limit in (*BLOCK_LIMITS.items(), *THREAD_LIMITS.items())},
         Limit.THREADS: kernel.threads,
         Limit.SHARED: kernel.bytes_of("shared"),
         Limit.LOCAL: kernel.bytes_of("local"),
     }
     most = most_of(hardware)
-    for limit, count in asked.items():
+    for limit, count in required.items():
         if count > most[limit]:
             text = f"{kernel.name}: asks for {count} {limit}, the GPU has {most[limit]}; {_ADVICE[limit]}"
             raise DeviceLimitError(text, limit)
 
 
 def check_virtual_threads(function: LoopFunction, hardware: HardwareParams) -> None:
-    """Refuse more virtual threads in a loop than one thread may run.
-
-    Raises: DeviceLimitError.
-    """
+    """Refuse more virtual threads in a loop than one thread may run. Raises: DeviceLimitError."""
     for stmt in find_stmts(For, function.body):
         if stmt.kind is LoopKind.VTHREAD and stmt.extent > hardware.max_vthread_extent:
             raise DeviceLimitError(

@@ -13,7 +13,7 @@ from retune.compiler.ir.tensor_core import Exprs
 
 
 def copies_of(buffer: Buffer, count: int) -> Buffer:
-    """So many of a buffer."""
+    """`count` copies of `buffer` in one buffer."""
     return replace(buffer, shape=(count, *buffer.shape))
 
 

@@ -31,9 +31,9 @@ from retune.compiler.target import HardwareParams
 PASSES: tuple[LoopPass, ...] = (
     SimplifyIndices(),
     VirtualThreads(),
-    # Again, since virtual threads write out what was named after them.
+    # Again, since virtual threads write out the `let` values that depend on them.
     SimplifyIndices(),
-    # The next three in this order: each looks for the statements that the one before leaves.
+    # The next three in this order: each looks for the statements that the previous pass leaves.
     AsyncCopies(),
     SoftwarePipelining(),
     DoubleBufferRegisters(),
@@ -43,7 +43,7 @@ PASSES: tuple[LoopPass, ...] = (
     # Takes the loops that RegisterBuffers has unrolled for the points of a sum.
     SumLoops(),
 )
-"""What is done while blocks and threads are still loops."""
+"""The passes while blocks and threads are still loops."""
 
 
 def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: bool | None = None) -> DeviceFunction:
@@ -56,7 +56,7 @@ def lower_for_gpu(state: State, name: str, hardware: HardwareParams, *, check: b
     if hardware.max_threads_per_block < 1:
         raise LoweringError(f"{name}: the hardware parameters are those of a CPU; name a GPU, such as cuda")
     checks = config.checks_ir() if check is None else check
-    # Products of warpgroups where the GPU has these.
+    # Products of warpgroups where the GPU has them.
     builder = GroupBuilder if hardware.gpu.group_tensor else TensorBuilder
     kernels = tuple(_lowered(built, hardware, checks) for built in build_kernels(state, name, builder))
     some = kernels[0].body

@@ -1,8 +1,8 @@
 """Store a row of halves that tensor cores have summed in pieces of 16 bytes.
 
 Of eight neighbors that an instruction sums each lane of a quad has two, so that the quad would write 16 bytes together,
-half of what memory moves at once. After lanes have exchanged what they have of four instructions, each of them writes
-16 bytes, and the quad 64.
+half of a memory sector. After lanes have exchanged the values of four instructions, each writes 16 bytes, and the quad
+64.
 
     before: threadIdx.x t in 32: unroll f in 8: unroll e in 2: y[f * 8 + t % 4 * 2 + e] = c[f, e]
     after:  threadIdx.x t in 32: unroll g in 2: own[8], row[8]: unroll f in 4: unroll e in 2: own[f * 2 + e] =
@@ -31,7 +31,7 @@ class QuadStores:
     name: str = "quad-stores"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with longer stores; one without tensor cores stays as it is."""
+        """The kernel with longer stores; kernels without tensor cores are unchanged."""
         lanes = [loop for loop in find_stmts(For, function.body) if loop.kind is LoopKind.THREAD_X]
         multiplies = has_stmt(Mma, function.body) or has_stmt(WarpgroupMma, function.body)
         if not multiplies or any(loop.extent != WARP for loop in lanes):
@@ -48,8 +48,8 @@ class QuadStores:
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The lanes of a warp: the loop over them, the variable that is their number in their quad, once there is one, and
-    the variables that may differ among those of a quad.
+    """The lanes of a warp: the loop over them, the variable that is their number in their quad, once bound, and the
+    variables that may differ within a quad.
     """
 
     lane: Var
@@ -57,7 +57,7 @@ class _Lanes:
     apart: frozenset[Var]
 
     def inside(self, let: Let) -> "_Lanes":
-        """What is known with one more variable."""
+        """The lanes inside `let`."""
         match let.value:
             case Binary(BinaryOp.FLOORMOD, lhs, Const(value=by)) if (lhs, by) == (self.lane, QUAD):
                 return replace(self, quad=let.var, apart=self.apart | {let.var})
@@ -67,7 +67,7 @@ class _Lanes:
 
 
 def _exchange_stores(stmt: Stmt, lanes: _Lanes) -> Stmt:
-    """A statement that all lanes of a warp do, with its stores exchanged."""
+    """A statement that all lanes of a warp execute, with its stores exchanged."""
     match stmt:
         case For(kind=LoopKind.UNROLL, body=For(half, extent, LoopKind.UNROLL, Store() as store)):
             exchanged = None if extent != PAIR else _exchange_rows(stmt, half, store, lanes)
@@ -81,36 +81,36 @@ def _exchange_stores(stmt: Stmt, lanes: _Lanes) -> Stmt:
 
 
 def _exchange_rows(loop: For, half: Var, store: Store, lanes: _Lanes) -> Stmt | None:
-    """The stores of a loop over instructions, of which each lane has the halves number 2 × its number in its quad +
-    `half`; None where these do not lie in rows of eight.
+    """The stores of a loop over instructions, of which each lane has the halves 2 × its number in its quad + `half`;
+    None where they are not in rows of eight.
     """
     buffer, fragment, quad = store.buffer, loop.var, lanes.quad
     if quad is None or buffer.scope != "global" or item_bytes(buffer.dtype) != _HALF_BYTES or loop.extent % QUAD:
         return None
     if any(read.buffer == buffer for read in find(Load, store.value)):
         return None
-    # The eight are neighbors of one dimension, the last one.
+    # The eight are neighbors along the last dimension.
     if any(uses(index, quad, half) for index in store.indices[:-1]):
         return None
     form = flat_index(buffer.shape, store.indices)
     moved = {fragment: COLUMNS, quad: PAIR, half: 1}
-    rest = {atom: coefficient for atom, coefficient in form.terms.items() if atom not in moved}
+    others = {atom: coefficient for atom, coefficient in form.terms.items() if atom not in moved}
     if any(form.terms.get(var) != by for var, by in moved.items()):
         return None
-    # What else there is must be the same for all lanes of a quad.
-    if any(uses(atom, fragment, half, *lanes.apart) for atom in rest):
+    # All other terms must be the same for all lanes of a quad.
+    if any(uses(atom, fragment, half, *lanes.apart) for atom in others):
         return None
-    if gcd(form.const, *(coefficient * divisor(atom) for atom, coefficient in rest.items())) % COLUMNS:
+    if gcd(form.const, *(coefficient * divisor(atom) for atom, coefficient in others.items())) % COLUMNS:
         return None
-    group, number, place = (Var(f"{fragment.name}.{name}") for name in ("group", "number", "place"))
+    group, number, element = (Var(f"{fragment.name}.{name}") for name in ("group", "number", "place"))
     first: Expr = group * QUAD if loop.extent > QUAD else const(0)
-    own, row = (Buffer(f"{buffer.name}.{name}", (COLUMNS,), buffer.dtype, "local") for name in ("own", "row"))
+    sent, row = (Buffer(f"{buffer.name}.{name}", (COLUMNS,), buffer.dtype, "local") for name in ("own", "row"))
     value = substitute(store.value, {fragment: first + number})
-    # Of the fragment of its own number in the group a lane gets all eight.
-    neighbors = (substitute(index, {quad: const(0), half: place}) for index in store.indices)
+    # A lane gets all eight elements of the fragment of its own number in the group.
+    neighbors = (substitute(index, {quad: const(0), half: element}) for index in store.indices)
     indices = tuple(substitute(index, {fragment: first + quad}) for index in neighbors)
-    keep = For(half, PAIR, LoopKind.UNROLL, Store(own, (number * PAIR + half,), value))
-    exchange = TransposeQuad(row, (const(0),), own, (const(0),))
-    write = For(place, COLUMNS, LoopKind.VECTOR, Store(buffer, indices, Load(row, (place,))))
-    body = Allocate(own, Allocate(row, block(For(number, QUAD, LoopKind.UNROLL, keep), exchange, write)))
+    keep = For(half, PAIR, LoopKind.UNROLL, Store(sent, (number * PAIR + half,), value))
+    exchange = TransposeQuad(row, (const(0),), sent, (const(0),))
+    write = For(element, COLUMNS, LoopKind.VECTOR, Store(buffer, indices, Load(row, (element,))))
+    body = Allocate(sent, Allocate(row, block(For(number, QUAD, LoopKind.UNROLL, keep), exchange, write)))
     return For(group, loop.extent // QUAD, LoopKind.UNROLL, body) if loop.extent > QUAD else body

@@ -1,8 +1,8 @@
-"""Unroll the loops over the small buffers of a thread, so that these live in registers.
+"""Unroll the loops over the small buffers of a thread, so that these buffers are in registers.
 
-Every access of such a buffer then has literal indices; a thread has no other fast memory. What is too large for
-registers, or would make too much code, stays a loop. Loops around the statements of a stage that has an unroll limit
-are unrolled too, from the innermost on, as far as the limit allows.
+Every access of such a buffer then has literal indices; a thread has no other fast memory. Loops over buffers too large
+for registers, or with too much code, stay loops. Loops around the statements of a stage with an unroll limit are
+unrolled too, from the innermost on, within the limit.
 
     before: local c[4]: for k in 8: for i in 4: c[i] = c[i] + a[k, i]
     after:  local c[4]: for k in 8: unroll i in 4: c[i] = c[i] + a[k, i]
@@ -18,20 +18,19 @@ from retune.compiler.ir.stmt import Allocate, For, Let, LoopFunction, LoopKind, 
 from retune.compiler.ir.visit import variables
 
 MOST_BYTES = 4 * 255
-"""A thread has no more registers."""
+"""All registers of a thread."""
 
 MOST_STATEMENTS = 4096
-"""Beyond that the code leaves the instruction cache, and takes seconds to compile."""
+"""More code leaves the instruction cache, and takes seconds to compile."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterBuffers:
-    """Unrolls the serial loops that a thread's small buffers are indexed by, and those within the stages' limits."""
+    """Unrolls the serial loops that index a thread's small buffers, and those within the stages' limits."""
 
     name: str = "register-buffers"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with those loops unrolled."""
         limits = dict(function.unroll_limits)
         body = rewrite(function.body, {Allocate: _unroll_loops_over})
         within = rewrite(body, {For: lambda loop: _unroll_within(loop, limits)})
@@ -52,7 +51,7 @@ def _unroll_loops_over(stmt: Allocate) -> Stmt | None:
 
 
 def _unroll_within(loop: For, limits: Mapping[str, int]) -> Stmt | None:
-    """A serial loop unrolled if all that it writes is of stages whose limits allow for as many statements."""
+    """A serial loop, unrolled if all stages that it writes have limits that allow it."""
     if loop.kind is not LoopKind.SERIAL:
         return None
     written = {store.buffer.name for store in find_stmts(Store, loop.body)}
@@ -61,13 +60,13 @@ def _unroll_within(loop: For, limits: Mapping[str, int]) -> Stmt | None:
 
 
 def _index_vars(body: Stmt, buffer: Buffer) -> set[Var]:
-    """The variables that the flat index of an access depends on, with those that they are computed from."""
-    found: set[Var] = set()
+    """The variables that the flat index of an access depends on, with those of their `let` values."""
+    index_vars: set[Var] = set()
     for stmt in walk_stmt(body):
         for accessed, indices, _ in accesses_of(stmt):
             if accessed == buffer:
-                found |= variables(*flat_index(buffer.shape, indices).terms)
-    for let in reversed(list(find_stmts(Let, body))):  # one inside another may be named after it
-        if let.var in found:
-            found |= variables(let.value)
-    return found
+                index_vars |= variables(*flat_index(buffer.shape, indices).terms)
+    for let in reversed(list(find_stmts(Let, body))):  # an inner `let` may be defined by it
+        if let.var in index_vars:
+            index_vars |= variables(let.value)
+    return index_vars

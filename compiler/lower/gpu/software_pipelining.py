@@ -1,11 +1,11 @@
 """Software pipelining of asynchronous copies: main (K) loops start the copies of later iterations.
 
-An iteration reads what was copied for it and nothing else. Every copy of a buffer has its own wait and its own barrier,
-so that no other barriers are needed for it.
+An iteration reads only what was copied for it. Every copy of a buffer has its own wait and its own barrier, so that it
+needs no other barriers.
 
 Warpgroups multiply asynchronously too: an iteration starts its multiplication and then copies into the tile of the
-iteration before, for which it has waited; with four tiles or more that one is still under way, and it copies into the
-tile of the one before.
+previous iteration, for which it has waited; with four tiles or more that multiplication is still in flight, and it
+copies into the tile of the iteration before that.
 
     before: for k in 9: shared s[8]: copy s = x[k]; commit; wait but 0; y += s
     after:  shared s[2, 8]: copy s[0] = x[0]; commit; for k in 9: wait but 0; barrier; if k + 1 < 9: copy s[(k + 1) % 2]
@@ -32,7 +32,7 @@ class SoftwarePipelining:
     name: str = "pipelines"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with its copies ahead of their iterations; a loop without copies stays as it is."""
+        """The kernel with its copies ahead of their iterations; loops without copies are unchanged."""
         depths = dict(function.pipelines)
         if not depths:
             return function
@@ -71,10 +71,10 @@ def _pipelined(loop: For, depth: int) -> Stmt | None:
         first.extend((start(const(number), const(number)), CommitGroup()))
     later = loop.var + (depth - 1)
     iteration = block(
-        # Groups complete in order: with depth - 1 in flight, all but depth - 2 done means that this iteration's copy
-        # is.
+        # Groups complete in order: with depth - 1 in flight, all but depth - 2 done means this iteration's copy is
+        # done.
         WaitGroup(depth - 2),
-        # A thread waits for its own copies alone: the barrier makes those of all visible, and keeps the tile that is
+        # A thread waits only for its own copies: the barrier makes all copies visible, and keeps the tile that is
         # overwritten next from threads that still read it.
         Barrier(),
         # An empty group is committed at the end of the loop, so that the number to wait for stays the same.
@@ -94,8 +94,8 @@ def _of_warpgroups(
     done: WarpgroupWait,
 ) -> Stmt:
     """A loop over tiles that warpgroups multiply; `start` starts the copies of an iteration into a tile."""
-    # With one multiplication under way the tensor cores go on while threads wait for each other. But its tile cannot be
-    # copied into meanwhile: of fewer tiles a single one would be copied at a time, which takes longer than to multiply.
+    # With one multiplication in flight the tensor cores go on while threads wait for each other. But its tile cannot be
+    # overwritten meanwhile: with fewer tiles only one could be copied at a time, which takes longer than multiplying.
     pending = 1 if depth >= TILES_WITHOUT_BREAK else 0
     ahead = depth - 1 - pending
     first: list[Stmt] = []
@@ -104,7 +104,7 @@ def _of_warpgroups(
     later = loop.var + ahead
     iteration = block(
         WaitGroup(ahead - 1),
-        # Every thread fences what it has stored, before the barrier behind which all of it is multiplied.
+        # Every thread fences its stores before the barrier, after which all of them are multiplied.
         *fences,
         # The tile that is copied into next has been multiplied, by all warpgroups after the barrier.
         replace(done, pending=pending),

@@ -1,8 +1,8 @@
 """Lowers a matrix product on tensor cores to the loop IR of a kernel whose warps multiply fragments.
 
-It is the part of `build_kernels` that knows lanes. A warp's part of the product is in the registers of its 32 lanes.
-The lane that reads an element must be the lane that holds it, otherwise the program is rejected. Shared factors are
-stored in full tiles: where a tile extends past its matrix it holds zeros.
+A warp's part of the product is in the registers of its 32 lanes. The lane that reads an element must be the lane that
+holds it, otherwise the program is rejected. Shared factors are stored in full tiles: where a tile extends past its
+matrix it holds zeros.
 
     before: for k: (shared a, b: a = …; b = …; for k i j: tensorize i j k: c[i, j] += a[i, k] * b[k, j])
     after:  c = 0; for k: (shared a, b: a = …; b = …; lane: for k: (fa = a[…]; fb = b[…]; for i j: c[i, j] += fa * fb))
@@ -38,13 +38,13 @@ from retune.compiler.schedule.state import Annotation, Attached, FuseRelation, S
 from retune.compiler.te.tensor import ComputeOp, Reduce, TensorRead
 
 FRAGMENT_LOOPS = 3
-"""Over rows, columns and the sum of one instruction; before them stand two over the fragments of a warp."""
+"""Over rows, columns and the sum of one instruction; outside of them are two over the fragments of a warp."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product on tensor cores: `rows` × `columns` fragments a warp, `lane` is what a lane's number must be where its
-    sums are read, over the loops of the stage that reads them.
+    """A product on tensor cores: `rows` × `columns` fragments a warp; `lane` is the number that the lane must have
+    where its sums are read, over the loops of the reading stage.
     """
 
     kind: str
@@ -78,10 +78,7 @@ class TensorBuilder(KernelBuilder):
         return buffers
 
     def described_product(self, stage_id: int) -> _Product:
-        """What a stage asks of tensor cores.
-
-        Raises: LoweringError when its loops are not those of an instruction.
-        """
+        """The tensor-core product of a stage. Raises: LoweringError when its loops are not those of an instruction."""
         stage, name = self.state.stages[stage_id], self.state.stages[stage_id].op.name
         kind = stage.op.attrs.get(KIND)
         if not isinstance(kind, str) or not isinstance(stage.location, Attached):
@@ -92,13 +89,13 @@ class TensorBuilder(KernelBuilder):
         extents = fixed_all(dict(zip((it.name for it in stage.iters), self.bounds[stage_id].iter_extents, strict=True)))
         last = stage.iters[-FRAGMENT_LOOPS - 2 :]
         origins = "".join(iterator.name.split(".")[0] for iterator in last)
-        wanted = (ROWS, COLUMNS, INSTRUCTIONS[kind].depth)
+        expected = (ROWS, COLUMNS, INSTRUCTIONS[kind].depth)
         tensorized = [iterator.annotation is Annotation.TENSORIZE for iterator in stage.iters]
         sizes = tuple(extents[iterator.name] for iterator in last[2:])
-        if sum(tensorized) != FRAGMENT_LOOPS or not all(tensorized[-FRAGMENT_LOOPS:]) or sizes != wanted:
+        if sum(tensorized) != FRAGMENT_LOOPS or not all(tensorized[-FRAGMENT_LOOPS:]) or sizes != expected:
             raise LoweringError(
-                f"{name}: tensor cores do the three innermost loops, of {', '.join(map(str, wanted))} iterations; here "
-                f"they would be asked for {', '.join(iterator.name for iterator in last[2:])} of "
+                f"{name}: tensor cores do the three innermost loops, of {', '.join(map(str, expected))} iterations; "
+                f"here they would be asked for {', '.join(iterator.name for iterator in last[2:])} of "
                 f"{', '.join(map(str, sizes))}"
             )
         if origins != "mnmnk":
@@ -108,7 +105,7 @@ class TensorBuilder(KernelBuilder):
         return _Product(kind, extents[last[0].name], extents[last[1].name], self.lane_of(stage.location.stage))
 
     def lane_of(self, stage_id: int) -> Expr:
-        """The number of the lane over the loops of a stage that are bound to threadIdx.x; -1 where none is."""
+        """The number of the lane over the loops of a stage that are bound to threadIdx.x; -1 without any."""
         stage = self.state.stages[stage_id]
         bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_X]
         parts = {r.fused: r.parts for r in stage.relations if isinstance(r, FuseRelation)}
@@ -118,10 +115,10 @@ class TensorBuilder(KernelBuilder):
             lane = lane * sizes[name] + loop_var((stage_id, name))
         return lane if bound else const(-1)
 
-    def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The indices of an element in the stage's buffer; of a product's sums in those of the lane that has them."""
+    def buffer_indices(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The indices of an element in the stage's buffer; of a product's sums in the buffer of their lane."""
         if stage_id not in self.products:
-            return super().place(stage_id, indices)
+            return super().buffer_indices(stage_id, indices)
         product, ranges = self.products[stage_id], self.ranges()
 
         def known(expr: Expr) -> Expr:
@@ -142,20 +139,20 @@ class TensorBuilder(KernelBuilder):
         return known(row // ROWS), known(column // COLUMNS), as_index(affine(element))
 
     def ranges(self) -> Ranges:
-        """What the variables of all loops lie between."""
-        found: dict[Var, tuple[int, int]] = {}
+        """The ranges of the variables of all loops."""
+        ranges: dict[Var, tuple[int, int]] = {}
         for bounds in self.bounds.values():
-            found.update((loop_var(loop.key), (0, fixed(loop.extent) - 1)) for loop in bounds.own)
-        return found
+            ranges.update((loop_var(loop.key), (0, fixed(loop.extent) - 1)) for loop in bounds.own)
+        return ranges
 
     def described(self, name: str, body: Stmt) -> LoopFunction:
-        """The kernel called `name` that does `body`, with the depths of its pipelines."""
+        """The kernel called `name` with `body` and the depths of its pipelines."""
         function = super().described(name, body)
-        found = []
+        pipelines = []
         for number, stage in enumerate(self.state.stages):
             if stage.pipeline is not None:
-                found.append((loop_var((number, stage.pipeline[0])).name, fixed(stage.pipeline[1])))
-        return replace(function, pipelines=tuple(found))
+                pipelines.append((loop_var((number, stage.pipeline[0])).name, fixed(stage.pipeline[1])))
+        return replace(function, pipelines=tuple(pipelines))
 
     def nest(self, stage_id: int) -> Stmt:
         """The loops of one stage with the stages computed inside them."""
@@ -183,13 +180,13 @@ class TensorBuilder(KernelBuilder):
         return super().wrap(stage_id, loops, leaf, guards, around)
 
     def overruns(self, stage_id: int) -> list[Expr]:
-        """The conditions under which a loop that was split is inside of what it was split from."""
+        """The conditions under which a split loop is inside of what it was split from."""
         stage = self.state.stages[stage_id]
         values, sizes = self.local_exprs(stage_id), fixed_all(self.bounds[stage_id].sizes)
         return [values[name] < size for name, size in overrunning(stage.relations, sizes)]
 
     def product(self, stage_id: int) -> Stmt:
-        """The sums of a warp set to 0, and the loops in which fragments are multiplied."""
+        """A warp's sums set to 0, and the loops in which fragments are multiplied."""
         stage, product = self.state.stages[stage_id], self.products[stage_id]
         op = stage.op
         assert isinstance(op, ComputeOp), "as_matmul makes computes"
@@ -207,7 +204,7 @@ class TensorBuilder(KernelBuilder):
         return block(fragments.cleared(), self.wrap(stage_id, outer, steps, [], None))
 
     def check_outside(self, stage_id: int, first: int, last: int) -> None:
-        """Raises: LoweringError when something is computed inside the loops over fragments, from number `first` on."""
+        """Raises: LoweringError when a stage is computed inside the loops over fragments, from number `first` on."""
         if any(self.state.attached_at(stage_id, level) for level in range(first, last)):
             name = self.state.stages[stage_id].op.name
             raise LoweringError(f"{name}: nothing can be computed inside the loops over fragments; move it out")
@@ -222,8 +219,8 @@ def _uncast(expr: Expr) -> Load:
 def _reads_of(op: ComputeOp) -> list[TensorRead]:
     source = op.body.source if isinstance(op.body, Reduce) else op.body
     sides = (source.lhs, source.rhs) if isinstance(source, Binary) else ()
-    found = [side.value if isinstance(side, Cast) else side for side in sides]
-    return [read for read in found if isinstance(read, TensorRead)]
+    factors = [side.value if isinstance(side, Cast) else side for side in sides]
+    return [read for read in factors if isinstance(read, TensorRead)]
 
 
 def _zero_unless(condition: Expr, value: Expr) -> Expr:
@@ -240,10 +237,9 @@ class Fragments:
     stage: int
 
     def cleared(self) -> Stmt:
-        """All sums 0."""
         element = Var(f"e.s{self.stage}")
-        place = (*self.fragment, element)
-        clear = For(element, SUM_ELEMENTS, LoopKind.UNROLL, Store(self.sums, place, const(0.0)))
+        indices = (*self.fragment, element)
+        clear = For(element, SUM_ELEMENTS, LoopKind.UNROLL, Store(self.sums, indices, const(0.0)))
         return self.each(self.loops[0], self.each(self.loops[1], clear))
 
     @property
@@ -257,24 +253,30 @@ class Fragments:
         return For(loop.var, loop.extent, LoopKind.UNROLL, body) if loop.extent > 1 else body
 
     def multiplied(self, left: Load, right: Load, inner_depth: Sequence[bool]) -> Stmt:
-        """One step along the sum: the fragments of both factors loaded, and each of one multiplied by each of the
-        other.
-        """
+        """One step along the sum: the fragments of both factors loaded, and all pairs multiplied."""
         instruction, lane = self.product.instruction, Var(f"lane.s{self.stage}")
         shapes = (self.product.rows, instruction.left_elements), (self.product.columns, instruction.right_elements)
-        one, other = (
+        left_fragment, right_fragment = (
             Buffer(f"{self.sums.name}.{side}", shape, instruction.dtype, "local")
             for side, shape in zip(("left", "right"), shapes, strict=True)
         )
         row, column = self.fragment
         loads = block(
-            self.each(self.loops[0], self.left_loads(one, left, lane, inner_depth=inner_depth[0])),
-            self.right_loads(other, right, lane, inner_depth=inner_depth[1]),
+            self.each(self.loops[0], self.left_loads(left_fragment, left, lane, inner_depth=inner_depth[0])),
+            self.right_loads(right_fragment, right, lane, inner_depth=inner_depth[1]),
         )
         zero = const(0)
-        step = Mma(self.product.kind, self.sums, (row, column, zero), one, (row, zero), other, (column, zero))
+        step = Mma(
+            self.product.kind,
+            self.sums,
+            (row, column, zero),
+            left_fragment,
+            (row, zero),
+            right_fragment,
+            (column, zero),
+        )
         body = block(loads, self.each(self.loops[0], self.each(self.loops[1], step)))
-        return For(lane, WARP, LoopKind.THREAD_X, Allocate(one, Allocate(other, body)))
+        return For(lane, WARP, LoopKind.THREAD_X, Allocate(left_fragment, Allocate(right_fragment, body)))
 
     def elements(
         self,
@@ -282,20 +284,22 @@ class Fragments:
         number: Expr,
         source: Load,
         lane: Expr,
-        place: Callable[[Expr, int], tuple[Expr, Expr]],
-        moved: tuple[int, int],
+        position: Callable[[Expr, int], tuple[Expr, Expr]],
+        loop_numbers: tuple[int, int],
     ) -> Stmt:
-        """A fragment loaded element by element; `moved` are the loops that its two indices stand for."""
+        """A fragment loaded element by element; `position` gives an element's two indices, `loop_numbers` their
+        loops.
+        """
         stores = []
         for element in range(fragment.shape[1]):
-            at: dict[Expr, Expr] = dict(
-                zip((self.loops[loop].var for loop in moved), place(lane, element), strict=True)
+            values: dict[Expr, Expr] = dict(
+                zip((self.loops[loop].var for loop in loop_numbers), position(lane, element), strict=True)
             )
-            stores.append(Store(fragment, (number, const(element)), self.moved(source, at)))
+            stores.append(Store(fragment, (number, const(element)), self.moved(source, values)))
         return block(*stores)
 
     def left_loads(self, fragment: Buffer, source: Load, lane: Expr, *, inner_depth: bool) -> Stmt:
-        """A fragment: four matrices, two of them below each other, then the two beside them."""
+        """A fragment: four matrices, two rows of two."""
         instruction, (row, _) = self.product.instruction, self.fragment
         matrix, line = lane // MATRIX, lane % MATRIX
         first, depth = matrix % 2 * MATRIX, matrix // 2 * instruction.row_elements
@@ -306,55 +310,55 @@ class Fragments:
         return self.elements(fragment, row, source, lane, instruction.left_position, (2, 4))
 
     def right_loads(self, fragment: Buffer, source: Load, lane: Expr, *, inner_depth: bool) -> Stmt:
-        """All fragments, of two matrices below each other; two fragments at once where they are even in number."""
+        """All fragments, of two matrices below each other; two fragments in one load if their number is even."""
         instruction, (_, number) = self.product.instruction, self.fragment
         matrix, line, loop = lane // MATRIX, lane % MATRIX, self.loops[1]
         depth = matrix % 2 * instruction.row_elements
         column, depth = (line, depth) if inner_depth else (const(0), depth + line)
-        at: dict[Expr, Expr] = {self.loops[3].var: column, self.loops[4].var: depth}
-        if not self.has_matrices(source, at, inner_depth=inner_depth):
+        values: dict[Expr, Expr] = {self.loops[3].var: column, self.loops[4].var: depth}
+        if not self.has_matrices(source, values, inner_depth=inner_depth):
             return self.each(loop, self.elements(fragment, number, source, lane, instruction.right_position, (4, 3)))
         # `ldmatrix.x4` fills two fragments at once; an odd number takes `.x2`, one by one.
         if self.product.columns % 2:
-            return self.each(loop, self.matrices(fragment, number, source, at, 2, transposed=not inner_depth))
+            return self.each(loop, self.matrices(fragment, number, source, values, 2, transposed=not inner_depth))
         pairs, pair = self.product.columns // 2, Var(f"{loop.var.name}.pair")
         first: Expr = pair * 2 if pairs > 1 else const(0)
-        at[loop.var] = first + matrix // 2
-        load = self.matrices(fragment, first, source, at, 4, transposed=not inner_depth)
+        values[loop.var] = first + matrix // 2
+        load = self.matrices(fragment, first, source, values, 4, transposed=not inner_depth)
         return For(pair, pairs, LoopKind.UNROLL, load) if pairs > 1 else load
 
-    def has_matrices(self, source: Load, at: Mapping[Expr, Expr], *, inner_depth: bool) -> bool:
-        """Whether matrices are loaded of a factor: always of halves, of float32 where the rows that lanes point to lie
-        along the depth and start at multiples of 16 bytes.
+    def has_matrices(self, source: Load, values: Mapping[Expr, Expr], *, inner_depth: bool) -> bool:
+        """Whether matrices are loaded: always of halves; of float32 where the rows follow the depth and start at
+        multiples of 16 bytes.
         """
         # `ldmatrix` transposes elements of 16 bits only.
         if self.product.instruction.packed > 1:
             return True
-        return inner_depth and source.buffer.scope == "shared" and self.is_aligned(self.moved(source, at))
+        return inner_depth and source.buffer.scope == "shared" and self.is_aligned(self.moved(source, values))
 
-    def is_aligned(self, place: Load) -> bool:
-        """Whether an element lies at a multiple of 16 bytes."""
+    def is_aligned(self, element: Load) -> bool:
+        """Whether an element is at a multiple of 16 bytes."""
         position: Expr = const(0)
-        for index, extent in zip(place.indices, place.buffer.shape, strict=True):
+        for index, extent in zip(element.indices, element.buffer.shape, strict=True):
             position = position * extent + index
         return divisor(position) % self.product.instruction.row_elements == 0
 
     def matrices(
-        self, fragment: Buffer, number: Expr, source: Load, at: Mapping[Expr, Expr], count: int, *, transposed: bool
+        self, fragment: Buffer, number: Expr, source: Load, values: Mapping[Expr, Expr], count: int, *, transposed: bool
     ) -> Stmt:
         """Matrices loaded from the rows that lanes point to.
 
         Raises: LoweringError when rows do not start at multiples of 16 bytes.
         """
-        place = self.moved(source, at)
+        first = self.moved(source, values)
         # `ldmatrix` faults on rows that are not aligned to 16 bytes.
-        if not self.is_aligned(place):
+        if not self.is_aligned(first):
             raise LoweringError(
                 f"{self.sums.name}: rows of {source.buffer} do not start at multiples of 16 bytes; align its storage"
             )
-        return LoadMatrix(fragment, (number, const(0)), source.buffer, place.indices, count, transposed)
+        return LoadMatrix(fragment, (number, const(0)), source.buffer, first.indices, count, transposed)
 
     @staticmethod
-    def moved(source: Load, at: Mapping[Expr, Expr]) -> Load:
-        """What is read at other values of some variables."""
-        return Load(source.buffer, tuple(as_index(affine(substitute(index, at))) for index in source.indices))
+    def moved(source: Load, values: Mapping[Expr, Expr]) -> Load:
+        """`source` at other values of some variables."""
+        return Load(source.buffer, tuple(as_index(affine(substitute(index, values))) for index in source.indices))

@@ -1,7 +1,7 @@
-"""Virtual threads: each thread does the work of all its virtual ones.
+"""Virtual threads: each thread does the work of all its virtual threads.
 
-What does not depend on the virtual thread is done once. What does is done for all of them at every statement, so that
-they stay in step and meet at the same barriers.
+Statements that do not depend on the virtual thread run once. The others run for all virtual threads, statement by
+statement, so that they stay in step and reach the same barriers.
 
     before: vthread v in 2: threadIdx.x t in 32: local c[4]: for i in 4: c[i] = a[v, t, i]
     after:  threadIdx.x t in 32: local c[2, 4]: for i in 4: unroll v in 2: c[v, i] = a[v, t, i]
@@ -47,13 +47,13 @@ def _expand(loop: For) -> Stmt | None:
 
 
 def _without_lets(stmt: Stmt, var: Var) -> Stmt:
-    """The statement with everything that is named after `var` written out."""
+    """The statement with every `let` that depends on `var` written out."""
 
     def on_let(let: Let, _: object) -> Stmt | None:
         if not uses(let.value, var):
             return None
-        known: dict[Expr, Expr] = {let.var: let.value}
-        return _without_lets(map_exprs(let.body, lambda expr: substitute(expr, known)), var)
+        mapping: dict[Expr, Expr] = {let.var: let.value}
+        return _without_lets(map_exprs(let.body, lambda expr: substitute(expr, mapping)), var)
 
     return rewrite_down(stmt, {Let: on_let})
 
@@ -61,24 +61,24 @@ def _without_lets(stmt: Stmt, var: Var) -> Stmt:
 def _dependent_buffers(body: Stmt, var: Var) -> frozenset[Buffer]:
     """The buffers allocated in `body` whose contents depend on the virtual thread."""
     local = {stmt.buffer for stmt in find_stmts(Allocate, body)}
-    found: frozenset[Buffer] = frozenset()
-    # Least fixed point: dependence spreads from what is read to what is written, and the set only grows.
+    dependent: frozenset[Buffer] = frozenset()
+    # Least fixed point: dependence spreads from reads to writes, and the set only grows.
     while True:
-        more = frozenset(_written(body, var, found) & local)
-        if more == found:
-            return found
-        found = more
+        more = frozenset(_written(body, var, dependent) & local)
+        if more == dependent:
+            return dependent
+        dependent = more
 
 
 def _written(stmt: Stmt, var: Var, dependent: frozenset[Buffer], under: bool = False) -> set[Buffer]:
-    """What is written with, or where, something depends on `var` or on what is in `dependent`."""
+    """The buffers written with, or under, values that depend on `var` or on a buffer in `dependent`."""
     depends = under or _depends(stmt, var, dependent)
-    found = {buffer for buffer, _, written in accesses_of(stmt) if written and depends}
-    return found.union(*(_written(inner, var, dependent, depends) for inner in inner_stmts(stmt)))
+    written_buffers = {buffer for buffer, _, written in accesses_of(stmt) if written and depends}
+    return written_buffers.union(*(_written(inner, var, dependent, depends) for inner in inner_stmts(stmt)))
 
 
 def _depends(stmt: Stmt, var: Var, dependent: frozenset[Buffer]) -> bool:
-    """Whether an expression of a statement, not of those below it, depends on the virtual thread."""
+    """Whether an expression of `stmt`, not of the statements inside, depends on the virtual thread."""
     if any(uses(expr, var) for expr in exprs_of(stmt)):
         return True
     return any(buffer in dependent and not written for buffer, _, written in accesses_of(stmt))
@@ -86,16 +86,20 @@ def _depends(stmt: Stmt, var: Var, dependent: frozenset[Buffer]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Puts the virtual threads `var` around what depends on them, each with its own part of the `dependent` buffers."""
+    """Puts loops over the virtual threads `var` around what depends on them, each with its own part of the `dependent`
+    buffers.
+    """
 
     var: Var
     extent: int
     dependent: frozenset[Buffer]
 
     def visit(self, stmt: Stmt) -> Stmt:
-        if _depends(stmt, self.var, self.dependent) or any(each in self.dependent for each, _, _ in accesses_of(stmt)):
-            own = rewrite(redirect(stmt, self.own_element), {Allocate: self.own_buffer})
-            return For(self.var, self.extent, LoopKind.UNROLL, own)
+        if _depends(stmt, self.var, self.dependent) or any(
+            buffer in self.dependent for buffer, _, _ in accesses_of(stmt)
+        ):
+            redirected = rewrite(redirect(stmt, self.own_element), {Allocate: self.own_buffer})
+            return For(self.var, self.extent, LoopKind.UNROLL, redirected)
         match stmt:
             case Allocate():
                 stmt = self.own_buffer(stmt)
@@ -106,7 +110,6 @@ class _Expansion:
         return replace(buffer, shape=(self.extent, *buffer.shape)) if buffer in self.dependent else buffer
 
     def own_buffer(self, stmt: Allocate) -> Stmt:
-        """An allocation for all virtual threads."""
         return replace(stmt, buffer=self.buffer(stmt.buffer))
 
     def own_element(self, buffer: Buffer, indices: Exprs) -> tuple[Buffer, Exprs] | None:

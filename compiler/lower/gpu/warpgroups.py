@@ -1,9 +1,9 @@
-"""Lowers a matrix product to the instructions of warpgroups, where four warps of a block lie along its rows.
+"""Lowers a matrix product to the instructions of warpgroups, whose four warps are adjacent along its rows.
 
-A product that does not fit is lowered for single warps, see `TensorBuilder`. The sums lie in the same registers; the
+A product that does not fit is lowered for single warps, see `TensorBuilder`. The sums are in the same registers; the
 factors are read from shared memory, where lines of up to 64 halves are swizzled, see `GroupLayout`. The rows of a left
 tile are stored in the order in which an instruction takes them from the four warps: 16 of each. Warps are numbered
-along the rows first, so that four consecutive ones make a group.
+along the rows first, so that four consecutive warps make a group.
 
     before: for k: (shared a, b: a = …; b = …; for k i j: tensorize i j k: c[i, j] += a[i, k] * b[k, j])
     after:  c = 0; for k: (shared a, b: a = …; b = …; proxy fence; group c += a * b; group wait)
@@ -42,8 +42,8 @@ from retune.compiler.te.tensor import ComputeOp
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """A factor in shared memory: its stage, its elements, how it lies, and the rows of fragments of a warp whose order
-    is that of the instructions; 1 leaves the order as it is.
+    """A factor in shared memory: its stage, its elements, its layout, and the rows of fragments of a warp in the order
+    of the instructions; 1 leaves the order unchanged.
     """
 
     stage: int
@@ -51,8 +51,8 @@ class _Factor:
     layout: GroupLayout
     fragments: int
 
-    def place(self, row: Expr, depth: Expr) -> Expr:
-        """Where an element lies; the columns of a right factor are its rows."""
+    def offset(self, row: Expr, depth: Expr) -> Expr:
+        """The distance of an element from the first; the columns of a right factor are its rows."""
         if self.fragments > 1:
             warp, fragment = row // (ROWS * self.fragments), row // ROWS % self.fragments
             group, member = warp // GROUP_WARPS, warp % GROUP_WARPS
@@ -97,7 +97,7 @@ class GroupBuilder(TensorBuilder):
         return buffers
 
     def plan(self, stage_id: int) -> _Group | None:
-        """How warpgroups do a product; None where they cannot."""
+        """The product of a stage on warpgroups; None where they cannot compute it."""
         stage, product = self.state.stages[stage_id], self.products[stage_id]
         op, location = stage.op, stage.location
         if not isinstance(op, ComputeOp) or not isinstance(location, Attached) or product.instruction.packed == 1:
@@ -107,15 +107,15 @@ class GroupBuilder(TensorBuilder):
             return None
         (row_warp, row_warps), (column_warp, column_warps) = warps
         threads = self._block_around(stage_id)
-        wanted = {LoopKind.THREAD_X: WARP, LoopKind.THREAD_Y: row_warps * column_warps, LoopKind.THREAD_Z: 1}
-        if threads != wanted:
+        expected = {LoopKind.THREAD_X: WARP, LoopKind.THREAD_Y: row_warps * column_warps, LoopKind.THREAD_Z: 1}
+        if threads != expected:
             return None
         loops = self.loops_of(stage_id)
         rows, columns, row, column, depth = (
             loop.var if loop.extent > 1 else const(0) for loop in loops[-FRAGMENT_LOOPS - 2 :]
         )
-        # Places in the tile of a block, and how many there are: the fragments of a warp are neighbors.
-        along = {
+        # Positions in the tile of a block, and their number: the fragments of a warp are neighbors.
+        positions = {
             "m": (row_warp * (ROWS * product.rows) + rows * ROWS + row, row_warps * product.rows * ROWS),
             "n": (
                 column_warp * (COLUMNS * product.columns) + columns * COLUMNS + column,
@@ -126,7 +126,7 @@ class GroupBuilder(TensorBuilder):
         for folded in self.foldable(stage_id, outer):
             steps = outer[-1].extent if folded else 1
             total = outer[-1].var * ROWS + depth if folded and steps > 1 else depth
-            sums = {**along, "k": (total, steps * INSTRUCTIONS[product.kind].depth)}
+            sums = {**positions, "k": (total, steps * INSTRUCTIONS[product.kind].depth)}
             left, right = (self.factor(stage_id, end, sums, product.rows) for end in (LEFT, RIGHT))
             if left is not None and right is not None:
                 shape = GroupShape(product.rows, product.columns, steps)
@@ -136,50 +136,52 @@ class GroupBuilder(TensorBuilder):
         return None
 
     def foldable(self, stage_id: int, outer: Sequence[NestLoop]) -> tuple[int, ...]:
-        """How many of the loops around the fragments may be part of one statement: a loop over steps may, unless
-        something is computed inside of it.
+        """The numbers of loops around the fragments that may be part of one statement: a loop over steps may, unless a
+        stage is computed inside of it.
         """
         inside = outer and (not outer[-1].reduces or self.state.attached_at(stage_id, len(outer) - 1))
         return (0,) if not outer or inside else (1, 0)
 
     def warps_of(self, root: int) -> tuple[tuple[Expr, int], tuple[Expr, int]] | None:
-        """The numbers of a warp along the rows and along the columns, and how many there are, where the loop over
-        warps is fused of just these.
+        """The numbers of a warp along the rows and along the columns, and their counts, where the loop over warps is
+        fused of just these.
         """
         stage, sizes = self.state.stages[root], fixed_all(self.bounds[root].sizes)
         bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_Y]
-        fused = {each.fused: each.parts for each in stage.relations if isinstance(each, FuseRelation)}
+        fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}
         parts = fused.get(bound[0], ()) if len(bound) == 1 else ()
         if len(parts) != 2 or any(part in fused for part in parts):
             return None
-        one, other = ((loop_var((root, part)) if sizes[part] > 1 else const(0), sizes[part]) for part in parts)
-        return one, other
+        row_part, column_part = (
+            (loop_var((root, part)) if sizes[part] > 1 else const(0), sizes[part]) for part in parts
+        )
+        return row_part, column_part
 
-    def factor(self, stage_id: int, end: str, along: dict[str, tuple[Expr, int]], fragments: int) -> _Factor | None:
-        """The factor of a product whose name ends like this; None unless its tile holds just what the warps multiply,
-        of which `along` says the places along m, n and k, and how many there are.
+    def factor(self, stage_id: int, end: str, positions: dict[str, tuple[Expr, int]], fragments: int) -> _Factor | None:
+        """The factor of a product whose name ends with `end`; None unless its tile holds just what the warps multiply:
+        `positions` gives the index along m, n and k, and its extent.
         """
         op = self.state.stages[stage_id].op
         assert isinstance(op, ComputeOp), "plan() has looked"
         points = self.points(stage_id, op)[2]
         absolute = {axis.name: points[axis] for axis in (*op.axes, *op.reduce_axes)}
-        found = [n for n, _ in self.state.dag.reads[stage_id] if self.state.stages[n].op.name.endswith(end)]
-        source = self.state.stages[found[0]].op if len(found) == 1 else None
-        if not isinstance(source, ComputeOp) or not isinstance(self.state.stages[found[0]].location, Attached):
+        candidates = [n for n, _ in self.state.dag.reads[stage_id] if self.state.stages[n].op.name.endswith(end)]
+        source = self.state.stages[candidates[0]].op if len(candidates) == 1 else None
+        if not isinstance(source, ComputeOp) or not isinstance(self.state.stages[candidates[0]].location, Attached):
             return None
-        region = self.bounds[found[0]].region
+        region = self.bounds[candidates[0]].region
         extents = tuple(map(fixed, region.extents))
         for axis, low, extent in zip(source.axes, region.mins, extents, strict=True):
-            place, wanted = along.get(axis.name, (const(0), 1))
-            apart = affine(absolute[axis.name]).plus(affine(self.start(low)), -1)
-            if extent != wanted or apart != affine(place):
+            position, expected = positions.get(axis.name, (const(0), 1))
+            difference = affine(absolute[axis.name]).plus(affine(self.start(low)), -1)
+            if extent != expected or difference != affine(position):
                 return None
         lines, neighbors = extents[1:]
         transposed = source.axes[-1].name != "k"
-        # What a warpgroup reads begins at the start of a line: 64 rows of the left factor, or the columns of a warp.
-        own = self.products[stage_id].columns * COLUMNS if transposed and end == RIGHT else neighbors
-        layout = GroupLayout(lines, gcd(own, SWIZZLED[-1]), transposed)
-        return _Factor(found[0], lines * neighbors, layout, fragments if end == LEFT else 1)
+        # A warpgroup reads from the start of a line: 64 rows of the left factor, or the columns of a warp.
+        columns = self.products[stage_id].columns * COLUMNS if transposed and end == RIGHT else neighbors
+        layout = GroupLayout(lines, gcd(columns, SWIZZLED[-1]), transposed)
+        return _Factor(candidates[0], lines * neighbors, layout, fragments if end == LEFT else 1)
 
     def loops_of(self, stage_id: int) -> list[NestLoop]:
         """As for single warps, but the warps of a group are next to each other along the rows."""
@@ -189,13 +191,13 @@ class GroupBuilder(TensorBuilder):
                 loops = [_rows_first(loop, group.row_warps) for loop in loops]
         return loops
 
-    def place(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """As for single warps; of a factor of warpgroups where its layout has an element."""
+    def buffer_indices(self, stage_id: int, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """As for single warps; the elements of warpgroup factors by their layout."""
         if stage_id not in self.factors:
-            return super().place(stage_id, indices)
+            return super().buffer_indices(stage_id, indices)
         factor = self.factors[stage_id]
         row, depth = reversed(indices[1:]) if factor.layout.transposed else indices[1:]
-        return (factor.place(row, depth),)
+        return (factor.offset(row, depth),)
 
     def product(self, stage_id: int) -> Stmt:
         """The sums set to 0, and the loops in which warpgroups multiply."""
@@ -208,19 +210,21 @@ class GroupBuilder(TensorBuilder):
         ranges = self.ranges()
 
         def start(factor: _Factor, row: Expr) -> tuple[Expr, ...]:
-            return (as_index(affine(simplify(factor.place(row, const(0)), ranges))),)
+            return (as_index(affine(simplify(factor.offset(row, const(0)), ranges))),)
 
         first = (const(0),) * len(sums.shape)
         left = start(group.left, group.row_warp // GROUP_WARPS * (GROUP_ROWS * product.rows))
         right = start(group.right, group.column_warp * (COLUMNS * product.columns))
-        one, other = (self.buffers[factor.stage][0] for factor in (group.left, group.right))
+        left_buffer, right_buffer = (self.buffers[factor.stage][0] for factor in (group.left, group.right))
         layouts = group.left.layout, group.right.layout
-        multiply = WarpgroupMma(product.kind, sums, first, one, left, other, right, group.shape, *layouts)
-        # The factors are written as by any store, which the tensor cores see only after a fence.
+        multiply = WarpgroupMma(
+            product.kind, sums, first, left_buffer, left, right_buffer, right, group.shape, *layouts
+        )
+        # The factors are written by ordinary stores, which the tensor cores see only after a fence.
         steps = block(ProxyFence(), multiply, WarpgroupWait(0, sums, first, group.shape.sums))
-        around = outer[: len(outer) - group.folded]
+        outer_loops = outer[: len(outer) - group.folded]
         cleared = Fragments(product, sums, inner, stage_id).cleared()
-        return block(cleared, self.wrap(stage_id, around, steps, [], None))
+        return block(cleared, self.wrap(stage_id, outer_loops, steps, [], None))
 
 
 def _rows_first(loop: NestLoop, row_warps: int) -> NestLoop:

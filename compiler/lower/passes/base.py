@@ -1,7 +1,4 @@
-"""The interface of a loop pass.
-
-A pass changes how a kernel computes, never what.
-"""
+"""The interface of a loop pass: it changes how a kernel computes, never what."""
 
 from typing import Protocol
 
@@ -13,10 +10,7 @@ class LoopPass(Protocol):
 
     @property
     def name(self) -> str:
-        """What the pass is called in dumps and errors."""
+        """The name of the pass in dumps and errors."""
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel after the pass.
-
-        Raises: LoweringError when the schedule asks for what the target cannot do.
-        """
+        """The kernel after the pass. Raises: LoweringError for a schedule that the target cannot run."""

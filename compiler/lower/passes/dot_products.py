@@ -1,11 +1,11 @@
 """Group the steps of reductions over products of narrow numbers into dot products.
 
-Nothing but the grouping of the sum changes, so integers stay exact.
+Only the grouping of the sum changes, so integers stay exact.
 
     before: for k in 64: for i: vector j: C[i, j] = C[i, j] + int32(a[i, k]) * int32(b[k, j])
     after:  for k.group in 16: for i: vector j: C[i, j] = C[i, j] + dot(k.lane in 4: a[i, ..] * b[.., j])
-Four products of bytes summed in int32, or two of bfloat16 summed in float32. It happens before weights are packed, so
-that the steps of a dot product become the innermost digit of their layout and lie side by side.
+Four products of bytes summed in int32, or two of bfloat16 summed in float32. The pass runs before weights are packed,
+so that the steps of a dot product become the innermost digit of their layout and are contiguous.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ SERIAL = (LoopKind.SERIAL, LoopKind.UNROLL)
 
 @dataclass(frozen=True, slots=True)
 class DotProducts:
-    """`native` are the pairs of factor types, the first or the second given first, that the target has instructions
-    for. Two signed or two unsigned bytes can be made of a mixed pair.
+    """`native` are the pairs of factor types, in order, of the target's instructions. Two signed or two unsigned bytes
+    can be made of a mixed pair.
     """
 
     native: frozenset[tuple[str, str]]
@@ -37,31 +37,31 @@ class DotProducts:
         return replace(function, body=rewrite_down(function.body, {For: self._on_loop})) if self.native else function
 
     def _on_loop(self, loop: For, _: Ranges) -> Stmt | None:
-        found = self._grouped(loop, in_vector=False)
-        if found is None and loop.kind is LoopKind.VECTOR:
+        grouped = self._grouped(loop, in_vector=False)
+        if grouped is None and loop.kind is LoopKind.VECTOR:
             return replace(loop, body=rewrite_down(loop.body, {For: self._on_inner_loop}))
-        return found
+        return grouped
 
     def _on_inner_loop(self, loop: For, _: Ranges) -> Stmt | None:
         return self._grouped(loop, in_vector=True)
 
     def _grouped(self, outermost: For, *, in_vector: bool) -> Stmt | None:
-        """A nest whose outermost loop belongs to the last group of reductions, with one of them grouped."""
+        """A nest whose outermost loop belongs to the last group of reductions, with a loop of them grouped."""
         loops, leaf = _nest(outermost)
         factors = self._factors(leaf)
         if factors is None:
             return None
         used = variables(*factors.update.indices)
-        # Reductions around the points of a tile; inside the first point no loop may reduce.
-        first = next((place for place, loop in enumerate(loops) if not _reduces(loop, used)), len(loops))
+        # Reduction loops around the points of a tile; inside the first point no loop may reduce.
+        first = next((depth for depth, loop in enumerate(loops) if not _reduces(loop, used)), len(loops))
         inner = loops[first:]
         vectors = [loop for loop in of_type(For, inner) if loop.kind is LoopKind.VECTOR]
         if any(loop.var not in used for loop in of_type(For, inner)) or not (vectors or in_vector):
             return None
         guards = [guard.condition for guard in of_type(If, loops)]
         possible = [
-            (_is_contiguous(loop, factors, vectors), place, loop)
-            for place, loop in enumerate(of_type(For, loops[:first]))
+            (_is_contiguous(loop, factors, vectors), number, loop)
+            for number, loop in enumerate(of_type(For, loops[:first]))
             if loop.extent % factors.width == 0
             and loop.kind in SERIAL
             # A guard on the steps would hold for a part of a group.
@@ -70,16 +70,16 @@ class DotProducts:
         if not possible:
             return None
         # Contiguous steps first: they are one load and a broadcast; among equals the innermost loop.
-        _, _, chosen = max(possible, key=lambda each: each[:2])
+        _, _, chosen = max(possible, key=lambda candidate: candidate[:2])
         return _with_groups(loops, chosen, factors)
 
     def _factors(self, leaf: Stmt) -> "_Factors | None":
-        """What is multiplied in `C = C + cast(a) * cast(b)`, if the target has a dot product of such types."""
+        """The factors of `C = C + cast(a) * cast(b)`, if the target has a dot product of such types."""
         match leaf:
             case Store(
                 value=Binary(BinaryOp.ADD, Load(old, indices), Binary(BinaryOp.MUL, Cast(value=lhs), Cast(value=rhs)))
             ) if (old, indices) == (leaf.buffer, leaf.indices):
-                # What is summed may depend on sums so far: then the order of the steps matters.
+                # The terms may depend on sums so far: then the order of the steps matters.
                 if any(load.buffer == leaf.buffer for load in find(Load, lhs, rhs)):
                     return None
                 if leaf.value.dtype in ("int32", "uint32") and lhs.dtype in BYTES and rhs.dtype in BYTES:
@@ -91,7 +91,7 @@ class DotProducts:
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """An update, its two factors, and how many products of them one dot product sums."""
+    """An update, its two factors, and the number of their products in one dot product."""
 
     update: Store
     lhs: Expr
@@ -103,7 +103,7 @@ Nest = tuple[For | If, ...]
 
 
 def _reduces(loop: For | If, used: set[Var]) -> bool:
-    """Whether it is a loop of which the result does not depend."""
+    """Whether it is a loop that the result does not depend on."""
     match loop:
         case For(var):
             return var not in used
@@ -111,7 +111,7 @@ def _reduces(loop: For | If, used: set[Var]) -> bool:
 
 
 def _nest(outermost: For) -> tuple[Nest, Stmt]:
-    """The loops and guards that hold one statement each, and the innermost statement."""
+    """The loops and guards with a single statement each, and the innermost statement."""
     nest: list[For | If] = []
     stmt: Stmt = outermost
     while isinstance(stmt, (For, If)):
@@ -121,7 +121,7 @@ def _nest(outermost: For) -> tuple[Nest, Stmt]:
 
 
 def _is_contiguous(loop: For, factors: _Factors, vectors: Sequence[For]) -> bool:
-    """Whether the factor that is the same for all lanes reads the steps of the loop from contiguous elements."""
+    """Whether the factor that is the same for all lanes reads contiguous elements along the loop."""
     lanes = [vector.var for vector in vectors]
     for factor in (factors.lhs, factors.rhs):
         loads = list(find(Load, factor))
@@ -141,9 +141,9 @@ def _with_groups(loops: Nest, loop: For, factors: _Factors) -> Stmt:
     lhs, rhs = (substitute(factor, {loop.var: step}) for factor in (factors.lhs, factors.rhs))
     dot = Dot(update.value.dtype, lane, factors.width, lhs, rhs)
     stmt: Stmt = replace(update, value=Binary(BinaryOp.ADD, Load(update.buffer, update.indices), dot))
-    for other in reversed(loops):
-        if other is not loop:
-            stmt = replace(other, body=stmt)
+    for outer in reversed(loops):
+        if outer is not loop:
+            stmt = replace(outer, body=stmt)
         elif groups > 1:
             stmt = For(group, groups, loop.kind, stmt)
     return stmt

@@ -1,13 +1,13 @@
 """Flip the signedness of a factor of register tiles of dot products, where the target has no instruction for the types.
 
-It is exact. Flipping moves the factor by 128 (see `retune.compiler.ir.dot`). What that adds to the sums is summed
-beside the tile, once for all its rows, and subtracted where the tile is stored.
+It is exact. Flipping moves the factor by 128 (see `retune.compiler.ir.dot`). The excess in the sums is accumulated next
+to the tile, once for all its rows, and subtracted where the tile is stored.
 
     before: for k: for i: vector j: acc[i, j] = acc[i, j] + dot(a[i, ..] * b[.., j])                      int8 * int8
     after:  for k: vector j: extra[j] = extra[j] + dot(128 * b[.., j])
                    for i: vector j: acc[i, j] = acc[i, j] + dot((uint8(a[i, ..]) ^ 128) * b[.., j])      uint8 * int8
             ... C[i, j] = acc[i, j] - extra[j]
-A dot product outside of a tile, or of a tile without rows that share one, is left to the code generator.
+The code generator handles dot products outside of tiles, and tiles without rows that share a factor.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ _TURNED = {"uint8": 128, "int8": -128}
 
 @dataclass(frozen=True, slots=True)
 class FlipSignedness:
-    """`native` are the pairs of factor types that the target has instructions for; `vector_bytes` is the width of a
-    vector register.
+    """`native` are the pairs of factor types of the target's instructions; `vector_bytes` is the width of a vector
+    register.
     """
 
     native: frozenset[Pair]
@@ -52,50 +52,50 @@ class FlipSignedness:
         """A tile that `begin` initializes, `update` accumulates and `end` stores."""
         if in_order(self.native, dot.lhs.dtype, dot.rhs.dtype) is not None:
             return None
-        place = variables(*update.indices)
-        first = next((depth for depth, loop in enumerate(loops) if loop.var in place), len(loops))
+        point_vars = variables(*update.indices)
+        first = next((depth for depth, loop in enumerate(loops) if loop.var in point_vars), len(loops))
         reductions, spatial = loops[:first], loops[first:]
         chosen = self._choose(dot, spatial, stmt.buffer.dtype)
         if chosen is None:
             return None
-        turned, other, shared = chosen
-        sign = OTHER_SIGN[turned.dtype]
+        flipped, kept, shared = chosen
+        sign = OTHER_SIGN[flipped.dtype]
         bit = Const(_TURNED[sign], sign)
         room = dict(zip(update.indices, stmt.buffer.shape, strict=True))
         shape = tuple(room.get(loop.var, loop.extent) for loop in shared)
         extra = Buffer(f"{stmt.buffer.name}.extra", shape, stmt.buffer.dtype, "register")
-        here = tuple(loop.var for loop in shared)
-        more = Binary(BinaryOp.ADD, Load(extra, here), replace(dot, lhs=bit, rhs=other))
-        # Flipping the highest bit adds 128 modulo 256, which is exact; the extra sum takes 128 times the other factor
-        # away.
-        moved = replace(dot, lhs=Binary(BinaryOp.BIT_XOR, Cast(sign, turned), bit), rhs=other)
-        both = block(
-            nest(shared, Store(extra, here, more)),
-            nest(spatial, replace(update, value=substitute(update.value, {dot: moved}))),
+        extra_index = tuple(loop.var for loop in shared)
+        extra_sum = Binary(BinaryOp.ADD, Load(extra, extra_index), replace(dot, lhs=bit, rhs=kept))
+        # Flipping the highest bit adds 128 modulo 256, which is exact; the extra sum removes 128 times the other
+        # factor.
+        flipped_dot = replace(dot, lhs=Binary(BinaryOp.BIT_XOR, Cast(sign, flipped), bit), rhs=kept)
+        step = block(
+            nest(shared, Store(extra, extra_index, extra_sum)),
+            nest(spatial, replace(update, value=substitute(update.value, {dot: flipped_dot}))),
         )
-        start = nest(shared, Store(extra, here, const(0, extra.dtype)))
+        start = nest(shared, Store(extra, extra_index, const(0, extra.dtype)))
         old = Load(stmt.buffer, update.indices)
-        less = Binary(BinaryOp.SUB, old, Load(extra, here))
-        finish = map_exprs(end, lambda expr: substitute(expr, {old: less}))
-        return replace(stmt, body=Allocate(extra, block(begin, start, nest(reductions, both), finish)))
+        corrected = Binary(BinaryOp.SUB, old, Load(extra, extra_index))
+        finish = map_exprs(end, lambda expr: substitute(expr, {old: corrected}))
+        return replace(stmt, body=Allocate(extra, block(begin, start, nest(reductions, step), finish)))
 
     def _choose(self, dot: Dot, spatial: Sequence[For], dtype: str) -> tuple[Expr, Expr, tuple[For, ...]] | None:
-        """The factor to flip, the other one, and the tile's loops that the other moves with, the lanes among
-        them: the fewest vectors, at most half of the tile's.
+        """The factor to flip, the other factor, and the loops of the tile that the other moves with, including the
+        lanes: the choice with the fewest vectors, at most half of the tile's.
         """
         best = None
         lanes = {loop for loop in spatial if loop.kind is LoopKind.VECTOR}
         # More than half as many extra products would cost what the wider instruction saves.
         least = self._vectors(spatial, dtype) // 2
-        for turned, other in ((dot.lhs, dot.rhs), (dot.rhs, dot.lhs)):
-            used = variables(other)
+        for flipped, kept in ((dot.lhs, dot.rhs), (dot.rhs, dot.lhs)):
+            used = variables(kept)
             shared = tuple(loop for loop in spatial if loop.var in used)
-            sign = OTHER_SIGN.get(turned.dtype, turned.dtype)
-            if in_order(self.native, sign, other.dtype) is None or not lanes <= set(shared):
+            sign = OTHER_SIGN.get(flipped.dtype, flipped.dtype)
+            if in_order(self.native, sign, kept.dtype) is None or not lanes <= set(shared):
                 continue
             if self._vectors(shared, dtype) <= least:
                 least = self._vectors(shared, dtype)
-                best = (turned, other, shared)
+                best = (flipped, kept, shared)
         return best
 
     def _vectors(self, loops: Sequence[For], dtype: str) -> int:

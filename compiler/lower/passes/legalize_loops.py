@@ -1,7 +1,7 @@
 """Make the loops that a schedule annotates legal for the code generator.
 
-A vector loop becomes a serial one where lanes would not be independent; a parallel loop is outermost. A guard on the
-lanes stays where the target has masks and what is guarded reads and writes contiguous elements.
+A vector loop becomes serial where lanes would not be independent; a parallel loop is outermost. A guard on the lanes
+stays where the target has masks and the guarded statement reads and writes contiguous elements.
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ from retune.compiler.ir.visit import find, has, uses
 
 @dataclass(frozen=True, slots=True)
 class LegalizeLoops:
-    """Checks parallel loops and demotes vector loops that allocate, nest or write one element from several lanes, or
-    guard them without `masks`.
+    """Checks parallel loops and demotes vector loops that allocate, nest or write the same element from several lanes,
+    or guard lanes without `masks`.
     """
 
     masks: bool = False
@@ -66,20 +66,20 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
                 return False
             case If() if uses(inner.condition, loop.var) and not (masks and _runs_under_mask(inner, loop.var)):
                 return False
-            # Code generation keeps what a `let` names in a scalar register.
+            # Code generation keeps the value of a `let` in a scalar register.
             case Let() if uses(inner.value, loop.var):
                 return False
             case Store() if is_temporary(inner.buffer):
                 continue
-            # All lanes would write one element.
+            # All lanes would write the same element.
             case Store() if not any(uses(index, loop.var) for index in inner.indices):
                 return False
     return True
 
 
 def _runs_under_mask(guard: If, var: Var) -> bool:
-    """Whether a guard tests indices alone, and what it guards accesses contiguous elements as `var` runs, or reads the
-    same one.
+    """Whether a guard tests only indices, and its body accesses contiguous elements along `var`, or reads a
+    fixed one.
     """
     if has(Load, guard.condition):
         return False
@@ -87,7 +87,7 @@ def _runs_under_mask(guard: If, var: Var) -> bool:
         for buffer, indices, written in accesses_of(inner):
             if stride_of(buffer, indices, var) not in ((1,) if written else (0, 1)):
                 return False
-        # A choice between lanes may have to be read lane by lane, which no computed mask allows.
+        # A choice between lanes may need reads lane by lane, which no computed mask allows.
         if any(uses(choice.condition, var) for choice in find(Select, *exprs_of(inner))):
             return False
     return True

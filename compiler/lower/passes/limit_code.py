@@ -7,7 +7,7 @@ from retune.compiler.ir.rewrite import rewrite, unrolled_size
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind
 
 MAX_STATEMENTS = 16384
-"""Statements after unrolling: seconds of compiling, and more code than the instruction cache holds."""
+"""Statements after unrolling: more take seconds to compile and leave the instruction cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class LimitCode:
     name: str = "limit-code"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel as it is.
+        """The unchanged kernel.
 
         Raises: LoweringError naming the innermost unrolled loop that makes too much code.
         """

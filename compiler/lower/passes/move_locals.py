@@ -1,5 +1,5 @@
-"""Give local buffers that are too large for the stack a place in the workspace, one for each iteration of the parallel
-loop around them.
+"""Move local buffers too large for the stack into the workspace, one for each iteration of the parallel loop around
+them.
 
 before: parallel i: local a[100000]; … a[j] …
 after:  parallel i: … a.large[i, j] …;   workspace a.large[4, 100000]
@@ -15,7 +15,7 @@ from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt,
 _MARGIN = 16 << 10
 """Bytes of the stack that later passes and LLVM may use."""
 _MOST_BYTES = 64 << 20
-"""Most of the workspace that one local buffer may become."""
+"""The largest workspace that one local buffer may become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class MoveLocals:
         parts: list[Stmt] = []
         moved: dict[str, Buffer] = {}
         for part in statements_of(function.body):
-            places = dict(self._places(part))
-            moved |= {buffer.name: large for buffer, (large, _) in places.items()}
-            parts.append(_moved(part, places) if places else part)
+            targets = dict(self._targets(part))
+            moved |= {buffer.name: large for buffer, (large, _) in targets.items()}
+            parts.append(_moved(part, targets) if targets else part)
         if not moved:
             return function
         limits = ((moved[name].name, limit) for name, limit in function.unroll_limits if name in moved)
@@ -43,25 +43,25 @@ class MoveLocals:
             unroll_limits=(*function.unroll_limits, *limits),
         )
 
-    def _places(self, part: Stmt) -> Iterator[tuple[Buffer, tuple[Buffer, tuple[Expr, ...]]]]:
-        """The buffers of one statement that move, each with its place in the workspace and the first indices there."""
-        # Threads share out the iterations of an outermost parallel loop alone.
+    def _targets(self, part: Stmt) -> Iterator[tuple[Buffer, tuple[Buffer, tuple[Expr, ...]]]]:
+        """The buffers of one statement that move, each with its buffer in the workspace and the first indices there."""
+        # Threads divide only the iterations of an outermost parallel loop.
         loops: Sequence[For] = (part,) if isinstance(part, For) and part.kind is LoopKind.PARALLEL else ()
         buffers = [scope.buffer for scope in find_stmts(Allocate, part) if scope.buffer.scope == "local"]
-        left = sum(buffer.nbytes for buffer in buffers)
-        for buffer in sorted(buffers, key=lambda one: -one.nbytes):
+        remaining = sum(buffer.nbytes for buffer in buffers)
+        for buffer in sorted(buffers, key=lambda buffer: -buffer.nbytes):
             shape = (*(loop.extent for loop in loops), *buffer.shape)
             large = Buffer(f"{buffer.name}.large", shape, buffer.dtype, "workspace")
-            if left > self.stack_bytes - _MARGIN and large.nbytes <= _MOST_BYTES:
-                left -= buffer.nbytes
+            if remaining > self.stack_bytes - _MARGIN and large.nbytes <= _MOST_BYTES:
+                remaining -= buffer.nbytes
                 yield buffer, (large, tuple(loop.var for loop in loops))
 
 
-def _moved(part: Stmt, places: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]) -> Stmt:
+def _moved(part: Stmt, targets: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]) -> Stmt:
     def moved(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
-        if buffer not in places:
+        if buffer not in targets:
             return None
-        large, first = places[buffer]
+        large, first = targets[buffer]
         return large, (*first, *indices)
 
-    return redirect(rewrite(part, {Allocate: lambda scope: scope.body if scope.buffer in places else None}), moved)
+    return redirect(rewrite(part, {Allocate: lambda scope: scope.body if scope.buffer in targets else None}), moved)

@@ -1,8 +1,8 @@
-"""Pack constant inputs of free layout in the order of the loops that read them; each says how to pack it.
+"""Pack constant inputs of free layout in the order of the loops that read them.
 
 An index of a weight is a sum of loop variables with their strides: `co = co.0 × 32 + co.3`. Packed with one dimension
-for each of these loops, in loop order, the weight is read from one end to the other, which suits the prefetcher and
-the TLB. Where the last iterations of a loop lie beyond the weight, as in its last strip, the weight is padded.
+for each of these loops, in loop order, the weight is read from one end to the other, which suits the prefetcher and the
+TLB. Where the last iterations of a loop are past the weight's end, as in its last strip, the weight is padded.
 """
 
 import math
@@ -19,8 +19,8 @@ from retune.compiler.packing import Packing, most_padded
 
 @dataclass(frozen=True, slots=True)
 class PackConstants:
-    """Packs every layout-free input that is read in one place, through indices that are loops in mixed radix; pads it
-    only if it `pads`.
+    """Packs every layout-free input that is read once, through indices that are loops in mixed radix; pads it only if
+    it `pads`.
     """
 
     name: str = "pack-constants"
@@ -44,18 +44,18 @@ def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
     dims: list[tuple[Expr | None, int]] = []
     padded: list[int] = []
     for extent, index in zip(param.shape, load.indices, strict=True):
-        found = _loops_of(affine(index), extent, extents, pads)
-        if found is None:
+        loops = _loops_of(affine(index), extent, extents, pads)
+        if loops is None:
             return function
-        dims.extend(found)
-        padded.append(math.prod(count for _, count in found))
+        dims.extend(loops)
+        padded.append(math.prod(count for _, count in loops))
     if math.prod(padded) > most_padded(param.size):
         return function
     # Dimensions of one element go first, where they change nothing.
-    order = sorted(range(len(dims)), key=lambda place: -1 if (var := dims[place][0]) is None else order_of[var])
+    order = sorted(range(len(dims)), key=lambda number: -1 if (var := dims[number][0]) is None else order_of[var])
     position: Expr = const(0, INDEX)
-    for place in order:
-        var, extent = dims[place]
+    for number in order:
+        var, extent = dims[number]
         position = position * extent + (const(0, INDEX) if var is None else var)
     packing = Packing(
         tuple(extent for _, extent in dims), tuple(order), () if tuple(padded) == param.shape else param.shape
@@ -66,14 +66,14 @@ def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
     return replace(
         function,
         body=body,
-        params=tuple(packed if other == param else other for other in function.params),
+        params=tuple(packed if original == param else original for original in function.params),
         packings=(*function.packings, (param.name, packing)),
     )
 
 
 def _reads(body: Stmt, param: Buffer) -> Iterator[tuple[Load, dict[Expr, int]]]:
-    """Every load of `param` with the loops around it and their extents, outermost first; the few values that a dot
-    product is summed over are the innermost.
+    """Every load of `param` with the loops around it and their extents, outermost first; the steps of a dot product are
+    the innermost.
     """
     for stmt, ranges in walk_in_scope(body, {}):
         nodes = [node for expr in exprs_of(stmt) for node in parts(expr)]
@@ -85,8 +85,8 @@ def _reads(body: Stmt, param: Buffer) -> Iterator[tuple[Load, dict[Expr, int]]]:
 def _loops_of(
     index: IndexForm, size: int, extents: Mapping[Expr, int], pads: bool
 ) -> list[tuple[Expr | None, int]] | None:
-    """The loops that `index` is the mixed-radix number of, outermost first, or None when it is not one. If it `pads`,
-    the outermost one may go beyond `size`.
+    """The loops whose mixed-radix number `index` is, outermost first, or None. If it `pads`, the outermost loop may run
+    past `size`.
     """
     if index.const:
         return None
@@ -99,8 +99,8 @@ def _loops_of(
         extent = extents.get(atom)
         if extent is None or coefficient <= 0:
             return None
-        whole = coefficient * extent
-        fits = whole == stride if dims else whole == size or (pads and whole - coefficient < size < whole)
+        span = coefficient * extent
+        fits = span == stride if dims else span == size or (pads and span - coefficient < size < span)
         if not fits:
             return None
         dims.append((atom, extent))

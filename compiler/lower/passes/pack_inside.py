@@ -30,62 +30,62 @@ class PackInside:
 
 
 def _keeps_order(packing: Packing) -> bool:
-    moving = [place for place in packing.order if packing.dims[place] > 1]
+    moving = [dim for dim in packing.order if packing.dims[dim] > 1]
     return moving == sorted(moving)
 
 
 def _packing_itself(function: LoopFunction, param: Buffer, packing: Packing) -> LoopFunction:
     packed = Buffer(f"{param.name}.packed", param.shape, param.dtype, "workspace")
-    given = Buffer(param.name, packing.extents, param.dtype, param.scope) if packing.extents else param
+    original = Buffer(param.name, packing.extents, param.dtype, param.scope) if packing.extents else param
 
     body = redirect(function.body, lambda buffer, indices: (packed, indices) if buffer == param else None)
     return replace(
         function,
-        params=tuple(given if other == param else other for other in function.params),
+        params=tuple(original if old == param else old for old in function.params),
         workspace=(*function.workspace, packed),
-        body=block(_packing_loops(given, packed, packing), body),
+        body=block(_packing_loops(original, packed, packing), body),
     )
 
 
-def _given(param: Buffer, packing: Packing, digits: list[Var]) -> Expr:
-    """The element that the digits name, or zero where there is none."""
+def _element(param: Buffer, packing: Packing, digits: list[Var]) -> Expr:
+    """The element with these digits, or zero in the padding."""
     if not packing.extents:
         return Load(param, (_position(packing.dims, digits),))
     indices: list[Expr] = []
     first = 0
-    for own in packing.digits:
-        indices.append(_position(own, digits[first : first + len(own)]))
-        first += len(own)
+    for dim_digits in packing.digits:
+        indices.append(_position(dim_digits, digits[first : first + len(dim_digits)]))
+        first += len(dim_digits)
     value: Expr = Load(param, tuple(indices))
-    for index, extent, wide in zip(indices, packing.extents, packing.padded, strict=True):
-        value = select(index < extent, value, const(0, param.dtype)) if wide > extent else value
+    for index, extent, padded in zip(indices, packing.extents, packing.padded, strict=True):
+        value = select(index < extent, value, const(0, param.dtype)) if padded > extent else value
     return value
 
 
 def _packing_loops(param: Buffer, packed: Buffer, packing: Packing) -> Stmt:
-    """Loops over the packed digits in their own order; the outer ones run in parallel as one."""
-    digits = [Var(f"{packed.name}.{place}", INDEX) for place in range(len(packing.dims))]
-    target = _position(packing.shape, [digits[place] for place in packing.order])
-    stmt: Stmt = Store(packed, (target,), _given(param, packing, digits))
+    """Loops over the packed digits in their own order; the outer loops run in parallel as one."""
+    digits = [Var(f"{packed.name}.{dim}", INDEX) for dim in range(len(packing.dims))]
+    target = _position(packing.shape, [digits[dim] for dim in packing.order])
+    stmt: Stmt = Store(packed, (target,), _element(param, packing, digits))
     fused = _fused_count(len(packing.dims))
     last = len(packing.dims) - 1
     for level in range(last, fused - 1, -1):
-        place = packing.order[level]
-        contiguous = level == last and place == last
-        stmt = For(digits[place], packing.dims[place], LoopKind.VECTOR if contiguous else LoopKind.SERIAL, stmt)
+        dim = packing.order[level]
+        contiguous = level == last and dim == last
+        stmt = For(digits[dim], packing.dims[dim], LoopKind.VECTOR if contiguous else LoopKind.SERIAL, stmt)
     outer = packing.order[:fused]
-    together = Var(f"{packed.name}.outer", INDEX)
+    outer_var = Var(f"{packed.name}.outer", INDEX)
     stride = 1
-    for place in reversed(outer):
-        value = together // stride
-        value = value if place == outer[0] else value % packing.dims[place]
-        stmt = Let(digits[place], value, packing.dims[place], stmt)
-        stride *= packing.dims[place]
-    return For(together, math.prod(packing.dims[place] for place in outer), LoopKind.PARALLEL, stmt)
+    for dim in reversed(outer):
+        value = outer_var // stride
+        value = value if dim == outer[0] else value % packing.dims[dim]
+        stmt = Let(digits[dim], value, packing.dims[dim], stmt)
+        stride *= packing.dims[dim]
+    return For(outer_var, math.prod(packing.dims[dim] for dim in outer), LoopKind.PARALLEL, stmt)
 
 
 def _fused_count(rank: int) -> int:
-    """How many outer loops run in parallel: enough to share the work, and no innermost one."""
+    """The number of outer loops that run in parallel: enough to share the work, and no innermost loop."""
     # TVM's numbers for its layout transform stage.
     return 3 if rank >= 5 else 2 if rank >= 3 else 1
 

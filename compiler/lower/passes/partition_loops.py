@@ -1,12 +1,12 @@
 """Partition loops with guards, such as those of a split that does not divide: a hot part without guards, and its ends.
 
-Each guard that stays is as far out as it can be; guards do not make the code grow beyond `MAX_COPIES` times.
+Remaining guards move as far out as possible; guards do not make the code grow beyond `MAX_COPIES` times.
 
     before: for i.0 in 4: for i.1 in 16: if i.0 * 16 + i.1 < 50: body(i.0, i.1)
     after:  for i.0 in 3: for i.1 in 16: body(i.0, i.1)
             for i.1 in 2: body(3, i.1)
-A parallel loop stays whole: its iterations choose the part that they run. A vector loop or one that sums is also split
-where a value that it stores is chosen, as at the seams of a concatenation: choosing costs more than two loops.
+A parallel loop stays whole: its iterations choose the part that they run. A vector loop or a sum is also split where
+the stored value is chosen, as at the seams of a concatenation: choosing costs more than two loops.
 
     before: vector j in 96: y[j] = a[j] if j < 32 else b[j - 32]
     after:  vector j in 32: y[j] = a[j];  vector j in 64: y[j + 32] = b[j]
@@ -44,7 +44,7 @@ from retune.compiler.ir.stmt import (
 from retune.compiler.ir.visit import children, find, has, replace_nodes, substitute, uses, variables
 
 MAX_COPIES = 16
-"""How often the innermost statement of a nest may be written because of guards."""
+"""Most copies of the innermost statement of a nest because of guards."""
 MAX_STATEMENTS = 256
 """A nest is not copied beyond this many statements."""
 _NOTHING = Block(())
@@ -71,9 +71,7 @@ def _leaves(stmt: Stmt) -> int:
 
 
 def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
-    """The statement with what `ranges` decide left out and its loops split into at most `budget` copies of its
-    leaves.
-    """
+    """The statement without what `ranges` decide, and its loops split into at most `budget` copies of its leaves."""
     match stmt:
         case Block():
             return block(*(_visit(inner, ranges, budget) for inner in stmt.statements))
@@ -92,16 +90,16 @@ def _visit(stmt: Stmt, ranges: Ranges, budget: int) -> Stmt:
 
 
 def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
-    """The statement with another body; no statement when that is empty."""
+    """The statement with another body; no statement when the body is empty."""
     return body if body == _NOTHING else replace(stmt, body=body)
 
 
 def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
-    found = {condition: decided(condition, ranges) for condition in conjuncts(stmt.condition)}
-    if False in found.values():
+    decisions = {condition: decided(condition, ranges) for condition in conjuncts(stmt.condition)}
+    if False in decisions.values():
         return _NOTHING
     body = _visit(stmt.body, ranges, budget)
-    unknown = [condition for condition, holds in found.items() if holds is None]
+    unknown = [condition for condition, holds in decisions.items() if holds is None]
     return body if body == _NOTHING or not unknown else If(_all(unknown), body)
 
 
@@ -109,7 +107,7 @@ def _split(loop: For, ranges: Ranges, budget: int) -> Stmt:
     """A loop as several loops, or without the iterations that do nothing, or whole."""
     seams = _seams(loop, ranges)
     if seams:
-        # The pieces of a concatenation need no budget: each is a copy of the statement with one of its choices.
+        # The pieces of a concatenation need no budget: each is a copy of the statement with one choice.
         low, high = range_of(loop)
         starts = [low, *seams]
         pieces = zip(starts, [start - 1 for start in (*seams, high + 1)], strict=True)
@@ -152,17 +150,18 @@ def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget
 
 
 def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list[tuple[int, int]]:
-    """The values of `var` in at most three parts, one of them with as few guards as can be; those for which the body
+    """The values of `var` in at most three parts, one of them with as few guards as possible; values for which the body
     does nothing are left out.
     """
     low, high = limit
     for form, inside in _guards(body, {**ranges, var: limit}):
         slope = form.terms.get(var, 0)
-        rest = form.plus(Affine(0, {var: 1}), -slope)
-        if not slope or any(uses(atom, var) for atom in rest.terms):
+        others = form.plus(Affine(0, {var: 1}), -slope)
+        if not slope or any(uses(atom, var) for atom in others.terms):
             continue
-        least, most = limits(rest, inside)
-        # The guard is linear in the variable: at the least value of the rest it holds for sure, at the greatest it may.
+        least, most = limits(others, inside)
+        # The guard is linear in the variable: at the least value of the other terms it surely holds, at the greatest it
+        # may.
         for worst in (least, most):  # where the guard always holds, or else where it may
             first, last = _solved(slope, worst, limit)
             if max(first, low) <= min(last, high):
@@ -174,7 +173,7 @@ def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list
 
 def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
     """The values within `limit` for which `slope` times the value, plus `rest`, is at least 0."""
-    # Nothing is known of the rest: the guard holds for every value, or is not known to hold for any.
+    # Without limits of the rest the guard holds for every value, or may fail for all.
     if not math.isfinite(rest):
         return limit if rest > 0 else (limit[1] + 1, limit[0])
     if slope > 0:
@@ -183,7 +182,7 @@ def _solved(slope: int, rest: float, limit: tuple[int, int]) -> tuple[int, int]:
 
 
 def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
-    """Every undecided guard below, as a form that is at least 0 where it holds."""
+    """Every undecided guard inside, as a form that is at least 0 where it holds."""
     for inner, inside in walk_in_scope(stmt, ranges):
         match inner:
             case If(condition):
@@ -191,7 +190,7 @@ def _guards(stmt: Stmt, ranges: Ranges) -> Iterator[tuple[IndexForm, Ranges]]:
 
 
 def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
-    """The parts of a condition that are not decided, as forms that are at least 0 where they hold."""
+    """The undecided parts of a condition, as forms that are at least 0 where they hold."""
     for part in conjuncts(condition):
         form = slack(part)
         if form is not None and decided(part, ranges) is None:
@@ -203,7 +202,7 @@ def _stores_choice(stmt: Stmt) -> bool:
 
 
 def _only_choice(value: Expr) -> Select | None:
-    """The choice that a value is or has in it, unless it has others beside it."""
+    """The only choice in a value; None if there are several, or none."""
     if isinstance(value, Select):
         return value
     inner = [child for child in children(value) if has(Select, child)]
@@ -211,8 +210,8 @@ def _only_choice(value: Expr) -> Select | None:
 
 
 def _seams(loop: For, ranges: Ranges) -> list[int]:
-    """The iterations at which the value that a loop stores, a vector loop or one that sums, changes to another choice,
-    whatever the loops around it do.
+    """The iterations at which the value stored by a loop, a vector loop or a sum, changes to another choice, whatever
+    the loops around it do.
     """
     loops, leaf = perfect_nest(loop)
     if not isinstance(leaf, Store):
@@ -220,17 +219,17 @@ def _seams(loop: For, ranges: Ranges) -> list[int]:
     moving = variables(*leaf.indices)
     if loop.var in moving and (loop.kind is not LoopKind.VECTOR or len(loops) > 1):
         return []
-    deciding = {one.var for one in loops if one is loop or one.var not in moving}
-    limit, inside = range_of(loop), {**ranges, **{one.var: range_of(one) for one in loops}}
+    deciding = {other_loop.var for other_loop in loops if other_loop is loop or other_loop.var not in moving}
+    limit, inside = range_of(loop), {**ranges, **{other_loop.var: range_of(other_loop) for other_loop in loops}}
     seams: set[int] = set()
     choice: Expr | None = _only_choice(leaf.value)
     while isinstance(choice, Select):
         for form in _undecided(choice.condition, inside):
             slope = form.terms.get(loop.var, 0)
             if slope and deciding.issuperset(form.terms):
-                rest = form.plus(Affine(0, {loop.var: 1}), -slope)
+                others = form.plus(Affine(0, {loop.var: 1}), -slope)
                 # Between where it always holds and where it may, loops inside decide.
-                for worst in limits(rest, inside):
+                for worst in limits(others, inside):
                     first, last = _solved(slope, worst, limit)
                     seams |= {first, last + 1}
         choice = choice.otherwise
@@ -250,11 +249,11 @@ def _simpler(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the choices that are decided."""
 
     def rule(node: Select) -> Expr | None:
-        found = {condition: decided(condition, ranges) for condition in conjuncts(node.condition)}
-        if False in found.values():
+        decisions = {condition: decided(condition, ranges) for condition in conjuncts(node.condition)}
+        if False in decisions.values():
             return node.otherwise
-        unknown = [condition for condition, holds in found.items() if holds is None]
-        return None if len(unknown) == len(found) else select(_all(unknown), node.then, node.otherwise)
+        unknown = [condition for condition, holds in decisions.items() if holds is None]
+        return None if len(unknown) == len(decisions) else select(_all(unknown), node.then, node.otherwise)
 
     return replace_nodes(expr, Select, rule) if has(Select, expr) else expr
 
@@ -267,7 +266,7 @@ def _all(conditions: Sequence[Expr]) -> Expr:
 
 
 def _at(stmt: Stmt, var: Var, value: int) -> Stmt:
-    """The statement for one value of a variable that is then bound no more."""
+    """The statement for one value of a variable that is unbound afterwards."""
     if _divides_by(stmt, var):
         return Let(var, const(value), value + 1, stmt)
     return _with(stmt, var, const(value))

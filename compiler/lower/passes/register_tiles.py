@@ -1,7 +1,7 @@
-"""Hold small spatial tiles of reductions in registers while the innermost reduction loops run.
+"""Keep small spatial tiles of reductions in registers while the innermost reduction loops run.
 
-A tile is loaded (or initialized) before them and stored after. Floats of two bytes are accumulated in float32 and
-rounded when they are stored.
+A tile is loaded (or initialized) before them and stored after. 16-bit floats are accumulated in float32 and rounded
+when they are stored.
 
     before: C[..] = 0 over i3 j3;  for k1: for i3: for j3: C[..] = C[..] + a * b
     after:  acc = 0 over i3 j3;    for k1: for i3: for j3: acc[..] = acc[..] + a * b;    C[..] = acc[..] over i3 j3
@@ -20,9 +20,7 @@ from retune.compiler.ir.stmt import Allocate, Block, For, LoopFunction, LoopKind
 from retune.compiler.ir.visit import find, of_type, variables
 
 MAX_TILE_VECTORS = 64
-"""A tile of more vectors than this stays in memory: twice the registers there are, so that a slight overflow is only
-spilled.
-"""
+"""Tiles of more vectors stay in memory: twice the number of registers, so that a slight overflow is only spilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class _Rewriter:
             if tile is None or start is None:
                 done.append(rewrite_down(statement, self.rules))
                 continue
-            # These values start the accumulators; nothing else reads them in memory.
+            # These values initialize the accumulators; nothing else reads them in memory.
             del done[-_initial_statements(tile) :]
             done.append(self.tiled(tile, start))
         return block(*done)
@@ -104,14 +102,14 @@ class _Rewriter:
         return count
 
     def whole_vectors(self, extent: int, stores: Sequence[Store]) -> int:
-        """Room for a row of accumulators whose last vector may be in part: up to the next power of two."""
-        rest = extent % self.lanes(stores)
+        """Room for a row of accumulators whose last vector may be partial: up to the next power of two."""
+        remainder = extent % self.lanes(stores)
         # A remainder that is a power of two is one shorter vector; any other is rounded up to one, so that it needs no
         # second.
-        return extent if rest.bit_count() < 2 else extent - rest + (1 << rest.bit_length())
+        return extent if remainder.bit_count() < 2 else extent - remainder + (1 << remainder.bit_length())
 
     def lanes(self, stores: Sequence[Store]) -> int:
-        """Lanes of a vector of the widest type that is held."""
+        """Lanes of a vector of the widest accumulator type."""
         return max(1, self.vector_bytes // max(item_bytes(accumulated(store.buffer.dtype)) for store in stores))
 
     def tiled(self, tile: _Tile, start: Sequence[Expr] | None) -> Stmt:
@@ -125,18 +123,18 @@ class _Rewriter:
             for store in tile.stores
         ]
         self.count += 1
-        place = tuple(loop.var for loop in tile.spatial)
-        held: dict[Expr, Load] = {
-            Load(store.buffer, store.indices): Load(acc, place) for store, acc in zip(tile.stores, accs, strict=True)
+        point = tuple(loop.var for loop in tile.spatial)
+        accumulators: dict[Expr, Load] = {
+            Load(store.buffer, store.indices): Load(acc, point) for store, acc in zip(tile.stores, accs, strict=True)
         }
         unrolled = tuple(
             loop if loop.kind is LoopKind.VECTOR else replace(loop, kind=LoopKind.UNROLL) for loop in tile.spatial
         )
-        first = tuple(held) if start is None else start
+        first = tuple(accumulators) if start is None else start
         pairs = zip(accs, first, strict=True)
-        begin = nest(unrolled, block(*(Store(acc, place, cast(acc.dtype, value)) for acc, value in pairs)))
-        step = nest(unrolled, _moved(tile.update, held))
-        results = zip(tile.stores, held.values(), strict=True)
+        begin = nest(unrolled, block(*(Store(acc, point, cast(acc.dtype, value)) for acc, value in pairs)))
+        step = nest(unrolled, _moved(tile.update, accumulators))
+        results = zip(tile.stores, accumulators.values(), strict=True)
         end = nest(unrolled, block(*(replace(store, value=cast(store.buffer.dtype, acc)) for store, acc in results)))
         work = self.vectors(tile.spatial, tile.stores)
         reduce = self.unrolled(tile.reduce, work, tile.stores[0].buffer.name)
@@ -154,10 +152,10 @@ class _Rewriter:
 
 
 def _updates(leaf: Stmt) -> tuple[Store, ...]:
-    """The writes of a statement that joins values to one element of each of its buffers; none if it is no such one.
+    """The writes of a statement that joins values to one element of each of its buffers; none for other statements.
 
-    It may hold values in temporaries, but neither read nor write other elements of these buffers. Without temporaries
-    it is one store of its element, joined with what does not depend on it.
+    It may use temporaries, but neither read nor write other elements of these buffers. Without temporaries it is one
+    store of its element, joined with a value that does not depend on it.
     """
     match leaf:
         case Store():
@@ -180,8 +178,8 @@ def _updates_of_several(leaf: Stmt) -> tuple[Store, ...]:
     if len(writes) < len(statements) or not stores or len(buffers) < len(stores):
         return ()
     reads = {load for load in find(Load, *(store.value for store in writes)) if load.buffer in buffers}
-    same = reads == {Load(store.buffer, stores[0].indices) for store in stores}
-    return stores if same and all(store.indices == stores[0].indices for store in stores) else ()
+    reads_only_targets = reads == {Load(store.buffer, stores[0].indices) for store in stores}
+    return stores if reads_only_targets and all(store.indices == stores[0].indices for store in stores) else ()
 
 
 def _is_update(store: Store) -> bool:
@@ -192,34 +190,34 @@ def _is_update(store: Store) -> bool:
 
 
 def _held(store: Store, tile: _Tile) -> str:
-    """The type of the accumulators: wider than the elements where they are joined with nothing but values."""
+    """The type of the accumulators: wider than the elements if they are only joined with values."""
     return accumulated(store.buffer.dtype) if tile.update is store else store.buffer.dtype
 
 
-def _moved(update: Stmt, held: Mapping[Expr, Load]) -> Stmt:
+def _moved(update: Stmt, accumulators: Mapping[Expr, Load]) -> Stmt:
     """The update of accumulators instead of elements."""
     match update:
         case Store(buffer, indices, Binary(op, rhs=new)):
-            acc = held[Load(buffer, indices)]
+            acc = accumulators[Load(buffer, indices)]
             return Store(acc.buffer, acc.indices, binary(op, acc, cast(acc.dtype, new)))
 
     def rule(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
-        acc = held.get(Load(buffer, indices))
+        acc = accumulators.get(Load(buffer, indices))
         return None if acc is None else (acc.buffer, acc.indices)
 
     return redirect(update, rule)
 
 
 def _initial_statements(tile: _Tile) -> int:
-    """How many statements give a tile its first values: one nest of loops, or without loops one a buffer."""
+    """The number of statements that initialize a tile: one nest of loops, or without loops one a buffer."""
     return 1 if tile.spatial else len(tile.stores)
 
 
 def _initial_values(before: Sequence[Stmt], tile: _Tile) -> tuple[Expr, ...] | None:
-    """The literals that the last statements write to exactly the tile's elements, if that is all that they do."""
+    """The literals that the last statements write to exactly the tile's elements, if they do nothing else."""
     loops, leaf = perfect_nest(block(*before[-_initial_statements(tile) :]))
     if [(loop.var, loop.extent) for loop in loops] != [(loop.var, loop.extent) for loop in tile.spatial]:
         return None
-    found = {(store.buffer, store.indices): store.value for store in of_type(Store, statements_of(leaf))}
-    values = tuple(of_type(Const, (found.get((store.buffer, store.indices)) for store in tile.stores)))
+    initial = {(store.buffer, store.indices): store.value for store in of_type(Store, statements_of(leaf))}
+    values = tuple(of_type(Const, (initial.get((store.buffer, store.indices)) for store in tile.stores)))
     return values if len(values) == len(statements_of(leaf)) == len(tile.stores) else None

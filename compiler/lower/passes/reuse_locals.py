@@ -1,4 +1,4 @@
-"""Compute a local buffer in the memory of the one that it is made of, element by element, where that is not read again.
+"""Compute an elementwise local buffer in place when its operand is dead afterwards.
 
 before: local a; … a …; local b; for i: b[i] = exp(a[i]); … b …
 after:  local a; … a …; for i: a[i] = exp(a[i]); … a …
@@ -13,24 +13,23 @@ from retune.compiler.ir.rewrite import accesses_of, has_stmt, perfect_nest, redi
 from retune.compiler.ir.stmt import Allocate, Block, Invoke, LoopFunction, Stmt, Store, map_stmt, walk_stmt
 
 _LEAST_BYTES = 1 << 12
-"""Smaller buffers stay in the first-level cache or in registers anyway."""
+"""Smaller buffers stay in the first-level cache or in registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseLocals:
-    """Gives local buffers the memory of others that are not needed any more."""
+    """Gives local buffers the memory of dead ones."""
 
     name: str = "reuse-locals"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with fewer local buffers."""
         return replace(function, body=rewrite(function.body, {Allocate: _shared}))
 
 
 def _shared(stmt: Allocate) -> Stmt | None:
-    """The scope of a buffer, with those inside it that take its memory over."""
+    """The scope of a buffer, with the inner buffers that take over its memory."""
     memory, body = stmt.buffer, stmt.body
-    # A function may read all that it is given, whatever its indices.
+    # A function may read all of its arguments, whatever their indices.
     if memory.scope != "local" or memory.nbytes < _LEAST_BYTES or has_stmt(Invoke, body):
         return None
     while taker := next((scope.buffer for scope, after in _scopes(body) if _takes(scope, after, memory)), None):
@@ -39,40 +38,40 @@ def _shared(stmt: Allocate) -> Stmt | None:
 
 
 def _scopes(stmt: Stmt, after: Sequence[Stmt] = ()) -> Iterator[tuple[Allocate, Sequence[Stmt]]]:
-    """The scopes of buffers that no loop is around, each with what runs after it."""
+    """The scopes of buffers outside of all loops, each with the statements that run after it."""
     match stmt:
         case Allocate():
             yield stmt, after
             yield from _scopes(stmt.body, after)
         case Block(statements):
-            for place, one in enumerate(statements):
-                yield from _scopes(one, (*statements[place + 1 :], *after))
+            for index, statement in enumerate(statements):
+                yield from _scopes(statement, (*statements[index + 1 :], *after))
 
 
 def _takes(scope: Allocate, after: Sequence[Stmt], memory: Buffer) -> bool:
-    """Whether the first that is done in a scope is to compute its buffer from `memory`, for the last time."""
-    buffer, (first, *rest) = scope.buffer, statements_of(scope.body)
+    """Whether a scope begins by computing its buffer from `memory`, which is not read later."""
+    buffer, (first, *others) = scope.buffer, statements_of(scope.body)
     if (buffer.scope, buffer.shape, buffer.dtype) != (memory.scope, memory.shape, memory.dtype):
         return False
-    later = (node for one in (*rest, *after) for node in walk_stmt(one))
+    later = (node for statement in (*others, *after) for node in walk_stmt(statement))
     if any(accessed == memory for node in later for accessed, _, _ in accesses_of(node)):
         return False
     loops, store = perfect_nest(first)
     if not isinstance(store, Store) or store.buffer != buffer:
         return False
-    # Each element once: no iteration may read what an earlier one has written.
+    # Each element once: no iteration may read what an earlier iteration has written.
     variables = [index for index in store.indices if not isinstance(index, Const)]
     if len(variables) != len(loops) or set(variables) != {loop.var for loop in loops}:
         return False
     read = [indices for accessed, indices, written in accesses_of(store) if accessed == memory and not written]
-    return bool(read) and all(_alike(indices, store.indices) for indices in read)
+    return bool(read) and all(_are_equal(indices, store.indices) for indices in read)
 
 
-def _alike(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
-    return all(affine(left) == affine(right) for left, right in zip(one, other, strict=True))
+def _are_equal(lhs: Sequence[Expr], rhs: Sequence[Expr]) -> bool:
+    return all(affine(left) == affine(right) for left, right in zip(lhs, rhs, strict=True))
 
 
 def _without(body: Stmt, buffer: Buffer, memory: Buffer) -> Stmt:
-    """The statements with another buffer in place of one, which is not allocated any more."""
+    """The statements with `memory` in place of `buffer`, which is no longer allocated."""
     moved = redirect(body, lambda accessed, indices: (memory, indices) if accessed == buffer else None)
     return map_stmt(moved, lambda node: node.body if isinstance(node, Allocate) and node.buffer == buffer else None)

@@ -1,4 +1,4 @@
-"""Unroll the loops over small local buffers: with literal indices the compiler can hold them in registers."""
+"""Unroll the loops over small local buffers: with literal indices the compiler can keep them in registers."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,6 @@ class UnrollLocals:
     name: str = "unroll-locals"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with those loops unrolled."""
         return replace(function, body=rewrite(function.body, {Allocate: self._on_allocate}))
 
     def _on_allocate(self, stmt: Allocate) -> Stmt | None:
@@ -36,7 +35,7 @@ class UnrollLocals:
         return replace(stmt, body=rewrite(stmt.body, {For: unroll}))
 
     def _work(self, loop: For, used: set[Var]) -> float:
-        """Vector operations when unrolled whole; infinite when anything but the buffer's own loops is inside."""
+        """Vector operations when fully unrolled; infinite when anything but the buffer's own loops is inside."""
         if loop.var not in used:
             return np.inf
         inner = loop.body

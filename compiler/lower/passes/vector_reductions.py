@@ -1,6 +1,6 @@
 """Vectorize innermost reductions over contiguous elements that are outside of every vector loop.
 
-Integers come out exactly the same; floats are joined in another order, and those of two bytes in float32.
+Integer results are exactly the same; floats are joined in another order, 16-bit floats in float32.
 
     before: for k in 4096: s[i] = s[i] + x[i, k]
     after:  part = 0 over 64 lanes;  for t in 64: part[l] = part[l] + x[i, 64 t + l] over 64 lanes
@@ -36,7 +36,7 @@ from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt,
 from retune.compiler.ir.visit import find, has, of_type, replace_nodes, substitute, uses, variables
 
 CHAINS = 4
-"""Vectors of partial results that a long reduction has: the latency of an addition."""
+"""Vectors of partial results of a long reduction: the latency of an addition."""
 MIN_EXTENT = 8
 """A shorter reduction costs less in its own order."""
 
@@ -61,8 +61,8 @@ class _Rewriter:
     def on_loop(self, loop: For, _: Ranges) -> Stmt | None:
         if loop.kind is LoopKind.VECTOR:
             return loop
-        found = _reduction(loop)
-        return None if found is None else self.in_lanes(*found)
+        reduction = _reduction(loop)
+        return None if reduction is None else self.in_lanes(*reduction)
 
     def in_lanes(self, loops: Sequence[For], update: Store, value: Binary) -> Stmt:
         """The reduction `loops`, the innermost of them over lanes."""
@@ -80,18 +80,18 @@ class _Rewriter:
             joined = Store(part, (lane,), binary(value.op, Load(part, (lane,)), cast(dtype, right)))
             return For(lane, extent, LoopKind.VECTOR, joined)
 
-        count, rest = divmod(inner.extent, width)
-        at = (number if count > 1 else const(0)) * width + lane
-        body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: at}))]
+        count, remainder = divmod(inner.extent, width)
+        index = (number if count > 1 else const(0)) * width + lane
+        body: list[Stmt] = [over(width, substitute(value.rhs, {inner.var: index}))]
         if count > 1:
             body = [For(number, count, LoopKind.SERIAL, body[0])]
-        # The rest joins the first lanes, each of which keeps its own partial result.
-        if rest:
-            body.append(over(rest, substitute(value.rhs, {inner.var: lane + count * width})))
+        # The remainder joins the first lanes, each of which keeps its own partial result.
+        if remainder:
+            body.append(over(remainder, substitute(value.rhs, {inner.var: lane + count * width})))
         work = nest(loops[:-1], block(*body))
         start = For(lane, width, LoopKind.VECTOR, Store(part, (lane,), _identity(value.op, dtype)))
         folds = []
-        # Pairwise summation of the lanes: log2 steps, and an error that grows with their number alone.
+        # Pairwise summation of the lanes: log2 steps, and an error that grows only with their number.
         while width > 2:
             width //= 2
             folds.append(over(width, Load(part, (lane + width,))))
@@ -104,7 +104,7 @@ def _reduction(loop: For) -> tuple[Sequence[For], Store, Binary] | None:
     """The loops, the update and its value, of a perfect nest that reduces contiguous elements into one."""
     match perfect_nest(loop, LoopKind.SERIAL, LoopKind.UNROLL):
         case loops, Store(buffer, indices, Binary(op, old) as joined) as update if op in _IDENTITIES:
-            if old != Load(buffer, indices) or not variables(*indices).isdisjoint(each.var for each in loops):
+            if old != Load(buffer, indices) or not variables(*indices).isdisjoint(loop.var for loop in loops):
                 return None
             collapsed, value = _collapsed(loops, joined)
             if collapsed[-1].extent >= MIN_EXTENT and _is_contiguous(value.rhs, buffer, collapsed[-1].var):
@@ -113,8 +113,8 @@ def _reduction(loop: For) -> tuple[Sequence[For], Store, Binary] | None:
 
 
 def _collapsed(loops: Sequence[For], value: Binary) -> tuple[Sequence[For], Binary]:
-    """The innermost loops as one where they walk through memory without a step between, as a window that is whole rows
-    does. The index of the last dimension then runs on into the next rows.
+    """The innermost loops fused where they walk through memory without a gap, as a window of whole rows does. The index
+    of the last dimension then runs on into the next rows.
     """
     while len(loops) > 1 and _runs_on(value.rhs, loops[-2], loops[-1]):
         outer, inner = loops[-2:]
@@ -125,8 +125,8 @@ def _collapsed(loops: Sequence[For], value: Binary) -> tuple[Sequence[For], Bina
 
 def _runs_on(source: Expr, outer: For, inner: For) -> bool:
     """Whether every read moves as far in an iteration of `outer` as in all of `inner`; nothing else depends on them."""
-    rest = replace_nodes(source, Load, lambda load: Var("read", load.dtype))
-    if has(Select, source) or uses(rest, outer.var, inner.var):
+    others = replace_nodes(source, Load, lambda load: Var("read", load.dtype))
+    if has(Select, source) or uses(others, outer.var, inner.var):
         return False
     for load in find(Load, source):
         form = flat_index(load.buffer.shape, load.indices)
@@ -139,7 +139,7 @@ def _runs_on(source: Expr, outer: For, inner: For) -> bool:
 
 
 def _is_contiguous(source: Expr, result: Buffer, var: Var) -> bool:
-    """Whether `source` reads contiguous elements, or the same ones, as `var` runs, and does not read the result."""
+    """Whether `source` reads contiguous elements, or a fixed element, along `var`, and does not read the result."""
     if any(uses(choice.condition, var) for choice in find(Select, source)):
         return False
     loads = list(find(Load, source))
@@ -151,7 +151,7 @@ _IDENTITIES = {BinaryOp.ADD: 0, BinaryOp.MUL: 1, BinaryOp.MAX: -np.inf, BinaryOp
 
 
 def _identity(op: BinaryOp, dtype: str) -> Const:
-    """The value that leaves every value of the type as it is."""
+    """The value that leaves every value of the type unchanged."""
     value = _IDENTITIES[op]
     if np.isfinite(value) or is_float(dtype):
         return const(value, dtype)

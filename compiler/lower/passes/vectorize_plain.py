@@ -1,4 +1,4 @@
-"""Bring plain innermost loops over contiguous elements into vectors where the schedule does not say so.
+"""Vectorize plain innermost loops over contiguous elements that the schedule does not annotate.
 
 before: for i: for k: for j: c[i, j] = c[i, j] + a[i, k] * b[k, j]
 after:  for i: for k: vector j: c[i, j] = c[i, j] + a[i, k] * b[k, j]
@@ -17,15 +17,14 @@ from retune.compiler.ir.visit import find, uses
 
 @dataclass(frozen=True, slots=True)
 class VectorizePlain:
-    """Vectorizes serial loops whose iterations each compute one element, beside that of the one before, from elements
-    that are the same for all iterations or lie side by side. Each element is computed as before.
+    """Vectorizes serial loops whose iterations each compute one element, next to the previous, from elements that are
+    fixed or contiguous. Each element is computed as before.
     """
 
     vector_bytes: int = 64
     name: str = "vectorize-plain"
 
     def apply(self, function: LoopFunction) -> LoopFunction:
-        """The kernel with these loops in vectors."""
         return replace(function, body=rewrite_down(function.body, {For: self._on_loop}))
 
     def _on_loop(self, loop: For, _: Ranges) -> Stmt | None:
@@ -42,7 +41,7 @@ class VectorizePlain:
         for buffer, indices, written in accesses_of(store):
             if stride_of(buffer, indices, loop.var) not in ((1,) if written else (0, 1)):
                 return False
-            # What another iteration wrote may not be read: lanes are computed at once.
+            # No iteration may read what another wrote: lanes are computed together.
             if buffer == store.buffer and flat_index(buffer.shape, indices) != element:
                 return False
         return not any(uses(choice.condition, loop.var) for choice in find(Select, *exprs_of(store)))
