@@ -70,13 +70,6 @@ def device_lock(device: str = CPU) -> Iterator[None]:
         yield
 
 
-def check_lock(device: str = CPU) -> None:
-    """Raises: MeasureError where the file cannot be locked that all users of this machine share."""
-    path = lock_path(device)
-    if os.path.lexists(path):
-        os.close(_opened(path))
-
-
 @cache
 def _warn_once(sentence: str) -> None:
     _LOG.warning(sentence)

@@ -13,15 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from retune.compiler import config, te
-from retune.compiler.codegen.cpu import describe
 from retune.compiler.codegen.ptxas import assembler
 from retune.compiler.driver.build import build
-from retune.compiler.errors import MeasureError, RetuneError
-from retune.compiler.measure.device_lock import check_lock, lock_path
+from retune.compiler.errors import RetuneError
 from retune.compiler.runtime.cuda import gpus, why_not
-from retune.compiler.runtime.machine import free_memory_bytes
-from retune.compiler.runtime.openmp import openmp_runtime
-from retune.compiler.target import Target
 from retune.flows.doctor.finding import Finding, fail, ok, warn
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -31,32 +26,11 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 BUSY_LOAD = 0.25
 """A load average above this share of the cores spoils timings."""
 
-# A build process takes 0.2 GiB, and there is one for every core.
-LOW_MEMORY, SCARCE_MEMORY = 2 << 30, 512 << 20
-"""Bytes: below the first large networks may not fit, below the second none does."""
-
-VECTORS = (
-    (("+avx512f",), "512-bit vectors (AVX-512)"),
-    (("+avx2", "+fma"), "256-bit vectors (AVX2)"),
-    (("+neon",), "128-bit vectors (NEON)"),
-)
-
-
-def cpu() -> Finding:
-    """Which CPU it is, and its widest vectors."""
-    _, cpu, features = describe(Target.host())
-    have = set(features.split(","))
-    name = f"{config.device_name()} ({cpu})"
-    for needed, words in VECTORS:
-        if have.issuperset(needed):
-            return ok("processor", f"{name}: {words}")
-    return warn("processor", f"{name}: no vectors that Retune knows", "kernels will be slow; tune on a newer machine")
-
 
 def cores(cpus: Path = CPUS, quota: float | None = None) -> Finding:
     """How many CPUs may be used, and what stands in the way of the others; `quota` is this process's unless given."""
     usable, there = config.usable_cpus(), os.cpu_count() or 1
-    found = f"{len(usable)} of {there} CPUs may be used"
+    found = f"{len(usable)} of {there} CPUs may be used ({config.device_name()})"
     quota = quota or config.cpu_quota()
     if quota is not None and quota < len(usable):
         return warn(
@@ -100,35 +74,6 @@ def load(average: float | None = None) -> Finding:
     return ok("load", found)
 
 
-def device_lock() -> Finding:
-    """Whether processes of all users take turns at timing."""
-    try:
-        check_lock()
-    except MeasureError as error:
-        what, _, advice = str(error).partition(": ")
-        return warn("device lock", f"{what}; processes of other users may disturb timings", advice)
-    return ok("device lock", str(lock_path()))
-
-
-def openmp() -> Finding:
-    """Which library runs the threads of kernels."""
-    try:
-        return ok("OpenMP", openmp_runtime().path)
-    except RetuneError as error:
-        return fail("OpenMP", str(error), "install libgomp1")
-
-
-def memory(free: int | None = None) -> Finding:
-    """How much memory is free."""
-    nbytes = free_memory_bytes() if free is None else free
-    if nbytes is None:
-        return ok("memory", "not known here")
-    found = f"{nbytes / 2**30:.1f} GiB free"
-    if nbytes < SCARCE_MEMORY:
-        return fail("memory", found, "a run needs a process for every core, 0.2 GiB each, and the network: free some")
-    return warn("memory", found, "large networks may not fit") if nbytes < LOW_MEMORY else ok("memory", found)
-
-
 def code_generation() -> Finding:
     """Whether a kernel can be built, loaded and run, and whether it computes what it should."""
     a, b = (te.placeholder((32, 32), name=name) for name in "AB")
@@ -141,7 +86,11 @@ def code_generation() -> Finding:
         (result,) = kernel.outputs()
         kernel(*kernel.prepared(left, right), result, threads=config.usable_cores())
     except RetuneError as error:
-        return fail("compiler", str(error), "install llvmlite again: pip install --force-reinstall llvmlite")
+        return fail(
+            "compiler",
+            str(error),
+            "install what it names: libgomp1, or llvmlite once more",
+        )
     seconds = time.perf_counter() - began
     # Sums of 32 terms of [0, 1): some 32 roundings of 6e-8 are far below.
     if not np.allclose(result, left @ right, rtol=1e-4):
@@ -165,7 +114,7 @@ def cuda(version: Path = NVIDIA) -> Finding:
 
 def everything() -> Iterable[Finding]:
     """All findings about the machine, one after the other."""
-    for look in (cpu, cores, frequency, load, device_lock, memory, openmp, code_generation, cuda):
+    for look in (cores, frequency, load, code_generation, cuda):
         yield look()
 
 

@@ -1,7 +1,6 @@
 """What the doctor says of machines and folders, healthy and not."""
 
 import json
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,12 +10,10 @@ from threading import Thread
 import pytest
 
 from retune.compiler import config
-from retune.flows.doctor import known_pairs, machine, services
+from retune.flows.doctor import machine, services
 from retune.flows.doctor.finding import Finding, Verdict
-from retune.storage.parquet import ParquetRecordStore
 from tests.support.fake_cuda import FakeDriver
 from tests.support.flows.command_line import run
-from tests.support.record_samples import timed
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -36,8 +33,8 @@ def test_this_machine_can_build_and_run_a_kernel() -> None:
     findings = list(machine.everything())
     assert all(is_sound(finding) for finding in findings)
     verdicts = {finding.name: finding.verdict for finding in findings}
-    assert verdicts["compiler"] is verdicts["OpenMP"] is Verdict.OK
-    assert set(verdicts) >= {"processor", "cores", "frequency", "load", "memory", "CUDA"}
+    assert verdicts["compiler"] is Verdict.OK
+    assert set(verdicts) == {"cores", "frequency", "load", "compiler", "CUDA"}
 
 
 @pytest.mark.parametrize(
@@ -97,10 +94,9 @@ def test_doctor_counts_cores_apart_from_hardware_threads(tmp_path: Path, monkeyp
     assert machine.cores(write(tmp_path, files)).verdict is Verdict.OK
 
 
-def test_load_and_memory() -> None:
+def test_other_programs_at_work_are_seen() -> None:
     assert machine.load(0.0).verdict is Verdict.OK
     assert machine.load(100.0).verdict is Verdict.WARN
-    assert [machine.memory(free).verdict for free in (1 << 20, 1 << 30, 1 << 40)] == ["fail", "warn", "ok"]
 
 
 def test_the_state_folder(tmp_path: Path) -> None:
@@ -109,17 +105,6 @@ def test_the_state_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert services.state_folder(tmp_path / "file").verdict is Verdict.FAIL
     assert services.state_folder(Path("/proc/nowhere")).verdict is Verdict.FAIL
-
-
-def test_doctor_judges_the_record_store(tmp_path: Path) -> None:
-    ParquetRecordStore(tmp_path).append([timed("w0", 1e-3)])
-    assert services.store(tmp_path).found == "1 files"
-    assert services.store("memory://doctor").found == "0 files"
-    assert services.store("nothing://doctor").verdict is Verdict.FAIL
-    write(tmp_path, {"quarantine/records/x.parquet": "bad"})
-    assert services.store(tmp_path).verdict is Verdict.WARN
-    write(tmp_path, {"store.json": json.dumps({"schema_version": 999})})
-    assert services.store(tmp_path).verdict is Verdict.FAIL
 
 
 def test_missing_packages_are_installed_from_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,68 +148,33 @@ def test_doctor_judges_the_prefect_server() -> None:
     assert services.prefect("file:///etc/hostname").verdict is Verdict.FAIL
 
 
-def test_doctor_judges_the_fleet_queue(tmp_path: Path) -> None:
-    assert services.fleet(None, None).verdict is Verdict.OK
-    assert services.fleet("prefect", None).verdict is Verdict.WARN
-    assert services.fleet("prefect", str(tmp_path)).verdict is Verdict.OK
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert services.fleet("prefect", "memory://doctor").verdict is Verdict.OK
-    assert services.fleet("prefect", "/proc/nowhere").verdict is Verdict.FAIL
-    assert services.fleet("prefect", "nothing://doctor").verdict is Verdict.FAIL
-
-
 def test_the_command_fails_when_something_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "everything", lambda: iter([machine.load(100.0)]))
     assert run(monkeypatch, "doctor") == 0
     assert "→ other programs" in capsys.readouterr().out
-    (folder / "retune.toml").write_text("trails = 3\n")
-    assert run(monkeypatch, "doctor", "--json") == 1
+    (folder / "file").write_text("")
+    assert run(monkeypatch, "doctor", "--store", str(folder / "file"), "--json") == 1
     rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
-    assert rows["settings"]["verdict"] == "fail"
-    assert "'trials'" in rows["settings"]["found"]
-    assert rows["state folder"]["verdict"] == "ok"
-    assert run(monkeypatch, "doctor", "--quiet") == 1
+    assert rows["state folder"]["verdict"] == "fail"
+    assert rows["Prefect"]["verdict"] == "ok"
+    assert run(monkeypatch, "doctor", "--store", str(folder / "file"), "--quiet") == 1
     assert capsys.readouterr().out == ""
+    (folder / "retune.toml").write_text("trails = 3\n")
+    assert run(monkeypatch, "doctor") == 2
+    assert "'trials'" in capsys.readouterr().err
 
 
 def test_a_url_of_a_folder_is_that_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ParquetRecordStore(folder / "there").append([timed("w0", 1e-3)])
+    (folder / "there").mkdir()
     before = set(folder.iterdir())
     findings = {one.name: one for one in services.everything(f"file://{folder}/there")}
     assert str(folder / "there") in findings["state folder"].found.split(":")[0]
-    assert findings["records"].found == "1 files"
     for store, home in ((f"file://{folder}/there", folder / "there"), ("s3://bucket/there", folder / "state")):
         assert run(monkeypatch, "config", "--store", store, "--json") == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [row["value"] for row in rows if row["name"] == "home"] == [str(home)]
     assert set(folder.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("installed", "verdict"),
-    [
-        ({"fastapi": "0.151.0", "prefect": "3.8.8"}, Verdict.FAIL),
-        ({"fastapi": "1.0rc1", "prefect": "3.8.8"}, Verdict.FAIL),
-        ({"fastapi": "0.150.9", "prefect": "3.8.8"}, Verdict.OK),
-        ({"fastapi": "0.151.0"}, Verdict.OK),
-        ({}, Verdict.OK),
-    ],
-)
-def test_versions_that_do_not_work_together_are_named(installed: dict[str, str], verdict: Verdict) -> None:
-    finding = known_pairs.pairs(installed.get)
-    assert is_sound(finding)
-    assert finding.verdict is verdict
-    if verdict is Verdict.FAIL:
-        assert f"fastapi {installed['fastapi']} with prefect 3.8.8" in finding.found
-        assert finding.advice == "pip install 'fastapi<0.151'"
-
-
-def test_every_known_pair_is_excluded_by_the_bounds_of_the_project() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    bounds = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
-    for pair in known_pairs.KNOWN_PAIRS:
-        assert any(one.startswith(pair.package) and f"<{pair.since}" in one for one in bounds), pair
