@@ -1,9 +1,13 @@
-"""LLVM text that asks an x86 CPU whether it has the features that compiled code uses.
+"""A function that asks an x86 CPU whether it has the features that compiled code uses.
 
 An instruction that a CPU lacks ends the process, so a library that any program may load asks before it runs its code.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+from llvmlite import ir
+
+from retune.compiler.codegen.c_module import INT, CFunction, CModule
 
 AT = {
     "sse3": (1, 0, 2, 0), "ssse3": (1, 0, 2, 9), "fma": (1, 0, 2, 12), "sse4.1": (1, 0, 2, 19),
@@ -21,13 +25,15 @@ These are the features that LLVM uses for code such as ours, in its words.
 _SAVES_VECTORS, _OF_AVX, _OF_AVX512 = (1, 0, 2, 27), 0b110, 0b11100110
 """Bit of CPUID: the system saves the registers that XCR0 names. Bits of that: XMM and YMM; and those of AVX-512."""
 
-_CPUID = 'asm sideeffect "cpuid", "={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
-_XGETBV = 'asm sideeffect "xgetbv", "={ax},={dx},{cx},~{dirflag},~{fpsr},~{flags}"'
+_CLOBBERS = "~{dirflag},~{fpsr},~{flags}"
+_CPUID = "cpuid", 4, "={ax},={bx},={cx},={dx},{ax},{cx}"
+_XGETBV = "xgetbv", 2, "={ax},={dx},{cx}"
+"""Instructions: the number of registers that they write, and the registers that they write and read."""
 
 
-def cpu_guard(name: str, triple: str, needs: Collection[str]) -> str:
-    """The function `i1 NAME()`: whether the CPU has all features in `needs`; those not in `AT` are not asked for. For
-    other CPUs than x86 it is true.
+def cpu_guard(module: CModule, name: str, triple: str, needs: Collection[str]) -> ir.Function:
+    """The function `i1 NAME()` of `module`: true if the CPU has all features in `needs`. Features that `AT` lacks are
+    ignored. For other CPUs than x86 it is true.
     """
     asked = [each for each in needs if each in AT and triple.startswith("x86_64")]
     places = [AT[each] for each in asked]
@@ -40,29 +46,26 @@ def cpu_guard(name: str, triple: str, needs: Collection[str]) -> str:
     masks: dict[tuple[int, int], list[int]] = {}
     for leaf, sub, register, bit in places:
         masks.setdefault((leaf, sub), [0, 0, 0, 0])[register] |= 1 << bit
-    lines = [f"define internal i1 @{name}() {{"]
-    for number, ((leaf, sub), wanted) in enumerate(sorted(masks.items())):
-        lines.append(f"  %leaf{number} = call {{ i32, i32, i32, i32 }} {_CPUID}(i32 {leaf}, i32 {sub})")
-        for register, mask in enumerate(wanted):
-            if mask:
-                lines.append(
-                    f"  %r{number}.{register} = extractvalue {{ i32, i32, i32, i32 }} %leaf{number}, {register}"
-                )
-                lines += _require(f"{number}.{register}", mask)
+    guard = module.define(name, "i1")
+    for arguments, bits in sorted(masks.items()):
+        _require(guard, _CPUID, arguments, bits)
     # Only here: XGETBV itself faults without OSXSAVE (`_SAVES_VECTORS`), which was tested above.
     if registers:
-        lines.append(f"  %xcr0 = call {{ i32, i32 }} {_XGETBV}(i32 0)")
-        lines.append("  %rx = extractvalue { i32, i32 } %xcr0, 0")
-        lines += _require("x", registers)
-    lacking = ["lacking:", "  ret i1 false"] if places else []
-    return "\n".join([*lines, "  ret i1 true", *lacking, "}"])
+        _require(guard, _XGETBV, (0,), [registers])
+    guard.give(1)
+    return guard.function
 
 
-def _require(name: str, mask: int) -> list[str]:
-    """The lines that leave unless the register `%rNAME` has all bits of a mask."""
-    return [
-        f"  %m{name} = and i32 %r{name}, {mask}",
-        f"  %ok{name} = icmp eq i32 %m{name}, {mask}",
-        f"  br i1 %ok{name}, label %has{name}, label %lacking",
-        f"has{name}:",
-    ]
+def _require(
+    guard: CFunction, instruction: tuple[str, int, str], arguments: Sequence[int], masks: Sequence[int]
+) -> None:
+    """Return false unless the registers that an instruction writes have all bits of `masks`."""
+    builder = guard.builder
+    name, count, registers = instruction
+    kind = ir.FunctionType(ir.LiteralStructType([INT] * count), [INT] * len(arguments))
+    results = builder.asm(kind, name, f"{registers},{_CLOBBERS}", list(map(INT, arguments)), side_effect=True)
+    for register, mask in enumerate(masks):
+        if mask:
+            bits = builder.and_(builder.extract_value(results, register), INT(mask))
+            with guard.unless(guard.equals(bits, mask)):
+                guard.give(0)

@@ -12,16 +12,19 @@ threads competes for the cores.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llvmlite import ir
+
+from retune.compiler.codegen.c_module import INT, LONG, NULL, POINTER, CFunction, array_of, record, signature
 from retune.compiler.codegen.cpu import compile_module
 from retune.compiler.codegen.cpu_guard import cpu_guard
-from retune.compiler.codegen.custom_op_support import FIELDS, SHARED, VERSION, support_text
+from retune.compiler.codegen.custom_op_support import FIELDS, VERSION, OrtModule
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.network import CompiledNetwork
-from retune.compiler.executor.plan import BufferKind, BufferSpec, Plan
+from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.artifact import ALIGNMENT
 from retune.compiler.target import Target
 
@@ -112,7 +115,7 @@ def library_objects(ops: Sequence[CustomOp], folder: Path) -> list[bytes]:
     table.write(ops, file)
     target = Target(str(ops[0].network.metadata.get("target", "llvm")))
     kernels = [kernel.object_code for op in ops for kernel in op.network.kernels]
-    return [compile_module(library_text(ops, table), target), compile_module(_constants_text(file), target), *kernels]
+    return [compile_module(_library(ops, table), target), compile_module(_constants_text(file), target), *kernels]
 
 
 def _constants_text(file: Path) -> str:
@@ -126,192 +129,92 @@ def _constants_text(file: Path) -> str:
         "retune.constants:",
         f'.incbin "{file}"',
     )
-    return "\n".join(f'module asm "{escaped(line.encode())}"' for line in lines)
+    hexadecimal = ("".join(f"\\{byte:02X}" for byte in line.encode()) for line in lines)
+    return "\n".join(f'module asm "{line}"' for line in hexadecimal)
 
 
-def library_text(ops: Sequence[CustomOp], table: ConstantTable) -> str:
+def _library(ops: Sequence[CustomOp], table: ConstantTable) -> str:
     """The LLVM text of the library, apart from kernels and constants."""
-    texts = Texts()
-    parts = [_operator(place, op, table, texts) for place, op in enumerate(ops)]
-    register = _register(len(ops), cpu_message(ops), texts)
-    return "\n".join([support_text(), guard_text(ops), *parts, register, *texts.lines])
-
-
-def guard_text(ops: Sequence[CustomOp]) -> str:
-    """The function `i1 retune.has_features()`: whether this CPU can run the operators."""
+    module = OrtModule()
     metadata = ops[0].network.metadata
-    return cpu_guard("retune.has_features", str(metadata.get("triple", "")), list(metadata.get("needs", ())))
-
-
-def cpu_message(ops: Sequence[CustomOp]) -> str:
-    """What a library says on a CPU that cannot run its operators."""
-    cpu = ops[0].network.metadata.get("cpu", "another CPU")
-    return f"the library was compiled for {cpu}; this machine lacks instructions that it uses: export the network here"
-
-
-@dataclass(slots=True)
-class Texts:
-    """Strings of the module that end with a zero, each kept once."""
-
-    lines: list[str] = field(default_factory=list)
-    _names: dict[str, str] = field(default_factory=dict)
-
-    def name(self, text: str) -> str:
-        if text not in self._names:
-            data = text.encode() + b"\0"
-            self._names[text] = f"@retune.text{len(self._names)}"
-            kind = f"[{len(data)} x i8]"
-            self.lines.append(f'{self._names[text]} = private unnamed_addr constant {kind} c"{escaped(data)}"')
-        return self._names[text]
-
-
-def escaped(data: bytes) -> str:
-    return "".join(f"\\{byte:02X}" for byte in data)
+    needs = list(metadata.get("needs", ()))
+    has_features = cpu_guard(module, "retune.has_features", str(metadata.get("triple", "")), needs)
+    descriptions = []
+    for number, op in enumerate(ops):
+        constants = {buffer: table.offsets[number, buffer] for buffer in op.network.constants}
+        descriptions.append(_description(module, op, _Compute(module, op, constants).write(f"retune.compute{number}")))
+    cpu = metadata.get("cpu", "another CPU")
+    _write_entry(module, descriptions, has_features, f"the library was compiled for {cpu}; this machine lacks "
+                 "instructions that it uses: export the network here")  # fmt: skip
+    return str(module)
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _register(count: int, why: str, texts: Texts) -> str:
+def _write_entry(module: OrtModule, ops: Sequence[ir.Value], has_features: ir.Function, foreign: str) -> None:
     """The exported function. All sessions share one domain, which the first of them makes."""
-    old = texts.name(f"a library by Retune needs ONNX Runtime 1.{VERSION} or newer")
-    foreign = texts.name(why)
-    lines = [
-        f"define ptr @{ENTRY}(ptr %options, ptr %base) {{",
-        "  %domain.at = alloca ptr, align 8",
-        "  %get = load ptr, ptr %base",
-        f"  %api = call ptr %get(i32 {VERSION})",
-        "  %known = icmp ne ptr %api, null",
-        "  br i1 %known, label %begin, label %old",
+    entry = module.define(ENTRY, "ptr", "ptr, ptr", linkage="")
+    options, base = entry.args
+    domain, made = entry.slot(POINTER), entry.slot(POINTER)
+    get = entry.load(signature("ptr", "i32").as_pointer(), base)
+    api = entry.call(get, VERSION)
+    with entry.when(entry.is_null(api)):
         # Every ONNX Runtime knows version 1 of the table, whose CreateStatus is enough to say what is wrong.
-        "old:",
-        "  %first = call ptr %get(i32 1)",
-        "  store ptr %first, ptr @retune.api",
-        f"  %too_old = call ptr @ort.CreateStatus(i32 1, ptr {old})",
-        "  ret ptr %too_old",
-        "begin:",
-        "  store ptr %api, ptr @retune.api",
-        "  %has = call i1 @retune.has_features()",
-        "  br i1 %has, label %fits, label %foreign",
-        "foreign:",
-        f"  %unfit = call ptr @ort.CreateStatus(i32 1, ptr {foreign})",
-        "  ret ptr %unfit",
-        "fits:",
-        "  %before = load atomic ptr, ptr @retune.domain acquire, align 8",
-        "  %fresh = icmp eq ptr %before, null",
-        "  br i1 %fresh, label %make, label %add",
-        "make:",
-        f"  %s.domain = call ptr @ort.CreateCustomOpDomain(ptr {texts.name(DOMAIN)}, ptr %domain.at)",
-        *_unless("s.domain", "made"),
-        "  %made.domain = load ptr, ptr %domain.at",
-    ]
-    for place in range(count):
-        lines += [
-            f"  %s.op{place} = call ptr @ort.CustomOpDomain_Add(ptr %made.domain, ptr @retune.op{place})",
-            *_unless(f"s.op{place}", f"added{place}"),
-        ]
-    return "\n".join(
-        [
-            *lines,
-            # Two sessions may register at once: the first exchange wins, and the other domain is released (compare and
-            # swap).
-            "  %exchange = cmpxchg ptr @retune.domain, ptr null, ptr %made.domain acq_rel acquire",
-            "  %winner = extractvalue { ptr, i1 } %exchange, 0",
-            "  %ours = extractvalue { ptr, i1 } %exchange, 1",
-            "  br i1 %ours, label %add, label %late",
-            "late:",
-            "  call void @ort.ReleaseCustomOpDomain(ptr %made.domain)",
-            "  br label %add",
-            "add:",
-            f"  %domain = phi ptr [ %before, %fits ], [ %made.domain, %added{count - 1} ], [ %winner, %late ]",
-            "  %status = call ptr @ort.AddCustomOpDomain(ptr %options, ptr %domain)",
-            "  ret ptr %status",
-            "}",
-        ]
-    )
+        entry.store(entry.call(get, 1), module.api)
+        old = f"a library by Retune needs ONNX Runtime 1.{VERSION} or newer"
+        entry.give(module.ort(entry, "CreateStatus", 1, module.text(old)))
+    entry.store(api, module.api)
+    with entry.unless(entry.call(has_features)):
+        entry.give(module.ort(entry, "CreateStatus", 1, module.text(foreign)))
+    before = entry.builder.load_atomic(module.domain, "acquire", 8, typ=POINTER)
+    entry.store(before, domain)
+    with entry.when(entry.is_null(before)):
+        entry.pass_on(module.ort(entry, "CreateCustomOpDomain", module.text(DOMAIN), made))
+        own = entry.load(POINTER, made)
+        for op in ops:
+            entry.pass_on(module.ort(entry, "CustomOpDomain_Add", own, op))
+        # Two sessions may register at once: the first exchange wins, and the other domain is released.
+        exchange = entry.builder.cmpxchg(module.domain, NULL, own, "acq_rel", "acquire")
+        is_first = entry.builder.extract_value(exchange, 1)
+        with entry.unless(is_first):
+            module.ort(entry, "ReleaseCustomOpDomain", own)
+        entry.store(entry.builder.select(is_first, own, entry.builder.extract_value(exchange, 0)), domain)
+    entry.give(module.ort(entry, "AddCustomOpDomain", options, entry.load(POINTER, domain)))
 
 
-def _unless(status: str, following: str) -> list[str]:
-    """The lines that return a status which is not null, and otherwise go on in the block `following`."""
-    return [
-        f"  %{status}.bad = icmp ne ptr %{status}, null",
-        f"  br i1 %{status}.bad, label %{status}.return, label %{following}",
-        f"{status}.return:",
-        f"  ret ptr %{status}",
-        f"{following}:",
-    ]
-
-
-def _operator(place: int, op: CustomOp, table: ConstantTable, texts: Texts) -> str:
-    """The description of one operator, and the function that computes it."""
+def _description(module: OrtModule, op: CustomOp, compute: ir.Function) -> ir.Value:
+    """The `OrtCustomOp` of an operator, with our fields behind it."""
     plan = op.network.plan
-    functions = {**SHARED, "KernelComputeV2": f"@retune.custom{place}"}
-    listed = ", ".join(f"ptr {functions.get(name, 'null')}" for name in FIELDS)
-    inputs = _numbers([TYPES[plan.buffers[number].dtype] for number in plan.inputs], "i32")
-    outputs = _numbers([TYPES[plan.buffers[number].dtype] for number in plan.outputs], "i32")
-    fields = (
-        f"i32 {VERSION}",
-        f"[{len(FIELDS)} x ptr] [{listed}]",
-        f"ptr {texts.name(op.name)}",
-        f"i64 {len(plan.inputs)}",
-        f"ptr @retune.inputs{place}",
-        f"i64 {len(plan.outputs)}",
-        f"ptr @retune.outputs{place}",
-    )
-    kinds = ", ".join(each.rpartition(" ")[0] for each in fields[2:])
-    lines = [
-        f"@retune.inputs{place} = internal constant {inputs}",
-        f"@retune.outputs{place} = internal constant {outputs}",
-        f"@retune.op{place} = internal constant {{ i32, [{len(FIELDS)} x ptr], {kinds} }} {{ {', '.join(fields)} }}",
-    ]
-    order = [*range(len(plan.inputs)), *range(len(plan.outputs))]
-    lines += [
-        f"@retune.order{place} = internal constant {_numbers(order, 'i64')}",
-        f"define internal ptr @retune.custom{place}(ptr %kernel, ptr %context) {{",
-        f"  %status = call ptr @retune.compute{place}(ptr @retune.order{place}, ptr %context)",
-        "  ret ptr %status",
-        "}",
-    ]
-    return "\n".join([*lines, compute_text(place, op, table, texts)])
-
-
-def compute_text(place: int, op: CustomOp, table: ConstantTable, texts: Texts) -> str:
-    """The function that computes one operator, `retune.computeN`, with what it reads."""
-    plan = op.network.plan
-    lines = [
-        f"@retune.{kind}{place}.{number} = internal constant {_numbers(plan.buffers[buffer].shape, 'i64')}"
-        for kind, buffers in (("given", plan.inputs), ("dims", plan.outputs))
-        for number, buffer in enumerate(buffers)
-    ]
-    lines += [f"declare hidden i32 @{kernel.name}(ptr, i32)" for kernel in op.network.kernels]
-    constants = {number: table.offsets[place, number] for number in op.network.constants}
-    return "\n".join([*lines, *_Compute(place, op, constants, texts).lines()])
-
-
-def _numbers(numbers: Sequence[int], kind: str) -> str:
-    """An array as a constant; one that would be empty has an element."""
-    body = ", ".join(f"{kind} {number}" for number in numbers or (0,))
-    return f"[{max(1, len(numbers))} x {kind}] [{body}]"
+    functions = {**module.shared, "KernelComputeV2": compute}
+    fields: list[ir.Value] = [INT(VERSION), array_of(POINTER, [functions.get(name, NULL) for name in FIELDS])]
+    fields.append(module.text(op.name))
+    for buffers in (plan.inputs, plan.outputs):
+        kinds = array_of(INT, [TYPES[plan.buffers[number].dtype] for number in buffers])
+        fields += [LONG(len(buffers)), module.constant(kinds)]
+    return module.constant(record(*fields))
 
 
 @dataclass(slots=True)
 class _Compute:
-    """Writes the function that runs a plan once: `ptr retune.computeN(ptr order, ptr context)`.
+    """Writes the function that runs a plan once, an operator's `KernelComputeV2`.
 
-    `order` has the places of the plan's inputs, then those of its outputs, among the tensors of the context.
+    Tensors of ONNX Runtime that kernels cannot use where they lie are copied to memory behind that of intermediates.
     """
 
-    place: int
+    module: OrtModule
     op: CustomOp
     constants: Mapping[int, int]
-    texts: Texts
+    _run: CFunction = field(init=False)
+    _context: ir.Value = field(init=False)
     _owners: dict[int, int] = field(init=False)
     """The output in whose tensor the kernels write a buffer that owns memory."""
     _extra: dict[int, int] = field(init=False)
     """Where in the memory of a run a buffer lies that no tensor of ONNX Runtime holds whole."""
     _workspace: int = field(init=False)
     _nbytes: int = field(init=False)
+    _memory: ir.Value = field(init=False)
 
     def __post_init__(self) -> None:
         plan = self._plan
@@ -335,158 +238,123 @@ class _Compute:
     def _plan(self) -> Plan:
         return self.op.network.plan
 
-    def lines(self) -> Iterator[str]:
-        """The lines of the function."""
-        plan = self._plan
-        width = max((len(call.buffers) for call in plan.calls), default=0) + 1
-        yield f"define internal ptr @retune.compute{self.place}(ptr %order, ptr %context) {{"
-        yield f"  %args = alloca [{width} x ptr], align 8"
-        yield from ("  %allocator.at = alloca ptr, align 8", "  %memory.at = alloca ptr, align 8")
-        for number in range(len(plan.inputs)):
-            yield f"  %i{number}.at = alloca ptr, align 8"
-        for number in range(len(plan.outputs)):
-            yield f"  %o{number}.at = alloca ptr, align 8"
-        yield from self._tensors()
-        yield from self._memory()
-        yield from self._calls()
-        yield from self._copies()
-        yield from self._ending()
+    def write(self, name: str) -> ir.Function:
+        """The function, called `name`."""
+        self._run = run = self.module.define(name, "ptr", "ptr, ptr")
+        self._context = run.args[1]
+        width = max((len(call.buffers) for call in self._plan.calls), default=0) + 1
+        arguments, allocator_slot, memory_slot = run.slot(POINTER, width), run.slot(POINTER), run.slot(POINTER)
+        tensors = self._tensors()
+        apart = self._allocate(tensors, allocator_slot, memory_slot)
+        buffers = self._buffers(tensors, apart)
+        code = self._calls(arguments, buffers)
+        self._copy_outputs(tensors, apart, buffers)
+        allocator = run.load(POINTER, allocator_slot)
+        run.call(self.module.fail, self.module.ort(run, "AllocatorFree", allocator, run.load(POINTER, memory_slot)))
+        self.module.ort(run, "ReleaseAllocator", allocator)
+        with run.unless(run.equals(code, 0)):
+            message = self.module.text(f"a kernel of {self.op.name} failed")
+            run.call(self.module.fail, self.module.ort(run, "CreateStatus", 1, message))
+        failure = run.load(POINTER, self.module.failure)
+        run.store(NULL, self.module.failure)
+        run.give(failure)
+        return run.function
 
-    def _tensors(self) -> Iterator[str]:
-        """Where the tensors of ONNX Runtime lie, and whether kernels can use them there."""
-        plan = self._plan
-        for number, source in enumerate(plan.inputs):
-            spec = plan.buffers[source]
-            message = self.texts.name(f"the input {spec.name} must be {spec.dtype}{list(spec.shape)}")
-            yield from _place(f"i{number}", number)
-            yield (
-                f"  %s.i{number} = call ptr @retune.input(ptr %context, i64 %i{number}.place, i32 {TYPES[spec.dtype]}, "
-                f"ptr @retune.given{self.place}.{number}, i64 {len(spec.shape)}, ptr {message}, ptr %i{number}.at)"
-            )
-            yield from _unless(f"s.i{number}", f"input{number}")
-            yield from _misaligned(f"i{number}")
-        for number, output in enumerate(plan.outputs):
-            yield from _place(f"o{number}", len(plan.inputs) + number)
-            yield (
-                f"  %s.o{number} = call ptr @retune.output(ptr %context, i64 %o{number}.place, "
-                f"ptr @retune.dims{self.place}.{number}, i64 {len(plan.buffers[output].shape)}, ptr %o{number}.at)"
-            )
-            yield from _unless(f"s.o{number}", f"output{number}")
-            yield from _misaligned(f"o{number}")
+    def _tensors(self) -> dict[int, ir.Value]:
+        """Where the tensors of ONNX Runtime lie, by buffer."""
+        run, module, plan = self._run, self.module, self._plan
+        slots = {number: run.slot(POINTER) for number in (*plan.inputs, *plan.outputs)}
+        for place, number in enumerate(plan.inputs):
+            spec = plan.buffers[number]
+            message = module.text(f"the input {spec.name} must be {spec.dtype}{list(spec.shape)}")
+            kind, dims, rank = TYPES[spec.dtype], module.constant(array_of(LONG, spec.shape)), len(spec.shape)
+            run.pass_on(run.call(module.input, self._context, place, kind, dims, rank, message, slots[number]))
+        for place, number in enumerate(plan.outputs):
+            shape = plan.buffers[number].shape
+            dims = module.constant(array_of(LONG, shape))
+            run.pass_on(run.call(module.output, self._context, place, dims, len(shape), slots[number]))
+        return {number: run.load(POINTER, slot) for number, slot in slots.items()}
 
-    def _memory(self) -> Iterator[str]:
-        """Memory for intermediates, and for tensors that do not lie where kernels can use them."""
-        plan = self._plan
-        tensors = [(f"i{number}", plan.buffers[source]) for number, source in enumerate(plan.inputs)]
-        tensors += [(f"o{number}", plan.buffers[plan.outputs[number]]) for number in self._owners.values()]
-        total = f"{self._nbytes}"
-        for name, spec in tensors:
-            yield f"  %{name}.begin = add i64 {total}, 0"
-            yield f"  %{name}.room = select i1 %{name}.apart, i64 {_aligned(spec.nbytes)}, i64 0"
-            yield f"  %{name}.end = add i64 %{name}.begin, %{name}.room"
-            total = f"%{name}.end"
-        # The allocator need not align to 64 bytes: one unit more, and the address is rounded up below.
-        yield f"  %bytes = add i64 {total}, {ALIGNMENT}"
-        yield ("  %s.memory = call ptr @retune.allocate(ptr %context, i64 %bytes, ptr %allocator.at, ptr %memory.at)")
-        yield from _unless("s.memory", "allocated")
-        yield "  %memory = load ptr, ptr %memory.at"
-        yield "  %memory.number = ptrtoint ptr %memory to i64"
-        yield f"  %memory.raised = add i64 %memory.number, {ALIGNMENT - 1}"
-        yield f"  %memory.aligned = and i64 %memory.raised, {-ALIGNMENT}"
-        yield "  %base = inttoptr i64 %memory.aligned to ptr"
-        for name, _ in tensors:
-            yield f"  %{name}.spare = getelementptr i8, ptr %base, i64 %{name}.begin"
-            yield f"  %{name}.used = select i1 %{name}.apart, ptr %{name}.spare, ptr %{name}"
-        for number, source in enumerate(plan.inputs):
-            yield f"  br i1 %i{number}.apart, label %i{number}.copy, label %i{number}.done"
-            yield f"i{number}.copy:"
-            yield _copy(f"%i{number}.spare", f"%i{number}", plan.buffers[source])
-            yield f"  br label %i{number}.done"
-            yield f"i{number}.done:"
+    def _allocate(
+        self, tensors: Mapping[int, ir.Value], allocator: ir.Value, memory: ir.Value
+    ) -> dict[int, tuple[ir.Value, ir.Value]]:
+        """Allocate memory. For each tensor that kernels use in place of a buffer: whether it is not aligned as they
+        need it, and the address of memory that they use then.
+        """
+        run, builder, plan = self._run, self._run.builder, self._plan
+        total, begins = LONG(self._nbytes), {}
+        for number in (*plan.inputs, *(plan.outputs[place] for place in self._owners.values())):
+            rest = builder.and_(builder.ptrtoint(tensors[number], LONG), LONG(ALIGNMENT - 1))
+            is_apart = builder.not_(run.equals(rest, 0))
+            begins[number] = is_apart, total
+            total = builder.add(total, builder.select(is_apart, LONG(_aligned(plan.buffers[number].nbytes)), LONG(0)))
+        # The allocator need not align to 64 bytes: one unit more, and the address is rounded up.
+        nbytes = builder.add(total, LONG(ALIGNMENT))
+        run.pass_on(run.call(self.module.allocate, self._context, nbytes, allocator, memory))
+        raised = builder.add(builder.ptrtoint(run.load(POINTER, memory), LONG), LONG(ALIGNMENT - 1))
+        self._memory = builder.inttoptr(builder.and_(raised, LONG(-ALIGNMENT)), POINTER)
+        return {number: (is_apart, run.at(self._memory, begin)) for number, (is_apart, begin) in begins.items()}
 
-    def _calls(self) -> Iterator[str]:
-        plan = self._plan
-        threads = int(self.op.network.metadata.get("threads", 1))
-        workspaces = {kernel.name: kernel.workspace_bytes for kernel in self.op.network.kernels}
-        # Thread-local, and restored at the end: the run may be nested in another operator's on this thread.
-        yield "  %outer = load ptr, ptr @retune.context"
-        yield "  store ptr %context, ptr @retune.context"
-        used = {plan.buffers[number].storage for call in plan.calls for number in call.buffers}
-        used |= {plan.buffers[number].storage for number in plan.outputs}
-        for number in sorted(used):
-            yield self._address(number)
-        yield f"  %workspace = getelementptr i8, ptr %base, i64 {self._workspace}"
-        yield "  %code.0 = add i32 0, 0"
-        for step, call in enumerate(plan.calls):
-            names = [f"%b{plan.buffers[number].storage}" for number in call.buffers]
-            for slot, name in enumerate([*names, "%workspace" if workspaces[call.kernel] else "null"]):
-                yield f"  %c{step}.{slot} = getelementptr ptr, ptr %args, i64 {slot}"
-                yield f"  store ptr {name}, ptr %c{step}.{slot}"
-            yield f"  %c{step} = call i32 @{call.kernel}(ptr %args, i32 {threads})"
-            # Codes are joined and tested once at the end, so that a failing kernel does not skip freeing the memory.
-            yield f"  %code.{step + 1} = or i32 %code.{step}, %c{step}"
+    def _buffers(
+        self, tensors: Mapping[int, ir.Value], apart: Mapping[int, tuple[ir.Value, ir.Value]]
+    ) -> dict[int, ir.Value]:
+        """Copy inputs that are not aligned, and say where each buffer that owns memory lies."""
+        run, plan = self._run, self._plan
+        for number in plan.inputs:
+            is_apart, spare = apart[number]
+            with run.when(is_apart):
+                run.call(self.module.copy, spare, tensors[number], plan.buffers[number].nbytes)
+        used = {number: run.builder.select(*places, tensors[number]) for number, places in apart.items()}
+        roots = {plan.buffers[number].storage for call in plan.calls for number in call.buffers}
+        roots |= {plan.buffers[number].storage for number in plan.outputs}
+        return {number: self._address(number, used) for number in sorted(roots)}
 
-    def _address(self, number: int) -> str:
-        """The line that defines where a buffer that owns memory lies."""
+    def _address(self, number: int, used: Mapping[int, ir.Value]) -> ir.Value:
         spec = self._plan.buffers[number]
         if spec.kind is BufferKind.INPUT:
-            source = f"getelementptr i8, ptr %i{self._plan.inputs.index(number)}.used, i64 0"
-        elif spec.kind is BufferKind.CONSTANT:
-            source = f"getelementptr i8, ptr @retune.constants, i64 {self.constants[number]}"
-        elif number in self._owners:
-            source = f"getelementptr i8, ptr %o{self._owners[number]}.used, i64 0"
-        else:
-            source = f"getelementptr i8, ptr %base, i64 {self._extra.get(number, spec.offset)}"
-        return f"  %b{number} = {source}"
+            return used[number]
+        if spec.kind is BufferKind.CONSTANT:
+            return self._run.at(self.module.constants, self.constants[number])
+        if number in self._owners:
+            return used[self._plan.outputs[self._owners[number]]]
+        return self._run.at(self._memory, self._extra.get(number, spec.offset))
 
-    def _copies(self) -> Iterator[str]:
+    def _calls(self, arguments: ir.Value, buffers: Mapping[int, ir.Value]) -> ir.Value:
+        """Run the kernels; zero where none failed."""
+        run, plan = self._run, self._plan
+        kernels = {
+            kernel.name: (self.module.declare(kernel.name, "i32", "ptr, i32", "hidden"), kernel.workspace_bytes)
+            for kernel in self.op.network.kernels
+        }
+        threads = int(self.op.network.metadata.get("threads", 1))
+        # Thread-local, and restored at the end: the run may be nested in another operator's on this thread.
+        outer = run.load(POINTER, self.module.context)
+        run.store(self._context, self.module.context)
+        workspace = run.at(self._memory, self._workspace)
+        # Codes are joined and tested once at the end, so that a failing kernel does not skip freeing the memory.
+        code = INT(0)
+        for call in plan.calls:
+            kernel, nbytes = kernels[call.kernel]
+            addresses = [buffers[plan.buffers[number].storage] for number in call.buffers]
+            for slot, address in enumerate([*addresses, workspace if nbytes else NULL]):
+                run.store(address, arguments, 8 * slot)
+            code = run.builder.or_(code, run.call(kernel, arguments, threads))
+        run.store(outer, self.module.context)
+        return code
+
+    def _copy_outputs(
+        self,
+        tensors: Mapping[int, ir.Value],
+        apart: Mapping[int, tuple[ir.Value, ir.Value]],
+        buffers: Mapping[int, ir.Value],
+    ) -> None:
         """Copy outputs that no kernel wrote into the tensor of ONNX Runtime."""
-        plan = self._plan
-        for number, output in enumerate(plan.outputs):
-            spec = plan.buffers[output]
-            if self._owners.get(spec.storage) != number:
-                yield _copy(f"%o{number}", f"%b{spec.storage}", spec)
+        run, plan = self._run, self._plan
+        for place, number in enumerate(plan.outputs):
+            spec = plan.buffers[number]
+            if self._owners.get(spec.storage) != place:
+                run.call(self.module.copy, tensors[number], buffers[spec.storage], spec.nbytes)
                 continue
-            yield f"  br i1 %o{number}.apart, label %o{number}.copy, label %o{number}.done"
-            yield f"o{number}.copy:"
-            yield _copy(f"%o{number}", f"%o{number}.spare", spec)
-            yield f"  br label %o{number}.done"
-            yield f"o{number}.done:"
-
-    def _ending(self) -> Iterator[str]:
-        """Give the memory back, and return what failed."""
-        message = self.texts.name(f"a kernel of {self.op.name} failed")
-        yield "  store ptr %outer, ptr @retune.context"
-        yield "  %allocator = load ptr, ptr %allocator.at"
-        yield "  %freed = call ptr @ort.AllocatorFree(ptr %allocator, ptr %memory)"
-        yield "  call void @retune.fail(ptr %freed)"
-        yield "  call void @ort.ReleaseAllocator(ptr %allocator)"
-        yield f"  %good = icmp eq i32 %code.{len(self._plan.calls)}, 0"
-        yield "  br i1 %good, label %finish, label %failed"
-        yield "failed:"
-        yield f"  %code.status = call ptr @ort.CreateStatus(i32 1, ptr {message})"
-        yield "  call void @retune.fail(ptr %code.status)"
-        yield "  br label %finish"
-        yield "finish:"
-        yield "  %failure = load ptr, ptr @retune.failure"
-        yield "  store ptr null, ptr @retune.failure"
-        yield "  ret ptr %failure"
-        yield "}"
-
-
-def _place(name: str, number: int) -> Iterator[str]:
-    """The lines that read the place of a tensor from `%order`."""
-    yield f"  %{name}.entry = getelementptr i64, ptr %order, i64 {number}"
-    yield f"  %{name}.place = load i64, ptr %{name}.entry"
-
-
-def _misaligned(name: str) -> Iterator[str]:
-    """The lines that read where a tensor lies, and whether that is no multiple of 64 bytes."""
-    yield f"  %{name} = load ptr, ptr %{name}.at"
-    yield f"  %{name}.number = ptrtoint ptr %{name} to i64"
-    yield f"  %{name}.rest = and i64 %{name}.number, {ALIGNMENT - 1}"
-    yield f"  %{name}.apart = icmp ne i64 %{name}.rest, 0"
-
-
-def _copy(to: str, source: str, spec: BufferSpec) -> str:
-    return f"  call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {spec.nbytes}, i1 false)"
+            is_apart, spare = apart[number]
+            with run.when(is_apart):
+                run.call(self.module.copy, tensors[number], spare, spec.nbytes)

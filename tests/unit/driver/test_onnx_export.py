@@ -22,6 +22,7 @@ import retune
 from benchmarks import zoo
 from benchmarks.network_peers import BOUND, contender, seeded_inputs
 from retune.compiler.codegen import custom_ops
+from retune.compiler.codegen.c_module import INT, CModule
 from retune.compiler.codegen.cpu import describe
 from retune.compiler.codegen.cpu_guard import AT, cpu_guard
 from retune.compiler.driver.onnx_export import export_network
@@ -271,9 +272,10 @@ def test_features_of_this_cpu_are_found() -> None:
     triple = describe(Target.host())[0]
     answers = {}
     for feature in AT:
-        text = cpu_guard("asked", triple, [feature]).replace("define internal", "define")
-        text += "\ndefine i32 @answer() {\n  %yes = call i1 @asked()\n  %all = zext i1 %yes to i32\n  ret i32 %all\n}"
-        answers[feature] = bool(ctypes.CFUNCTYPE(ctypes.c_int32)(native_address(text, "answer"))())
+        module = CModule()
+        asked, answer = cpu_guard(module, "asked", triple, [feature]), module.define("answer", "i32", linkage="")
+        answer.give(answer.builder.zext(answer.call(asked), INT))
+        answers[feature] = bool(ctypes.CFUNCTYPE(ctypes.c_int32)(native_address(str(module), "answer"))())
     assert answers == {feature: feature in host_features() for feature in AT}
 
 
