@@ -5,6 +5,7 @@ Types in signatures are LLVM's words: `ptr, i64, ...`. Python's numbers and `Non
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from llvmlite import ir
 
@@ -13,7 +14,7 @@ POINTER = ir.PointerType()
 NULL = POINTER(None)
 _TYPES = {"void": VOID, "i1": FLAG, "i32": INT, "i64": LONG, "ptr": POINTER}
 
-Argument = ir.Value | int | None
+Argument: TypeAlias = ir.Value | int | None
 
 
 def signature(result: str, parameters: str = "") -> ir.FunctionType:
