@@ -18,7 +18,14 @@ from prefect.runtime import flow_run
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import CompiledResult, Report
-from retune.compiler.driver.winners import TimedPrograms, keep_defaults, record_guesses, resolve, shortlist
+from retune.compiler.driver.winners import (
+    TimedPrograms,
+    confirmations,
+    keep_defaults,
+    record_guesses,
+    resolve,
+    shortlist,
+)
 from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import FLEET, MACHINE, NETWORK
 from retune.compiler.runtime.readable import count
@@ -134,6 +141,7 @@ def compile_best(
         tuned = chain.run(compile_to, "defaults", opaque(extracted), {}, path, built, instances)
         used = {row.task_key: row.name for row in tuned.kernels}
         comparison, winners = comparison.of_defaults(), keep_defaults(winners, used)
+    chain.run(store, "confirmations", job.place, opaque(confirmations(winners, run_info, new_id)))
     announce(PhaseStarted("measuring what the machine can do at best"))
     limits = chain.run(limits_of_machine, job.threads * job.instances, job.plan)
     return CompiledResult(tuned.path, winners, comparison, tuned.kernels, limits)

@@ -17,6 +17,7 @@ from retune.compiler.frontend import zoo
 from retune.compiler.graph.partition import with_alternatives
 from retune.compiler.options import TuneOptions
 from retune.compiler.runtime.kernel_row import KernelRow, ProgramSource
+from retune.compiler.schedule.steps import load_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import Target
 from retune.flows.commands.compile import HOST
@@ -105,15 +106,15 @@ class KernelExplainer:
         """One kernel. Takes a second or two, to measure the limits of this machine."""
         task = self._tasks[name]
         program = self._known.programs.get(task.workload_key)
-        record = self._known.records.get(task.workload_key)
         here = task.target == Target.host()
         if here and self._limits is None:
             self._limits = measure_limits(self._network.threads)
         seconds = program.seconds if program else math.inf
         if math.isinf(seconds):  # another way to compute the same serves, or nothing is known: then it is timed here
-            seconds = record.seconds if record else time_kernel(task, default_steps_of(task), self._network.threads)
+            steps = load_steps(program.steps) if program else default_steps_of(task)
+            seconds = time_kernel(task, steps, self._network.threads)
         return Explanation(
-            task, self._uses.get(name, 0), record, seconds, self._nodes(task), self._search(task),
+            task, self._uses.get(name, 0), program, seconds, self._nodes(task), self._search(task),
             self._limits if here else None,
         )  # fmt: skip
 

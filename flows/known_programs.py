@@ -1,35 +1,33 @@
 """Chooses the program of every kernel of a network from what the store knows, measuring nothing."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 from retune.compiler import config
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.gpu_facts import capability_of
-from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord
+from retune.compiler.measure.record import CONFIRMED, DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
 from retune.compiler.runtime.cuda_driver import GpuDevice
 from retune.compiler.schedule.steps import dump_steps
 from retune.compiler.schedule.task import SearchTask
 from retune.storage.base import speed
 from retune.storage.parquet import ParquetRecordStore
-from retune.storage.reports import Confirmed, confirmed_programs
+from retune.storage.reports import Confirmed, confirmed_by_reports
 from retune.storage.store_url import Place
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPrograms:
     """What serves each task of a network, by task key: `programs` with the time that counts for each, infinite where
-    another way to compute the same is known to be faster, and their `records`. The default schedule has no record.
-    `others_of` gives what may serve a task where that cannot be built, the fastest first: no program that was measured
-    before a run confirmed a slower one, since it may have been found wrong.
+    another way to compute the same is known to be faster. `others_of` gives what may serve a task where that cannot be
+    built, the fastest first: no program that was measured before a run confirmed a slower one, since it may have been
+    found wrong.
     """
 
     programs: dict[str, BestProgram]
-    records: dict[str, MeasureRecord]
     others_of: Callable[[str], Sequence[BestProgram]] = lambda _: ()
 
     @classmethod
@@ -38,30 +36,71 @@ class KnownPrograms:
 
         The program that a run confirmed last serves, since the fastest record of hundreds may have been a disturbed
         timing, or wrong in a fresh process. It does so until a later record is faster than it was confirmed. A task
-        that no run confirmed, as of one that was interrupted, has its fastest record.
+        that no run confirmed, as of one that was interrupted, has its fastest record. Of several ways to compute a
+        layer a run confirms one.
         Raises: StoreError.
         """
         store, scope = ParquetRecordStore(home), record_scope(extracted, gpu)
         fastest = store.best_per_task(**scope)
-        confirmed = confirmed_programs(home, fastest.keys() & set(extracted.task_keys), scope)
-        programs: dict[str, BestProgram] = {}
-        records: dict[str, MeasureRecord] = {}
-        for task in extracted.tasks:
-            key = task.workload_key
-            if key not in fastest:
-                continue
-            record: MeasureRecord | None = fastest[key]
-            programs[key] = BestProgram.of(fastest[key])
-            if (found := confirmed.get(key)) is not None:
-                programs[key], record = _serving(task, found, store.records(task_key=key, **scope))
-            if record is not None:
-                records[key] = record
-        return cls(programs, records, partial(_others_of, store, scope, confirmed))
+        layers: dict[int, list[SearchTask]] = {}
+        for task, layer in zip(extracted.tasks, extracted.layers, strict=True):
+            if task.workload_key in fastest:
+                layers.setdefault(layer, []).append(task)
+        rows = {
+            task.workload_key: store.records(task_key=task.workload_key, confirmations=True, **scope)
+            for tasks in layers.values()
+            for task in tasks
+        }
+        unconfirmed = {
+            task.workload_key: task for tasks in layers.values() if not _newest(rows, tasks) for task in tasks
+        }
+        earlier = confirmed_by_reports(home, unconfirmed, scope) if unconfirmed else {}
+        for key, confirmed in earlier.items():
+            rows[key] += _of_report(unconfirmed[key], confirmed, rows[key])
+        programs, latest = {}, {}
+        for tasks in layers.values():
+            confirmation = _newest(rows, tasks)
+            for task in tasks:
+                key = task.workload_key
+                programs[key] = _serving(rows[key], confirmation, fastest[key])
+                latest[key] = confirmation
+        return cls(programs, lambda key: _others_of(rows.get(key, ()), latest.get(key)))
 
-    @classmethod
-    def of_records(cls, records: Mapping[str, MeasureRecord]) -> Self:
-        """The programs of these records, by task key."""
-        return cls(BestProgram.of_each(records), dict(records))
+
+def _newest(rows: Mapping[str, Sequence[MeasureRecord]], tasks: Iterable[SearchTask]) -> MeasureRecord | None:
+    """The newest confirmation of the tasks, which are the ways to compute one layer."""
+    found = (record for task in tasks for record in rows[task.workload_key] if record.is_confirmation)
+    return max(found, key=lambda record: (record.timestamp, -record.seconds), default=None)
+
+
+def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> BestProgram:
+    """The program of a task with the records `rows`, where its layer has the `newest` confirmation."""
+    if newest is None:
+        return BestProgram.of(fastest)
+    later = [one for one in rows if one.timestamp > newest.timestamp and one.seconds < newest.seconds]
+    if later or (newest.task_key == fastest.task_key and math.isfinite(newest.seconds)):
+        return BestProgram.of(min(later, key=speed, default=newest))
+    return replace(BestProgram.of(fastest), seconds=math.inf)
+
+
+def _others_of(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[BestProgram]:
+    right = [one for one in rows if math.isfinite(one.seconds) and not one.censored and not one.is_confirmation]
+    known = [one for one in right if newest is None or one.timestamp > newest.timestamp or one.seconds > newest.seconds]
+    return [BestProgram.of(record) for record in sorted(known, key=speed)]
+
+
+def _of_report(task: SearchTask, confirmed: Confirmed, rows: Sequence[MeasureRecord]) -> list[MeasureRecord]:
+    """The confirmation that a run of an earlier version has in its report, unless the program is not known any more."""
+    record_id, seconds, moment = confirmed
+    steps, mutation = dump_steps(default_steps_of(task)), f"{CONFIRMED}, {DEFAULT_SCHEDULE}"
+    if record_id:
+        named = [record for record in rows if record.record_id == record_id]
+        if not named:
+            return []
+        steps, mutation = named[0].steps, f"{CONFIRMED}, {named[0].mutation}"
+    timed = () if math.isinf(seconds) else (seconds,)
+    made = replace(rows[0], record_id="", parent_id=record_id, steps=steps, mutation=mutation, timestamp=moment)
+    return [replace(made, costs=timed, status=MeasureStatus.OK, censored=False)]
 
 
 def threads_of_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice | None, keys: set[str]) -> list[int]:
@@ -69,32 +108,6 @@ def threads_of_records(extracted: ExtractedNetwork, home: Place, gpu: GpuDevice 
     scope = {**record_scope(extracted, gpu), "threads": None}
     records = (record for key in keys for record in ParquetRecordStore(home).records(task_key=key, **scope))
     return sorted({record.threads for record in records} - {extracted.threads})
-
-
-def _others_of(
-    store: ParquetRecordStore, scope: Mapping[str, Any], confirmed: Mapping[str, Confirmed], key: str
-) -> list[BestProgram]:
-    found = confirmed.get(key)
-    right = [one for one in store.records(task_key=key, **scope) if math.isfinite(one.seconds) and not one.censored]
-    known = [one for one in right if found is None or one.timestamp > found.completed or one.seconds > found.seconds]
-    return [BestProgram.of(record) for record in sorted(known, key=speed)]
-
-
-def _serving(
-    task: SearchTask, confirmed: Confirmed, records: Sequence[MeasureRecord]
-) -> tuple[BestProgram, MeasureRecord | None]:
-    """The program of a task that a run confirmed, and the record it has, among `records`, if it has one."""
-    right = [record for record in records if math.isfinite(record.seconds)]
-    later = [one for one in right if one.timestamp > confirmed.completed and one.seconds < confirmed.seconds]
-    named = [one for one in right if one.record_id == confirmed.record_id]
-    # Without its record, as after old ones were removed, the program is not known any more.
-    fastest = min(later or named or right, key=speed)
-    if later or (confirmed.record_id and not named):
-        return BestProgram.of(fastest), fastest
-    if named or math.isinf(confirmed.seconds):
-        return replace(BestProgram.of(fastest), seconds=confirmed.seconds), fastest
-    steps = dump_steps(default_steps_of(task))
-    return BestProgram(task.workload_key, steps, confirmed.seconds, mutation=DEFAULT_SCHEDULE), None
 
 
 def record_scope(extracted: ExtractedNetwork, gpu: GpuDevice | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ The same request after a crash goes on where the stored records end.
      └─ report
 """
 
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -17,7 +18,7 @@ from prefect.runtime import flow_run
 from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.operators import Operator
 from retune.compiler.driver.report import Report
-from retune.compiler.driver.winners import Confirmation, shortlist
+from retune.compiler.driver.winners import Confirmation, confirmations, shortlist
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.built_programs import SHORTLIST
 from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH, tune_options
@@ -26,12 +27,13 @@ from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.launch import command_began
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
 from retune.flows.progress import PhaseStarted, announce
+from retune.storage.files import new_id
 from retune.tasks.chain import Chain
 from retune.tasks.extract import extract_any
 from retune.tasks.opaque import opaque
 from retune.tasks.report import publish_operator, write_page
 from retune.tasks.show import ProgressBar
-from retune.tasks.store import best_records, complete_run, open_run
+from retune.tasks.store import best_records, complete_run, open_run, store
 from retune.tasks.verify import confirm, time_programs
 from retune.tasks.workers import Workers, open_workers
 
@@ -89,6 +91,9 @@ def tune_operator(
             spent = chain.run(with_task_runner(allocate_trials, job), *about, bar, elsewhere)
             announce(PhaseStarted("confirming the best programs"))
             winner = chain.run(with_task_runner(confirm_operator, job), job, extracted, workers)
+            run_info = job.run_info(run.run_id, job.measuring(extracted.constant_bytes))
+            run_info = replace(run_info, round=spent.rounds, elapsed=spent.elapsed)
+            chain.run(store, "confirmation", job.place, opaque(confirmations([winner], run_info, new_id)))
         folder = job.run_folder(run.run_id)
         report = chain.run(publish_operator, run.run_id, job.describe(), spent, winner, folder)
         chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)

@@ -15,6 +15,7 @@ from retune.compiler.driver.onnx_export import ExportedModel, check_runtime
 from retune.compiler.driver.parallel_build import build_in_parallel
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.library import Library
+from retune.compiler.measure.record import BestProgram
 from retune.compiler.options import TuneOptions, flag_of, kinds_of
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.paths import path_of
@@ -141,8 +142,9 @@ def _served(library: Library, home: Place) -> KnownPrograms:
     """The programs that a network was compiled from, as far as the store has their records."""
     store = ParquetRecordStore(home)
     ids = {row.task_key: row.record_id for row in library.network.coverage if row.record_id}
-    found = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
-    return KnownPrograms.of_records({key: found[key][number] for key, number in ids.items() if number in found[key]})
+    records = {key: {each.record_id: each for each in store.records(task_key=key)} for key in ids}
+    named = {key: records[key].get(number) for key, number in ids.items()}
+    return KnownPrograms({key: BestProgram.of(record) for key, record in named.items() if record is not None})
 
 
 def export(

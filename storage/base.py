@@ -10,17 +10,20 @@ from retune.compiler.measure.record import MeasureRecord
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The records of a query; None means any."""
+    """The records of a query; None means any. Without `confirmations` only trials are selected."""
 
     task_key: str | None = None
     target: str | None = None
     device: str | None = None
     threads: int | None = None
     run_id: str | None = None
+    confirmations: bool = False
 
     def accepts(self, record: MeasureRecord) -> bool:
-        return (self.run_id is None or record.run_id == self.run_id) and self.wants(
-            record.task_key, record.target, record.device, record.threads
+        return (
+            (self.run_id is None or record.run_id == self.run_id)
+            and (self.confirmations or not record.is_confirmation)
+            and self.wants(record.task_key, record.target, record.device, record.threads)
         )
 
     def wants(self, task_key: str, target: str, device: str, threads: int) -> bool:
@@ -104,10 +107,12 @@ class RecordStore(ABC):
         device: str | None = None,
         run_id: str | None = None,
         threads: int | None = None,
+        *,
+        confirmations: bool = False,
     ) -> list[MeasureRecord]:
-        """The records that match every given argument, by timestamp, round and id."""
+        """The trials that match every given argument, with the `confirmations` if asked; by timestamp, round and id."""
         unique: dict[str, MeasureRecord] = {}
-        for record in self.scan(Selection(task_key, target, device, threads, run_id)):
+        for record in self.scan(Selection(task_key, target, device, threads, run_id, confirmations)):
             # A retried append, or an interrupted compaction, leaves an id in two files.
             unique.setdefault(record.record_id, record)
         return sorted(unique.values(), key=lambda r: (r.timestamp, r.round, r.record_id))
@@ -120,7 +125,7 @@ class RecordStore(ABC):
         threads: int | None = None,
     ) -> MeasureRecord | None:
         """The fastest successful record of a task, the earliest of ties, or None."""
-        candidates = self.scan_best(Selection(task_key, target, device, threads))
+        candidates = self.scan_best(Selection(task_key, target, device, threads, confirmations=True))
         return min((r for r in candidates if math.isfinite(r.seconds)), key=speed, default=None)
 
     def best_per_task(
@@ -128,7 +133,7 @@ class RecordStore(ABC):
     ) -> dict[str, MeasureRecord]:
         """The fastest successful record of every task with a success, by task key."""
         best: dict[str, MeasureRecord] = {}
-        for record in self.scan_best(Selection(None, target, device, threads)):
+        for record in self.scan_best(Selection(None, target, device, threads, confirmations=True)):
             if math.isfinite(record.seconds):
                 rival = best.get(record.task_key)
                 if rival is None or speed(record) < speed(rival):

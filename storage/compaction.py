@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from retune.compiler.errors import CorruptRecordError, OptionError
+from retune.compiler.measure.record import CONFIRMED
 from retune.storage.blob_store import BlobStore
 from retune.storage.layout import part_names
 from retune.storage.parts import BEST_KEY, Key, encode_compacted, part_name, read_columns, read_outline, read_part
@@ -63,19 +64,23 @@ class Retention:
     def keeps(self, table: Any, unfinished: Collection[str], now: float) -> Any:
         """Mask of the rows of a table that stay; its rows are of one task and device.
 
-        Trials with only a short measurement count as slower than all others, as when a network is compiled.
+        The newest confirmation stays. Trials with only a short measurement count as slower than all others, as when a
+        network is compiled.
         """
         seconds = table.column("seconds").fill_null(math.inf).to_numpy()
+        confirmed = pc.starts_with(table.column("mutation"), CONFIRMED).to_numpy()
         looked_at = table.column("censored").to_numpy()
-        # The last key sorts first: failures last, then trials with one short measurement, then by time.
-        ranked = np.lexsort((seconds, looked_at, np.isinf(seconds)))
+        # The last key sorts first: confirmations last, then failures, trials with one short measurement, and by time.
+        ranked = np.lexsort((seconds, looked_at, np.isinf(seconds), confirmed))
         fast = np.zeros(table.num_rows, dtype=bool)
         fast[ranked[: self.best]] = True
         # The fastest row stays even if its measurement was short: views of the best would change otherwise.
         fast[np.argmin(seconds)] = True
         moments = pc.cast(table.column("timestamp"), pa.int64()).to_numpy() / 1e6
         runs = np.isin(table.column("run_id").to_numpy().astype(str), np.array(sorted(unfinished), dtype=str))
-        return (fast & np.isfinite(seconds)) | runs | (moments > now - self.days * _DAY)
+        # The newest confirmation says what serves; its row has the whole program.
+        serves = confirmed & (moments == np.max(moments, where=confirmed, initial=-math.inf))
+        return (fast & np.isfinite(seconds)) | serves | runs | (moments > now - self.days * _DAY)
 
 
 @dataclass(frozen=True, slots=True)

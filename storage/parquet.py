@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from retune.compiler.errors import CorruptRecordError, StoreError
-from retune.compiler.measure.record import SCHEMA_VERSION, MeasureRecord, MeasureStatus
+from retune.compiler.measure.record import CONFIRMED, SCHEMA_VERSION, MeasureRecord, MeasureStatus
 from retune.storage.base import HistoryPoint, RecordStore, Selection, TaskSummary
 from retune.storage.blob_store import QUARANTINE
 from retune.storage.codec import canonical, from_table
@@ -28,7 +28,7 @@ from retune.storage.store_url import open_blob_store
 
 MARKER = "store.json"
 
-_ALL = Selection()
+_ALL = Selection(confirmations=True)
 
 _LISTINGS = 5
 """Most listings by a check of a folder whose files disappear while it reads them."""
@@ -133,12 +133,15 @@ class ParquetRecordStore(RecordStore):
         `retune.storage.schema.COLUMNS`. Much faster than `records` for many of them.
         """
         limits = {name: value for name, value in asdict(selection).items() if value is not None}
-        wanted = list(dict.fromkeys((*columns, *_ORDER, *limits)))
+        with_confirmations = limits.pop("confirmations")
+        wanted = list(dict.fromkeys((*columns, *_ORDER, *limits, "mutation")))
         load = partial(read_columns, self.blobs, columns=wanted)
         parts = [part for name in self._names_until_settled(selection) for part in self._readable(name, load)]
         whole = pa.concat_tables(parts).combine_chunks() if parts else SCHEMA.empty_table().select(wanted)
         for name, value in limits.items():
             whole = whole.filter(pc.equal(whole.column(name), value))
+        if not with_confirmations:
+            whole = whole.filter(pc.invert(pc.starts_with(whole.column("mutation"), CONFIRMED)))
         whole = whole.sort_by([(name, "ascending") for name in _ORDER])
         # Dictionary codes are integers: `np.unique` sorts them much faster than strings.
         ids = whole.column("record_id").combine_chunks().dictionary_encode()
@@ -248,7 +251,9 @@ class ParquetRecordStore(RecordStore):
         """
         known: set[str] = set()
         for target, key in {(record.target, record.task_key): None for record in records}:
-            known.update(self.table(Selection(key, target), ("record_id",)).column("record_id").to_pylist())
+            known.update(
+                self.table(Selection(key, target, confirmations=True), ("record_id",)).column("record_id").to_pylist()
+            )
         fresh = {record.record_id: record for record in records if record.record_id not in known}
         if fresh:
             self.append(list(fresh.values()))

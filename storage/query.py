@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from retune.compiler.errors import CorruptRecordError, StoreError, install_hint
 from retune.storage.blob_store import BlobStore, LocalBlobStore
-from retune.storage.documents import REPORT, read_document
+from retune.storage.documents import read_document
 from retune.storage.layout import RECORDS, part_names
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.rounds import ROUNDS, all_rounds
@@ -91,9 +91,6 @@ LEDGER_COLUMNS = {
     "summary": "JSON",
 }
 """The columns of the run ledger, one file per run."""
-
-REPORT_COLUMNS = {"run_id": "VARCHAR", "tasks": "STRUCT(record_id VARCHAR, best_seconds DOUBLE)[]"}
-"""The columns of run reports: the record that serves each kernel, and its confirmed time."""
 
 
 def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
@@ -201,7 +198,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _view_folder(connection: "duckdb.DuckDBPyConnection", blobs: LocalBlobStore, *, careful: bool) -> None:
-    """`files`, `rounds`, `ledger` and `reports` over the files of a folder."""
+    """`files`, `rounds` and `ledger` over the files of a folder."""
     root = blobs.root
     connection.register("no_files", SCHEMA.empty_table())
     files = "SELECT *, '' AS target_slug, '' AS workload FROM no_files"
@@ -214,20 +211,16 @@ def _view_folder(connection: "duckdb.DuckDBPyConnection", blobs: LocalBlobStore,
     connection.execute(f"CREATE VIEW files AS SELECT * REPLACE (coalesce(censored, false) AS censored) FROM ({files})")
     connection.execute(_rounds_view(root))
     connection.execute(_json_view(root, "ledger", "runs/*.json", "auto", LEDGER_COLUMNS, RUN, careful=careful))
-    connection.execute(
-        _json_view(root, "reports", "runs/*/report.json", "auto", REPORT_COLUMNS, REPORT, careful=careful)
-    )
 
 
 def _register_objects(connection: "duckdb.DuckDBPyConnection", blobs: BlobStore) -> None:
-    """The same four views of a store whose files DuckDB cannot open, read into memory; without reports."""
+    """The same three views of a store whose files DuckDB cannot open, read into memory."""
     connection.register("rows", ParquetRecordStore(blobs.url).table())
     connection.execute("CREATE VIEW files AS SELECT *, '' AS target_slug, '' AS workload FROM rows")
     connection.register("rounds", _table(all_rounds(blobs), ROUND_COLUMNS))
     runs = [asdict(run) for run in RunLedger(blobs.url).list()]
     rows = [{**run, "describe": json.dumps(run["describe"]), "summary": json.dumps(run["summary"])} for run in runs]
     connection.register("ledger", _table(rows, LEDGER_COLUMNS))
-    connection.register("reports", _table([], REPORT_COLUMNS))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Any:

@@ -1,9 +1,8 @@
-"""Reports of finished runs, read from a state folder or a URL, and the newest confirmation of each task."""
+"""Reports of finished runs, read from a state folder or a URL, and what those of earlier versions confirmed."""
 
 import logging
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,10 @@ from retune.storage.store_url import Place, local_folder
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A run's final, interleaved timing of the best programs of a task, with its time.
-
-    `record_id` names the fastest program, empty for the default schedule. `seconds` are per call, infinite if an
-    alternative computation was faster.
-    """
-
-    record_id: str
-    seconds: float
-    completed: float
+Confirmed = tuple[str, float, float]
+"""The record of a program that serves, empty for the default schedule, its seconds, infinite where another way to
+compute the same served, and when they were confirmed.
+"""
 
 
 def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunReport:
@@ -39,22 +31,19 @@ def read_report(home: Place, info: RunInfo, folder: Path | None = None) -> RunRe
     )
 
 
-def confirmed_programs(home: Place, keys: Collection[str], scope: Mapping[str, Any]) -> dict[str, Confirmed]:
-    """The newest confirmation of each of these tasks. `scope` selects the runs by the requested target, device and
-    threads; None means any. Raises: StoreError.
+def confirmed_by_reports(home: Place, keys: Collection[str], scope: Mapping[str, Any]) -> dict[str, Confirmed]:
+    """The newest confirmation of each of these tasks by a run of an earlier version, which stored it in its report
+    alone. `scope` selects the runs by the requested target, device and threads; None means any. Raises: StoreError.
     """
     confirmed: dict[str, Confirmed] = {}
-    missing = set(keys)
     ended = [(info.completed, info) for info in RunLedger(home).list() if info.completed is not None]
     # By their ends: a run that began earlier, or was resumed, may have confirmed later.
-    for completed, info in sorted(ended, key=lambda run: run[0], reverse=True):
-        if not missing:
-            break
-        for row in read_report(home, info).get("tasks", ()) if _counts(info.describe, scope) else ():
-            if row.task_key in missing:
-                seconds = row.best_seconds if row.used else math.inf
-                confirmed[row.task_key] = Confirmed(row.record_id, seconds, completed)
-                missing.remove(row.task_key)
+    for completed, info in sorted(ended, key=lambda run: run[0]):
+        report = read_report(home, info) if _counts(info.describe, scope) else {}
+        # Later versions store confirmations as records, and no kernels beside the tasks of a report.
+        for row in report.get("tasks", ()) if "kernels" in report.get("coverage", {"kernels": []}) else ():
+            if row.task_key in keys:
+                confirmed[row.task_key] = row.record_id, row.best_seconds if row.used else math.inf, completed
     return confirmed
 
 

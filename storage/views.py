@@ -1,7 +1,7 @@
 """SQL views over the records, for analysts. A view reads only views defined before it.
 
 The base views, which `retune.storage.query` makes from a state folder, are `files` (every row of every record file),
-`rounds` (one row per round), `ledger` (the run ledger) and `reports` (the final report of each run).
+`rounds` (one row per round) and `ledger` (the run ledger).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,17 @@ RECORDS = View(
     "records",
     "every trial once",
     """
-    SELECT * FROM files QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
+    SELECT * FROM files WHERE NOT starts_with(mutation, 'confirmed')
+    QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
+    """,
+)
+
+CONFIRMATIONS = View(
+    "confirmations",
+    "a program that a run timed again at its end, and that serves since then; `parent_id` is its record",
+    """
+    SELECT * FROM files WHERE starts_with(mutation, 'confirmed')
+    QUALIFY row_number() OVER (PARTITION BY record_id ORDER BY timestamp) = 1
     """,
 )
 
@@ -117,12 +127,9 @@ DRIFT = View(
       FROM records WHERE seconds IS NOT NULL AND censored IS NOT TRUE
       WINDOW again AS (PARTITION BY {PLACE}, steps ORDER BY timestamp, record_id)
     ), confirmed AS (
-      SELECT records.device, records.threads, runs.completed AS timestamp, told.best_seconds / records.seconds AS ratio
-      FROM (SELECT run_id, unnest(tasks) AS told FROM reports) AS each
-      JOIN records ON records.record_id = each.told.record_id AND NOT
-        (records.run_id = each.run_id AND starts_with(records.mutation, 'guess'))
-      JOIN runs ON runs.run_id = each.run_id
-      WHERE each.told.best_seconds IS NOT NULL AND records.seconds IS NOT NULL AND runs.completed IS NOT NULL
+      SELECT records.device, records.threads, later.timestamp, later.seconds / records.seconds AS ratio
+      FROM confirmations AS later JOIN records ON records.record_id = later.parent_id
+      WHERE NOT (records.run_id = later.run_id AND starts_with(records.mutation, 'guess'))
     ), ratios AS (
       SELECT device, threads, timestamp, seconds / first_seconds AS ratio FROM timed WHERE occasion > 1
       UNION ALL SELECT * FROM confirmed
@@ -154,5 +161,5 @@ GAIN = View(
     """,
 )
 
-VIEWS = (RECORDS, BEST, RUNS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
+VIEWS = (RECORDS, CONFIRMATIONS, BEST, RUNS, PROGRESS, CALIBRATION, FAILURES, DRIFT, GAIN)
 """In the order of their creation."""

@@ -15,7 +15,7 @@ from retune.compiler.driver.hot_loop import AARCH64, PTX, X86, HotLoop, find_hot
 from retune.compiler.driver.limits import MachineLimits, least_seconds
 from retune.compiler.errors import OptionError
 from retune.compiler.ir import trace
-from retune.compiler.measure.record import MeasureRecord
+from retune.compiler.measure.record import BestProgram, MeasureRecord
 from retune.compiler.runtime.function import KernelFunction
 from retune.compiler.runtime.loader import load_kernels
 from retune.compiler.runtime.machine import last_cache_bytes
@@ -114,7 +114,7 @@ class Explanation:
 
     task: SearchTask
     uses: int
-    record: MeasureRecord | None
+    program: BestProgram | None
     seconds: float
     nodes: str
     search: SearchFacts | None
@@ -128,7 +128,8 @@ class Explanation:
     @property
     def served_by(self) -> str:
         """Where the program comes from."""
-        return f"record {self.record.record_id}" if self.record else "default schedule"
+        record_id = self.program.record_id if self.program else ""
+        return f"record {record_id}" if record_id else "default schedule"
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -213,7 +214,7 @@ class Explanation:
     @cached_property
     def steps(self) -> Sequence[Step]:
         """The transform steps of the program."""
-        return load_steps(self.record.steps) if self.record else default_steps_of(self.task)
+        return load_steps(self.program.steps) if self.program else default_steps_of(self.task)
 
     @property
     def title(self) -> str:

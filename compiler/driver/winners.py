@@ -14,6 +14,7 @@ from retune.compiler.driver.tuning import RunInfo
 from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import (
+    CONFIRMED,
     DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
     TOP_CANDIDATE,
@@ -132,6 +133,22 @@ def record_guesses(
             one = replace(one, program=BestProgram.of(records[-1]))
         found.append(one)
     return tuple(found), tuple(records)
+
+
+def confirmations(
+    confirmed: Iterable[Confirmation], run_info: RunInfo, new_id: Callable[[], str]
+) -> tuple[MeasureRecord, ...]:
+    """A row for every program that serves from now on, with its confirmed time."""
+    records = []
+    for each in confirmed:
+        program, measured = each.serving, each.measured
+        if program is not None and measured is not None and math.isfinite(program.seconds):
+            mutation = f"{CONFIRMED}, {program.mutation}" if program.mutation else CONFIRMED
+            candidate = Candidate(load_steps(program.steps), program.steps, None, program.record_id, mutation)
+            # Not its costs: where the default schedules are kept, those are of another program.
+            timed = replace(measured, costs=(program.seconds,))
+            records.append(run_info.record(each.task_key, each.name, candidate, timed, new_id()))
+    return tuple(records)
 
 
 @dataclass(frozen=True, slots=True)

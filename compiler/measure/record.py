@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,6 +13,11 @@ SCHEMA_VERSION = 2
 
 GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
 """The `mutation` of the record of a top candidate, and of one that was fitted from a similar task."""
+
+CONFIRMED = "confirmed"
+"""How the `mutation` of a confirmation begins: the row of a program that a run timed again at its end and that serves
+from then on. The program's own mutation follows, and `parent_id` is its record.
+"""
 
 DISTURBED = 0.2
 """Above this contention a cost says more of the machine than of the program."""
@@ -109,6 +113,11 @@ class MeasureRecord:
         return self.mutation in GUESSES
 
     @property
+    def is_confirmation(self) -> bool:
+        """Whether a run confirmed at its end that this program serves."""
+        return self.mutation.startswith(CONFIRMED)
+
+    @property
     def is_disturbed(self) -> bool:
         """Whether its cost is too long to learn from."""
         return (self.contention or 0.0) > DISTURBED
@@ -136,10 +145,7 @@ class BestProgram:
 
     @classmethod
     def of(cls, record: MeasureRecord) -> "BestProgram":
-        """The program of a record."""
-        return cls(record.task_key, record.steps, record.seconds, record.record_id, record.mutation)
-
-    @classmethod
-    def of_each(cls, records: Mapping[str, MeasureRecord]) -> dict[str, "BestProgram"]:
-        """The programs of records, under the same keys."""
-        return {key: cls.of(record) for key, record in records.items()}
+        """The program of a record, or of a confirmation, with the record that this confirms."""
+        record_id = record.parent_id if record.is_confirmation else record.record_id
+        mutation = record.mutation.removeprefix(CONFIRMED).removeprefix(", ")
+        return cls(record.task_key, record.steps, record.seconds, record_id, mutation)

@@ -77,7 +77,8 @@ def records_show(
 ) -> None:
     """Print one record, every field of it."""
     text = record_id.upper()
-    alike = [one for one in _records(store).records() if text and one.record_id.upper().startswith(text)]
+    every = _records(store).records(confirmations=True)
+    alike = [one for one in every if text and one.record_id.upper().startswith(text)]
     found = [one for one in alike if one.record_id == record_id] or alike
     if len(found) != 1:
         many = f"{len(found)} records begin with {record_id}" if found else f"no record {record_id}"
@@ -206,7 +207,7 @@ def _without_known(records: Sequence[MeasureRecord], store: ParquetRecordStore) 
     """The records of a log without those that the store has under another id, of any machine where none is named."""
     known = set()
     for key, target in {(record.task_key, record.target) for record in records}:
-        for record in store.records(key, target):
+        for record in store.records(key, target, confirmations=True):
             with suppress(LogFormatError):  # one of steps that this version does not read was not exported
                 line = write_line(from_record(record))
                 known |= {(line, record.device), (line, UNKNOWN_DEVICE)}

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from retune.compiler.driver.extract import ExtractedNetwork, extract_network
 from retune.compiler.measure.log import to_record
 from retune.compiler.measure.record import MeasureRecord
 from retune.flows.known_programs import KnownPrograms
+from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 from retune.storage.runs import RunLedger
 from tests.support.trials import split_by_one
@@ -40,30 +42,39 @@ def records(mlp: ExtractedNetwork, tmp_path: Path) -> tuple[MeasureRecord, Measu
     return fast, slow
 
 
-@pytest.fixture
-def confirm(mlp: ExtractedNetwork, tmp_path: Path) -> Confirm:
-    """Store a finished run of an earlier version that confirmed a record for the first task."""
+@pytest.fixture(params=["record", "report"])
+def confirm(
+    request: pytest.FixtureRequest, mlp: ExtractedNetwork, tmp_path: Path, records: tuple[MeasureRecord, ...]
+) -> Confirm:
+    """Confirm that a record serves the first task: by a row, or as an earlier version did, by the report of a run."""
 
     def stored(record_id: str, seconds: float, used: bool = True, **scope: Any) -> None:
         place = {"target": str(mlp.target), "device": config.device_name(), "threads": 1, **scope}
+        if request.param == "record":
+            steps, mutation = (records[0].steps, "confirmed") if record_id else ("[]", "confirmed, default")
+            row = replace(records[0], parent_id=record_id, steps=steps, mutation=mutation, costs=(seconds,), **place)
+            ParquetRecordStore(tmp_path).append([replace(row, record_id=new_id(), timestamp=time.time())])
+            return
         ledger = RunLedger(tmp_path)
         with ledger.open_or_resume(f"{record_id} {place}", place) as run:
             key = mlp.tasks[0].workload_key
-            row = {"name": "dense", "weight": 1, "flops": 1e6, "trials": 2, "note": "", "task_key": key, "used": used}
-            row |= {"default_seconds": 5e-3, "best_seconds": seconds, "record_id": record_id}
+            row_ = {"name": "dense", "weight": 1, "flops": 1e6, "trials": 2, "note": "", "task_key": key, "used": used}
+            row_ |= {"default_seconds": 5e-3, "best_seconds": seconds, "record_id": record_id}
             path = tmp_path / "runs" / run.run_id / "report.json"
             path.parent.mkdir(parents=True)
-            path.write_text(json.dumps({"tasks": [row]}), encoding="utf-8")
+            path.write_text(json.dumps({"tasks": [row_], "coverage": {"kernels": []}}), encoding="utf-8")
             ledger.complete(run.run_id, {})
 
     return stored
+
+
+of_report = pytest.mark.parametrize("confirm", ["report"], indirect=True)
 
 
 def served(mlp: ExtractedNetwork, home: Path) -> tuple[str, float]:
     known = KnownPrograms.of(mlp, home, None)
     key = mlp.tasks[0].workload_key
     assert known.programs.keys() == {key}
-    assert [one.record_id for one in known.records.values()] == [one for one in [known.programs[key].record_id] if one]
     return known.programs[key].record_id, known.programs[key].seconds
 
 
@@ -117,6 +128,7 @@ def test_runs_elsewhere_confirm_nothing_here(
     assert served(mlp, tmp_path) == ("FAST", 1e-3)
 
 
+@of_report
 def test_the_fastest_record_serves_in_place_of_one_that_is_gone(
     mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
 ) -> None:
@@ -135,8 +147,23 @@ def test_the_default_schedule_serves_where_it_was_confirmed(
     assert (kernel.record_id, str(kernel.origin)) == ("", "default")
 
 
+@of_report
 def test_a_way_that_lost_to_another_one_is_never_the_fastest(
     mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm
 ) -> None:
     confirm("", 2.5e-3, used=False)
     assert served(mlp, tmp_path) == ("FAST", math.inf)
+
+
+def test_a_way_of_a_layer_that_a_run_did_not_confirm_is_never_the_fastest(
+    mlp: ExtractedNetwork, tmp_path: Path, confirm: Confirm, records: Records
+) -> None:
+    """The second task, as if it were another way to compute the layer of the first, is faster by its record alone."""
+    other = mlp.tasks[1].workload_key
+    ParquetRecordStore(tmp_path).append([replace(records[0], record_id="OTHER", task_key=other, costs=(1e-4,))])
+    confirm("SLOW", 2e-3)
+    layered = copy(mlp)
+    layered.layers = (0, 0, *mlp.layers[2:])
+    programs = KnownPrograms.of(layered, tmp_path, None).programs
+    assert (programs[other].record_id, programs[other].seconds) == ("OTHER", math.inf)
+    assert programs[mlp.tasks[0].workload_key].seconds == 2e-3

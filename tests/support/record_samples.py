@@ -109,7 +109,9 @@ def write_store(root: Path) -> Path:
     said = "no answer within 10.5 s\nit was killed"
     lost = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=0.95, error=said)
     again = failed("w0", round=1, run_id="A", elapsed=2.0, predicted=None, error="no answer within 11 s")
-    ParquetRecordStore(root).append([first, second, third, lost, again])
+    confirmed = replace(second, record_id=new_id(), parent_id=second.record_id, mutation="confirmed", predicted=None)
+    confirmed = replace(confirmed, costs=(1.5e-3,), timestamp=DAY + 60)
+    ParquetRecordStore(root).append([first, second, third, lost, again, confirmed])
     for number, latency in ((0, 8e-3), (1, 2e-3)):
         row: dict[str, str | int | float | None] = {
             "round": number,
@@ -119,12 +121,12 @@ def write_store(root: Path) -> Path:
             "latency": latency,
         }
         append_round(root, "A", row)
-    _write_run(root, "A", DAY + 60, second)
-    _write_run(root, "B", None, None)
+    _write_run(root, "A", DAY + 60)
+    _write_run(root, "B", None)
     return root
 
 
-def _write_run(root: Path, run_id: str, completed: float | None, best: MeasureRecord | None) -> None:
+def _write_run(root: Path, run_id: str, completed: float | None) -> None:
     describe = {"network": "mlp", "target": "llvm", "device": "host", "threads": 2, "seed": 0}
     summary = {"trials": 5, "elapsed": 120.0, "untuned_seconds": 8e-3, "tuned_seconds": 2e-3, "is_right": True}
     entry = {"run_id": run_id, "fingerprint": "f", "describe": describe, "started": DAY, "resumed": []}
@@ -132,9 +134,6 @@ def _write_run(root: Path, run_id: str, completed: float | None, best: MeasureRe
     folder = root / "runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
     (root / "runs" / f"{run_id}.json").write_text(json.dumps(entry))
-    if best:
-        tasks = [{"record_id": best.record_id, "best_seconds": 1.5e-3, "name": "dense"}, {"record_id": ""}]
-        (folder / "report.json").write_text(json.dumps({"run_id": run_id, "tasks": tasks}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Who serves a task: decided by fresh timings, not by what the record says."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from retune.compiler.driver.winners import (
     TRIED,
     Confirmation,
     choose_best,
+    confirmations,
+    keep_defaults,
     record_guesses,
     resolve,
     shortlist,
@@ -260,6 +263,23 @@ def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None
     assert (one.record_id, one.run_id, one.task_key, one.steps) == ("NEW", "RUN", task.workload_key, "[ ]")
     assert (one.mutation, one.seconds, one.status, one.round) == (FITTED_CANDIDATE, 3e-3, MeasureStatus.OK, 5)
     assert record_guesses(found, run_info, lambda: "AGAIN")[1] == ()
+
+
+def test_what_serves_is_confirmed_by_a_record_with_its_confirmed_time(task: SearchTask) -> None:
+    run_info = RunInfo("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
+    tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
+    default = choose_best(task, (), Builder(), Runner([1e-3]))
+    lost, failed = replace(tuned, serves=False), replace(tuned, program=None, seconds=math.inf)
+    rows = confirmations([tuned, default, lost, failed], run_info, lambda: "NEW")
+    assert [(row.mutation, row.parent_id, row.seconds) for row in rows] == [
+        ("confirmed", "a", 3e-3), ("confirmed, default", "", 1e-3)
+    ]  # fmt: skip
+    assert all(row.is_confirmation and not row.is_guess for row in rows)
+    assert BestProgram.of(rows[0]) == replace(RECORDS[0], seconds=3e-3, task_key=task.workload_key)
+    assert (BestProgram.of(rows[1]).record_id, BestProgram.of(rows[1]).mutation) == ("", DEFAULT_SCHEDULE)
+    (kept,) = keep_defaults([tuned], {tuned.task_key: "net"})
+    (row,) = confirmations([kept], run_info, lambda: "NEW")
+    assert (row.mutation, row.costs) == ("confirmed, default", (tuned.default_seconds,))
 
 
 def product(size: int) -> SearchTask:

@@ -56,6 +56,15 @@ class TestRecordStoreContract:
         store.append(records)
         assert store.records() == records
 
+    def test_confirmations_are_no_trials(self, store: RecordStore) -> None:
+        trial = timed("w0", 1e-3)
+        confirmed = timed("w0", 2e-3, parent_id=trial.record_id, mutation="confirmed, tile")
+        store.append([confirmed, trial])
+        assert store.records("w0") == [trial]
+        assert store.records("w0", confirmations=True) == sorted([trial, confirmed], key=lambda one: one.record_id)
+        assert [task.trials for task in store.tasks()] == [1]
+        assert len(store.history("w0")) == 1
+
     def test_the_order_is_that_of_time_round_and_id(self, store: RecordStore) -> None:
         first = timed("w1", 1.0, timestamp=1.0, round=1)
         second = timed("w0", 1.0, timestamp=2.0, round=0)

@@ -58,6 +58,15 @@ def test_a_trial_that_was_only_looked_at_is_not_among_the_best_but_the_fastest_a
     assert {record.record_id for record in store.records()} == {looked.record_id, slow.record_id}
 
 
+def test_the_newest_confirmation_stays_and_takes_no_trial_s_place(tmp_path: Path) -> None:
+    store = ParquetRecordStore(tmp_path)
+    fast, slow = timed("w0", 2e-3, timestamp=1.0), timed("w0", 3e-3, timestamp=2.0)
+    first, last = (timed("w0", 4e-3 + n, mutation="confirmed, tile", timestamp=3.0 + n) for n in range(2))
+    store.append([fast, slow, first, last])
+    compact(tmp_path, retention=Retention(best=1), now=NOW)
+    assert [one.record_id for one in store.records(confirmations=True)] == [fast.record_id, last.record_id]
+
+
 def test_what_a_run_is_resumed_from_stays(tmp_path: Path) -> None:
     ledger = RunLedger(tmp_path)
     with ledger.open_or_resume("going on", {}) as going, ledger.open_or_resume("done", {}) as done:
