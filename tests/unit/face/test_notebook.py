@@ -1,10 +1,9 @@
 """What a notebook shows, with a fake IPython kernel."""
 
 import io
-import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,23 +17,16 @@ from retune.storage.runs import RunInfo, RunLedger
 
 
 class FakeKernel:
-    """The parts of IPython that are used: a shell with formatters, and `display` with a handle."""
+    """The parts of IPython that are used: a shell with formatters."""
 
     def __init__(self) -> None:
         self.formatters: dict[tuple[str, str], Callable[[Any], str]] = {}
-        self.shown: list[str] = []
         formatter = SimpleNamespace(for_type_by_name=lambda *args: self.formatters.update({args[:2]: args[2]}))
         self.shell = SimpleNamespace(
             kernel=self, display_formatter=SimpleNamespace(formatters={"text/html": formatter})
         )
-        self.modules = {"IPython": ModuleType("IPython"), "IPython.display": ModuleType("IPython.display")}
+        self.modules = {"IPython": ModuleType("IPython")}
         vars(self.modules["IPython"])["get_ipython"] = lambda: self.shell
-        vars(self.modules["IPython.display"])["display"] = self.display
-
-    def display(self, shown: Any, *, display_id: bool) -> Any:
-        assert display_id
-        self.shown.append(shown._repr_html_())
-        return SimpleNamespace(update=lambda again: self.shown.append(again._repr_html_()))
 
 
 @pytest.fixture
@@ -45,45 +37,24 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     return fake
 
 
-def _task(name: str, trials: int, best: float | None) -> dict[str, Any]:
-    known = {"default_seconds": 2e-3, "best_seconds": best, "gflops": 12.34 if best else None}
-    return {"name": name, "task_key": f"key of {name}", "weight": 3, "trials": trials, **known}
-
-
-EVENTS: list[dict[str, Any]] = [
-    {"event": "phase_started", "text": "reading the network"},
-    {"event": "run_opened", "run_id": "R", "trials": 0, "tasks": [_task("a<b", 0, None), _task("dense", 0, None)]},
-    {"event": "round_started", "round": 0, "task": "dense"},
-    {
-        "event": "round_done", "round": 0, "trials": 16, "latency": 5e-3, "latency_is_complete": False,
-        "task": _task("dense", 16, 1e-3),
-    },
-    {"event": "phase_advanced", "done": 1, "total": 2},
-    {"event": "report", "run_id": "R", "speedup": 1.75},
-]  # fmt: skip
-
-
-def test_a_tuning_run_shows_a_table_that_follows_its_events(
-    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("progress", [True, False])
+@pytest.mark.usefixtures("kernel")
+def test_a_tuning_run_writes_its_lines_into_the_cell(
+    progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    commands: list[Sequence[str]] = []
+
     @contextmanager
-    def started(_command: object) -> Iterator[Any]:
-        lines = io.StringIO("".join(f"{json.dumps(event)}\n" for event in EVENTS))
-        yield SimpleNamespace(stdout=lines, stderr=io.StringIO(), wait=lambda: 0)
+    def started(command: Sequence[str], stdout: object) -> Iterator[Any]:
+        commands.append(command)
+        assert stdout == subprocess.PIPE
+        lines = "" if "--quiet" in command else "round 1: dense\n"
+        yield SimpleNamespace(stdout=io.StringIO(lines), stderr=io.StringIO(), wait=lambda: 0)
 
     monkeypatch.setattr(tuning, "_started", started)
-    assert tuning.run_tuning("mlp", [], progress=True)["run_id"] == "R"
-    assert len(kernel.shown) == 5  # one for each event but for the detail
-    opening, opened, begun, done, last = kernel.shown
-    assert opening == "<p>reading the network, 0 trials, 0 tasks</p>"
-    assert "<td>a&lt;b</td><td>3</td><td>0</td><td>2.00</td><td>-</td><td>-</td><td>-</td>" in opened
-    assert "<th>dense</th>" in begun
-    assert "<p>round 0, 16 trials, 2 tasks, network &gt; 5.00 ms</p>" in done
-    assert "<td>dense</td><td>3</td><td>16</td><td>2.00</td><td>1.00</td><td>2.00</td><td>12.3</td>" in done
-    assert "<p>tuned, 16 trials, 2 tasks, 1.75 times as fast as untuned</p>" in last
-    kernel.shown.clear()
-    tuning.run_tuning("mlp", [], progress=False)
-    assert kernel.shown == []
+    tuning.run_tuning("mlp", ["--trials", "4"], progress=progress)
+    assert ("--quiet" in commands[0]) == (not progress)
+    assert capsys.readouterr().out == ("round 1: dense\n" if progress else "")
 
 
 def test_a_terminal_of_ipython_is_no_notebook(kernel: FakeKernel) -> None:
