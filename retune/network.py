@@ -320,7 +320,7 @@ class _MachineCalls:
 
     def __init__(self, executable: "Executable") -> None:
         self._executable = executable
-        self.name = str(executable.lib.about.get("network", "main"))
+        self.name = executable.program.name
         self.input_names = tuple(executable.get_function_params("main"))
         self.inputs = dict.fromkeys(self.input_names, "of any shape that fits")
         self.outputs: dict[str, str] = {}

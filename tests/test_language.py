@@ -89,9 +89,6 @@ STANDARD = {
 }
 """Phrases in which a retired word has another meaning, or names stored data."""
 
-DEPRECATED = ("specialise", "specialisations")
-"""Old names that still work."""
-
 STORED = "without neighbours"
 """A metric in stored results."""
 
@@ -125,7 +122,7 @@ def wrong_name(name: str) -> str | None:
     for pattern, term in RETIRED_NAMES.items():
         if re.fullmatch(pattern, name):
             return f"{name} -> {term}"
-    if re.search(BRITISH, name.replace("_", " ")) and name not in DEPRECATED:
+    if re.search(BRITISH, name.replace("_", " ")):
         return f"{name} -> the American spelling"
     return None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler import auto_scheduler, te, vm
+from retune.compiler import auto_scheduler, te
 
 FILE = Path(__file__).parent / "cases" / "public_api.txt"
 MODULES = (
@@ -98,8 +98,6 @@ def _deprecated_task() -> object:
         (_deprecated_task, "SearchTask"),
         (lambda: auto_scheduler.ComputeDAG(compute=_tensors()), "compute_or_sche"),
         (lambda: auto_scheduler.DispatchContext.current(), "is an attribute"),
-        (lambda: vm.VMOptions(specialise="never"), "use specialize"),
-        (lambda: vm.VMOptions(specialisations=2), "use specializations"),
     ],
 )
 def test_a_deprecated_name_warns_and_names_its_successor(use: Callable[[], object], advice: str) -> None:

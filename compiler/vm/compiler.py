@@ -18,13 +18,20 @@ from retune.compiler.driver.coverage import CoverageReport
 from retune.compiler.driver.dispatch import is_enabled, is_silent
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.network_source import with_parameters
-from retune.compiler.errors import MachineError, ModelError, ModelFormatError, OptionError, TargetError
+from retune.compiler.errors import (
+    MachineError,
+    ModelError,
+    ModelFormatError,
+    OptionError,
+    ShapeMismatchError,
+    TargetError,
+)
 from retune.compiler.frontend.network import load_network_program
 from retune.compiler.frontend.onnx.program import load_program
 from retune.compiler.graph.ir import Array, Graph
 from retune.compiler.graph.pipeline import optimize
 from retune.compiler.graph.program import MAIN, Call, Function, Program, of_graph
-from retune.compiler.graph.region import GraphRegion, Param
+from retune.compiler.graph.region import GraphRegion, bind
 from retune.compiler.measure.record import BestProgram
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.host_array import HostArray
@@ -39,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 Params = Mapping[str, Any]
 Targets = Target | str | Mapping[Any, Target | str] | Sequence[Target | str]
-"""One target, or a mapping by device, or a list, that holds one."""
+"""A target, or a mapping by device or a list with a single target."""
 
 
 def compile(
@@ -130,8 +137,9 @@ class VMCompiler:
         self._executable = None
 
     def codegen(self) -> None:
-        """Generate kernels. Where records are used, one warning names the kernels worth tuning that none
-        serves. Raises: MachineError before `lower`; as `compile`.
+        """Generate kernels. Where records are used, one warning names the kernels worth tuning that have no record.
+
+        Raises: MachineError before `lower`; as `compile`.
         """
         if self._lowering is None:
             raise MachineError("there is nothing to generate code for: call lower first")
@@ -180,8 +188,8 @@ class VMCompiler:
         return program
 
 
-def _is_program(one: object) -> bool:
-    return all(hasattr(one, name) for name in ("steps", "record_id", "seconds"))
+def _is_program(value: object) -> bool:
+    return all(hasattr(value, name) for name in ("steps", "record_id", "seconds"))
 
 
 def _machine(target: Targets | None, target_host: Target | str | None) -> Target:
@@ -225,37 +233,27 @@ def _constants_of(program: Program) -> dict[str, Array]:
 
 def _bound_program(program: Program, params: Mapping[str, Array]) -> Program:
     """The program with constants in place of the inputs that `params` names. Raises: ModelFormatError."""
-    given = {param.name: param for param in program.inputs}
-    for name, array in params.items():
-        if name not in given:
-            raise ModelFormatError(f"the network has no input {name}; its inputs are {', '.join(given)}")
-        _check(given[name], array)
-    if not params:
-        return program
+    names = [param.name for param in program.inputs]
+    unknown = [name for name in params if name not in names]
+    if unknown:
+        raise ModelFormatError(f"the network has no input {unknown[0]}; its inputs are {', '.join(names)}")
+    try:
+        bind([param for param in program.inputs if param.name in params], params, "parameters")
+    except ShapeMismatchError as error:
+        raise ModelFormatError(str(error)) from None
     left = tuple(param for param in program.inputs if param.name not in params)
     main = replace(program.main, params=left)
     functions = {**program.functions, MAIN: main}
     return replace(program, functions=functions, constants={**program.constants, **params})
 
 
-def _check(param: Param, array: Array) -> None:
-    dims = param.dims
-    fits = dims is None or (
-        len(dims) == array.ndim
-        and all(not isinstance(dim, int) or dim == extent for dim, extent in zip(dims, array.shape, strict=True))
-    )
-    if not fits or param.dtype not in (None, array.dtype.name):
-        raise ModelFormatError(f"the input {param} is given a parameter of {array.dtype.name}{list(array.shape)}")
-
-
 def _about(lowering: Lowering, done: Lowered) -> dict[str, Any]:
     """Facts that travel with the executable."""
     rows = [
-        {"task": one.name, "key": one.task_key, "origin": str(one.origin), "tunable": one.tunable}
-        for one in done.coverage
+        {"task": row.name, "key": row.task_key, "origin": str(row.origin), "tunable": row.tunable}
+        for row in done.coverage
     ]
     return {
-        "network": lowering.program.name,
         **made_for(lowering.target, lowering.threads),
         "coverage": rows,
     }

@@ -34,11 +34,11 @@ class DeviceRun:
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         """The outputs, new arrays. Raises: MachineError when an array is not what the network takes; DeviceError."""
-        for place, (source, array) in enumerate(zip(self._sources, inputs, strict=True)):
+        for index, (source, array) in enumerate(zip(self._sources, inputs, strict=True)):
             source.take(array)
-            self._executor.set_input(place, array)
+            self._executor.set_input(index, array)
         self._executor.run()
         outputs = [self._allocator.array(shape, dtype, nbytes)[0] for shape, dtype, nbytes in self._outputs]
-        for place, array in enumerate(outputs):
-            self._executor.get_output(place, array)
+        for index, array in enumerate(outputs):
+            self._executor.get_output(index, array)
         return outputs

@@ -16,14 +16,14 @@ from retune.compiler.runtime.sequence import KernelSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlotAddress:
     """Where an argument lies: so many bytes, a multiple of 64, from the beginning of a slot."""
 
     slot: int
     offset: int = 0
 
 
-Operand = Place | Array
+Operand = SlotAddress | Array
 Note = Callable[[str, float], None]
 """Told the name of something that ran and the seconds that it took."""
 
@@ -88,13 +88,13 @@ class KernelRun:
             note(kernel.artifact.name, time.perf_counter() - start)
 
     def _move(self, addresses: Sequence[int]) -> None:
-        for slot, (place, before) in enumerate(zip(addresses, self._addresses, strict=True)):
-            if place != before:
-                if place % ALIGNMENT:
-                    raise ArtifactError(f"an array of a kernel begins at {place:#x}, no multiple of {ALIGNMENT}")
+        for slot, (start, before) in enumerate(zip(addresses, self._addresses, strict=True)):
+            if start != before:
+                if start % ALIGNMENT:
+                    raise ArtifactError(f"an array of a kernel begins at {start:#x}, no multiple of {ALIGNMENT}")
                 for move, number, offset in self._uses[slot]:
-                    move(number, place + offset)
-                self._addresses[slot] = place
+                    move(number, start + offset)
+                self._addresses[slot] = start
 
     def _bind(self, addresses: Sequence[int]) -> KernelSequence:
         self._uses = [[] for _ in addresses]
@@ -102,13 +102,16 @@ class KernelRun:
         workspace = self._workspace.array(nbytes) if nbytes else 0
         self._bound = []
         for kernel, operands in self._calls:
-            buffers = [one if not isinstance(one, Place) else addresses[one.slot] + one.offset for one in operands]
+            buffers = [
+                addresses[operand.slot] + operand.offset if isinstance(operand, SlotAddress) else operand
+                for operand in operands
+            ]
             # Checked here once; a move keeps sizes and types, which the callers have checked, so that only places
             # differ.
             bound = kernel.bind([*buffers, workspace], self._threads)
-            for number, one in enumerate(operands):
-                if isinstance(one, Place):
-                    self._uses[one.slot].append((bound.move, number, one.offset))
+            for number, operand in enumerate(operands):
+                if isinstance(operand, SlotAddress):
+                    self._uses[operand.slot].append((bound.move, number, operand.offset))
             self._bound.append(bound)
         self._addresses = list(addresses)
         return KernelSequence(self._bound)

@@ -48,8 +48,8 @@ class KernelStore:
     def kernel(self, artifact: KernelArtifact) -> Kernel:
         """The kernel, loaded. Raises: ArtifactError when it cannot be."""
         with self._lock:
-            held, kernel = self._loaded.get(artifact.name, (None, None))
-            if kernel is None or held is not artifact:
+            loaded, kernel = self._loaded.get(artifact.name, (None, None))
+            if kernel is None or loaded is not artifact:
                 kernel = Kernel(artifact)
             self._keep(self._loaded, artifact.name, (artifact, kernel))
             return kernel

@@ -2,7 +2,7 @@
 
 The file is an archive (`retune.compiler.runtime.archive`) of
 
-    library.json      facts about the network, tuned programs
+    library.json      facts about the kernels, tuned programs
     kernels.json      name, arguments, packing, workspace of every kernel
     kernels/NAME.o    its object code
 
@@ -29,7 +29,7 @@ KIND, VERSION = VM_EXECUTABLE, 4
 @dataclass(frozen=True, slots=True, eq=False)
 class VMLibrary:
     """What a program needs beside its statements: `kernels` that plans call, tuned `programs` for regions that are
-    compiled when their shapes are known; `about` is JSON: network, target, threads, what kernels were built from.
+    compiled when their shapes are known; `about` is JSON: target, threads, what kernels were built from.
     """
 
     kernels: tuple[KernelArtifact, ...] = ()

@@ -5,7 +5,6 @@ arrays that come out are the caller's own.
 """
 
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -271,11 +270,6 @@ class VirtualMachine:
         for region in regions:
             region.wait()
         return tuple(report for region in regions for report in region.reports)
-
-    def specialisations(self) -> tuple[Any, ...]:
-        """The old name of `specializations`."""
-        warnings.warn("`VirtualMachine.specialisations` is deprecated; use specializations", DeprecationWarning, 2)
-        return self.specializations()
 
     # Constants that are bound late
 

@@ -18,7 +18,7 @@ from retune.compiler.executor.plan import BufferKind, Plan
 from retune.compiler.runtime.artifact import Array
 from retune.compiler.runtime.buffers import address, constant_array
 from retune.compiler.runtime.loader import Kernel
-from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, Place
+from retune.compiler.vm.kernel_run import KernelRun, Note, Operand, SlotAddress
 from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.values import described
 
@@ -31,31 +31,30 @@ class ConstantPool:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, tuple[int, ...], int], list[weakref.ref[Array]]] = {}
-        self._places: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Array]
-        self._places = weakref.WeakValueDictionary()
+        self._by_address: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Array]
+        self._by_address = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def interned(self, array: Array) -> Array:
-        """An array with the same elements, dense, aligned and not to be written."""
-        given = np.ascontiguousarray(array).reshape(array.shape)
-        place = (given.dtype.name, given.shape, address(given))
-        there = self._places.get(place)
-        if there is not None:  # it is alive, so this is its memory
-            return there
-        words = _words(given)
+        """The pool's array with the elements of `array`: dense, aligned and not to be written."""
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        known = self._by_address.get((dense.dtype.name, dense.shape, address(dense)))
+        if known is not None:  # it is alive, so this is its memory
+            return known
+        words = _words(dense)
         # Hash consing: the checksum finds candidates, and equality of all bytes decides.
-        key = (given.dtype.name, given.shape, zlib.crc32(words.data))
+        key = (dense.dtype.name, dense.shape, zlib.crc32(words.data))
         with self._lock:
-            alive = [one for one in self._known.get(key, ()) if one() is not None]
-            for one in alive:
-                other = one()
+            alive = [reference for reference in self._known.get(key, ()) if reference() is not None]
+            for reference in alive:
+                other = reference()
                 if other is not None and np.array_equal(_words(other), words):
                     return other
             # A view, so that the weak references end with the pool's users and not with the caller's own array.
-            found = constant_array(given).view()
-            self._known[key] = [*alive, weakref.ref(found)]
-            self._places[found.dtype.name, found.shape, address(found)] = found
-        return found
+            pooled = constant_array(dense).view()
+            self._known[key] = [*alive, weakref.ref(pooled)]
+            self._by_address[pooled.dtype.name, pooled.shape, address(pooled)] = pooled
+        return pooled
 
 
 POOL = ConstantPool()
@@ -81,8 +80,8 @@ def _nothing() -> None:
 
 
 class Source:
-    """An input of a network, and the array that it was given last. A register's array keeps its type, shape and
-    address, so that very array fits again and is where it was.
+    """An input of a network, and the last array passed for it. The array of a value keeps its type, shape and address:
+    the same array fits again without a check.
     """
 
     __slots__ = ("_dtype", "_name", "_shape", "address", "known")
@@ -93,7 +92,7 @@ class Source:
         self.address = 0
 
     def take(self, array: Array) -> None:
-        """Make this the last array. Raises: MachineError when it is not what the network takes."""
+        """Make `array` the last array. Raises: MachineError when the network takes another type or shape."""
         if type(array) is not np.ndarray or array.dtype != self._dtype or array.shape != self._shape:
             kind = f"{self._dtype.name}{list(self._shape)}"
             raise MachineError(f"{self._name} is {kind}, not {described(array)}")
@@ -117,31 +116,31 @@ class PlanRun:
         outputs = [plan.buffers[number] for number in plan.outputs]
         self._outputs = tuple((spec.shape, np.dtype(spec.dtype), spec.nbytes) for spec in outputs)
         constants = {number: POOL.interned(array) for number, array in network.constants.items()}
-        slots = {number: Place(slot) for slot, number in enumerate(plan.inputs)}
+        slots = {number: SlotAddress(slot) for slot, number in enumerate(plan.inputs)}
         self._copies: list[tuple[int, Array | int]] = []
         # Two outputs of one buffer: the first is written, the second copied, since callers own each result alone.
         owners: dict[int, int] = {}
-        for place, number in enumerate(plan.outputs):
+        for index, number in enumerate(plan.outputs):
             root = plan.buffers[number].storage
             kind = plan.buffers[root].kind
             if kind is BufferKind.INTERMEDIATE or plan.buffers[number].nbytes != plan.buffers[root].nbytes:
                 name = plan.buffers[number].name  # a kernel would write beyond its array, or not into it
                 raise ArtifactError(f"network {plan.name}: the output {name} is not a whole buffer of its own")
             if kind is BufferKind.CONSTANT:
-                self._copies.append((place, constants[root]))
+                self._copies.append((index, constants[root]))
             elif kind is BufferKind.INPUT:
-                self._copies.append((place, plan.inputs.index(root)))
+                self._copies.append((index, plan.inputs.index(root)))
             elif root in owners:
-                self._copies.append((place, len(plan.inputs) + owners[root]))
+                self._copies.append((index, len(plan.inputs) + owners[root]))
             else:
-                owners[root] = place
-                slots[root] = Place(len(plan.inputs) + place)
+                owners[root] = index
+                slots[root] = SlotAddress(len(plan.inputs) + index)
         last = len(plan.inputs) + len(plan.outputs)
 
         def operand(number: int) -> Operand:
             root = plan.buffers[number].storage
             if plan.buffers[root].kind is BufferKind.INTERMEDIATE:
-                return Place(last, plan.buffers[root].offset)
+                return SlotAddress(last, plan.buffers[root].offset)
             return constants[root] if root in constants else slots[root]
 
         calls = [(by_name[call.kernel], [operand(number) for number in call.buffers]) for call in plan.calls]
@@ -158,8 +157,8 @@ class PlanRun:
         if len(inputs) != len(self._sources):
             raise MachineError(f"a network of {len(self._sources)} inputs is given {len(inputs)} arrays")
         addresses = []
-        for place, source in self._sources:
-            array = inputs[place]
+        for index, source in self._sources:
+            array = inputs[index]
             # Identity first: checking type and shape of every input would take longer than a small kernel.
             if array is None or source.known() is not array:
                 source.take(array)
@@ -173,7 +172,7 @@ class PlanRun:
             # Asked for in every call: another network may have made the shared arena larger, and so have moved it.
             addresses.append(self._arena.address(self._arena_bytes))
             self._run(addresses, note)
-        for place, origin in self._copies:
+        for index, origin in self._copies:
             array = origin if not isinstance(origin, int) else [*inputs, *outputs][origin]
-            np.copyto(outputs[place], array.reshape(outputs[place].shape))
+            np.copyto(outputs[index], array.reshape(outputs[index].shape))
         return outputs

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from retune.compiler.errors import MachineError, RetuneError, UnknownValueError
+from retune.compiler.errors import RetuneError, UnknownValueError
 from retune.compiler.executor.executors import gpu_count
 from retune.compiler.graph.ir import Graph
 from retune.compiler.graph.memoize import MemoizedConstants, memoizing
@@ -29,7 +29,6 @@ from retune.compiler.vm.options import BACKGROUND, NEVER
 from retune.compiler.vm.plan_run import Callee, PlanRun
 from retune.compiler.vm.resources import Resources
 from retune.compiler.vm.subgraph import TunedPrograms, compile_subgraph
-from retune.compiler.vm.values import described
 
 _log = logging.getLogger(__name__)
 Key = tuple[tuple[Shape, ...], tuple[tuple[str, bytes], ...]]
@@ -50,14 +49,14 @@ class Specialization:
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
-        origins = [each.origin for each in self.coverage if each.tunable]
-        counts = ", ".join(f"{origins.count(kind)} {kind}" for kind in dict.fromkeys(origins))
+        origins = [row.origin for row in self.coverage if row.tunable]
+        counts = ", ".join(f"{origins.count(origin)} {origin}" for origin in dict.fromkeys(origins))
         return f"{self.region}({shapes}): {self.seconds:.2f} s, {self.built} kernels built; {counts or 'none to tune'}"
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known for one key: the graph until it is compiled, and what it was compiled to."""
+    """A graph until it is compiled, and then the code."""
 
     passed: tuple[int, ...]
     graph: Graph | None
@@ -95,14 +94,15 @@ class RegionCompiler:
         return partial(self.evaluated, region, fixed) if is_host else SpecializedRegion(region, fixed, self)
 
     def evaluated(self, region: Region, fixed: Mapping[str, Array], inputs: Sequence[Array]) -> list[Array]:
-        """What NumPy makes of a region, whose inputs that are not `fixed` are given in order, in arrays that kernels
-        can read. Raises: what `evaluate` raises.
+        """The results of a region by NumPy, in arrays that kernels can read. `inputs` has those that are not `fixed`.
+
+        Raises: what `evaluate` raises.
         """
         arrays = {**dict(zip(_passed(region, fixed), inputs, strict=True)), **fixed}
         copies = []
-        for found in region.evaluate(arrays, self.constants):
-            array, _ = self._resources.allocator.array(found.shape, found.dtype, found.nbytes)
-            np.copyto(array, found)
+        for result in region.evaluate(arrays, self.constants):
+            array, _ = self._resources.allocator.array(result.shape, result.dtype, result.nbytes)
+            np.copyto(array, result)
             copies.append(array)
         return copies
 
@@ -120,7 +120,7 @@ class RegionCompiler:
         start, before = time.perf_counter(), STORE.use.built
         with memoizing(self.memoized):
             network = compile_subgraph(graph, self.target, self._resources.threads, self._programs)
-        kernels = {each.name: STORE.kernel(each) for each in network.kernels if each.device is None}
+        kernels = {kernel.name: STORE.kernel(kernel) for kernel in network.kernels if kernel.device is None}
         run: Run
         if gpu_count(network):
             run = DeviceRun(network, kernels, self._resources)
@@ -132,7 +132,7 @@ class RegionCompiler:
 
 def _passed(region: Region, fixed: Mapping[str, Array]) -> list[str]:
     """The inputs that calls pass: those that are not the same array in every call."""
-    return [each for each in region.inputs if each not in fixed]
+    return [name for name in region.inputs if name not in fixed]
 
 
 class SpecializedRegion:
@@ -144,13 +144,13 @@ class SpecializedRegion:
         self._fixed = dict(fixed)
         self._compiler = compiler
         self._passed = _passed(region, fixed)
-        self._needed = {each for each in region.determining if each not in fixed}
+        self._needed = {name for name in region.determining if name not in fixed}
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def reports(self) -> tuple[Specialization, ...]:
-        """What was compiled and is kept, the one that was used last at the end."""
+        """Reports on the compiled graphs that are kept, in the order of their last use."""
         with self._lock:
             return tuple(entry.report for entry in self._entries.values() if entry.report is not None)
 
@@ -182,11 +182,6 @@ class SpecializedRegion:
         return {name: array for name, array in named if name in self._needed}
 
     def _entry(self, inputs: Sequence[Array]) -> _Entry:
-        if len(inputs) != len(self._passed):
-            raise MachineError(f"region {self.name} takes {len(self._passed)} arrays, not {len(inputs)}")
-        for name, each in zip(self._passed, inputs, strict=True):
-            if not isinstance(each, np.ndarray):
-                raise MachineError(f"region {self.name}, input {name}: an array is needed, not {described(each)}")
         key = self._key(inputs)
         entry = self._entries.get(key)
         if entry is None:
@@ -199,8 +194,8 @@ class SpecializedRegion:
         """Make the graph for shapes that were not met yet, and compile it if that is wanted now."""
         shapes = {name: array.shape for name, array in zip(self._passed, inputs, strict=True)}
         graph = self._graph(shapes, inputs)
-        places = {name: number for number, name in enumerate(self._passed)}
-        passed = tuple(places[value.name] for value in graph.inputs if value.name in places)
+        numbers = {name: number for number, name in enumerate(self._passed)}
+        passed = tuple(numbers[value.name] for value in graph.inputs if value.name in numbers)
         entry = _Entry(passed, graph)
         policy = self._compiler.options.specialize
         if policy == BACKGROUND:
@@ -216,19 +211,19 @@ class SpecializedRegion:
 
     def _graph(self, shapes: Mapping[str, Shape], inputs: Sequence[Array]) -> Graph:
         """The region's graph. More inputs than the region said may turn out to decide on shapes."""
-        every = dict(shapes) | {name: array.shape for name, array in self._fixed.items()}
+        shapes = {**shapes, **{name: array.shape for name, array in self._fixed.items()}}
         constants = self._compiler.constants
         # Ends: each round but the last adds an input to `_needed`, of which there are finitely many.
         while True:
             try:
                 with memoizing(self._compiler.memoized):
-                    return self._region.specialize(every, self._values(inputs) | self._fixed, constants)
+                    return self._region.specialize(shapes, self._values(inputs) | self._fixed, constants)
             except UnknownValueError as error:
-                more = set(error.inputs) & set(self._passed) - self._needed
-                if not more:
+                missing = set(error.inputs) & set(self._passed) - self._needed
+                if not missing:
                     raise
                 with self._lock:
-                    self._needed |= more
+                    self._needed |= missing
                     self._entries.clear()  # their keys do not have these values
 
     def _compile(self, entry: _Entry, shapes: Mapping[str, Shape]) -> None:

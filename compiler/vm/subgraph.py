@@ -29,8 +29,8 @@ class TunedPrograms:
     def __init__(self, programs: Sequence[BestProgram] = ()) -> None:
         self._best: dict[str, BestProgram] = {}
         # The slowest first, so that the fastest is the one that stays under its key.
-        for one in sorted(programs, key=lambda each: each.seconds, reverse=True):
-            self._best[one.task_key] = one
+        for program in sorted(programs, key=lambda program: program.seconds, reverse=True):
+            self._best[program.task_key] = program
 
     @property
     def best(self) -> tuple[BestProgram, ...]:
@@ -39,26 +39,26 @@ class TunedPrograms:
 
     def chosen(self, cut: Partition) -> dict[str, BestProgram]:
         """The programs for the tasks of a network, by workload key."""
-        found: dict[str, BestProgram] = {}
+        chosen: dict[str, BestProgram] = {}
         for task in (*cut.tasks, *(other.task for other in cut.alternatives)):
             exact = self._best.get(task.workload_key)
             if exact is not None:
-                found[task.workload_key] = replace(exact, record_id=exact.record_id or "of a log")
+                chosen[task.workload_key] = replace(exact, record_id=exact.record_id or "of a log")
         for task, tunable in zip(cut.tasks, cut.tunable, strict=True):
-            if tunable and task.workload_key not in found and self._best:
+            if tunable and task.workload_key not in chosen and self._best:
                 steps = transfer_program(task, self._best.values())
                 if steps is not None:
                     text = dump_steps(steps)
-                    found[task.workload_key] = BestProgram(task.workload_key, text, mutation=FITTED_CANDIDATE)
-        return found
+                    chosen[task.workload_key] = BestProgram(task.workload_key, text, mutation=FITTED_CANDIDATE)
+        return chosen
 
 
 def known_programs(target: Target, best: Mapping[str, BestProgram]) -> tuple[BestProgram, ...]:
     """What `best` and the dispatch context of this thread know, as data."""
-    told = [BestProgram(key, one.steps, one.seconds, one.record_id) for key, one in best.items()]
+    passed = [BestProgram(key, program.steps, program.seconds, program.record_id) for key, program in best.items()]
     context = DispatchContext.current.programs(target) if is_enabled() else ()
-    heard = [BestProgram(one.task_key, one.steps, one.seconds) for one in context]
-    return tuple(one for one in (*told, *heard) if not math.isnan(one.seconds))
+    entered = [BestProgram(program.task_key, program.steps, program.seconds) for program in context]
+    return tuple(program for program in (*passed, *entered) if not math.isnan(program.seconds))
 
 
 def compile_subgraph(graph: Graph, target: Target, threads: int, programs: TunedPrograms) -> CompiledNetwork:
