@@ -3,7 +3,8 @@
 The result is a constant, so the data must be known at compile time. If it is not, the error names the inputs to fix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 
 import numpy as np
 
@@ -53,33 +54,29 @@ def _corners(boxes: Array, *, centred: bool) -> tuple[Array, Array]:
     return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
 
 
-_CHUNK = 512
-"""Boxes compared at a time: with a few good boxes most are never visited."""
-
-
-def _overlaps(low: Array, high: Array, boxes: Array, box: int) -> Array:
-    """Intersection over union of `boxes` with box number `box`; 0 for empty boxes."""
-    low, high, own = low[boxes], high[boxes], (low[box], high[box])
-    sides = np.maximum(np.minimum(high, own[1]) - np.maximum(low, own[0]), 0)
-    shared = sides.prod(axis=1)
-    areas, area = (high - low).prod(axis=1), (own[1] - own[0]).prod()
-    joined = areas + area - shared
+def _overlapping(low: Array, high: Array, box: int, threshold: float) -> Array:
+    """Whether the intersection over union of each box with one box exceeds a threshold; that of empty boxes is 0."""
+    sides = np.maximum(np.minimum(high, high[box]) - np.maximum(low, low[box]), 0)
+    shared, areas = sides[:, 0] * sides[:, 1], (high[:, 0] - low[:, 0]) * (high[:, 1] - low[:, 1])
+    joined = areas + areas[box] - shared
     solid = (shared > 0) & (areas > 0) & (joined > 0)
-    return np.where(solid, shared / np.where(solid, joined, 1), 0.0)
+    return ~(np.where(solid, shared / np.where(solid, joined, 1), 0.0) <= threshold)
 
 
-def _suppress(low: Array, high: Array, order: Array, most: int, threshold: float) -> list[int]:
+_MOST_SHARED = 4096
+"""Boxes of an image up to which its classes share overlaps: one byte for each pair of boxes."""
+
+
+def _suppress(order: Array, most: int, overlapping: Callable[[int], Array]) -> list[int]:
     """At most `most` boxes in order, each without an overlap with a box before it."""
     kept: list[int] = []
-    for start in range(0, len(order), _CHUNK):
-        chunk = order[start : start + _CHUNK]
-        for box in kept:
-            chunk = chunk[_overlaps(low, high, chunk, box) <= threshold]
-        while len(chunk) and len(kept) < most:
-            kept.append(int(chunk[0]))
-            chunk = chunk[1:][_overlaps(low, high, chunk[1:], kept[-1]) <= threshold]
+    suppressed = None
+    for box in order.tolist():
         if len(kept) >= most:
             break
+        if suppressed is None or not suppressed[box]:
+            kept.append(box)
+            suppressed = overlapping(box) if suppressed is None else suppressed | overlapping(box)
     return kept
 
 
@@ -90,13 +87,16 @@ def _non_max_suppression(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     limits = [array.ravel()[0].item() if array.size else None for array in settings]
     most, threshold, lowest = int(limits[0] or 0), limits[1] or 0.0, limits[2]
     rows = []
-    for image, column in np.ndindex(scores.shape[:2]):
+    for image in range(len(scores)):
         low, high = _corners(boxes[image], centred=bool(node.integer("center_point_box", 0)))
-        own = scores[image, column]
-        # Of equal scores the first box wins, as in ONNX Runtime.
-        order = np.argsort(-own, kind="stable")
-        order = order if lowest is None else order[own[order] > lowest]
-        rows += [(image, column, box) for box in _suppress(low, high, order, most, threshold)]
+        overlapping: Callable[[int], Array] = partial(_overlapping, low, high, threshold=threshold)
+        if len(low) <= _MOST_SHARED:
+            overlapping = cache(overlapping)
+        for column, own in enumerate(scores[image]):
+            # Of equal scores the first box wins, as in ONNX Runtime.
+            order = np.argsort(-own, kind="stable")
+            order = order if lowest is None else order[own[order] > lowest]
+            rows += [(image, column, box) for box in _suppress(order, most, overlapping)]
     return [builder.constant(np.asarray(rows, "int64").reshape(-1, 3), node.outputs[0])]
 
 

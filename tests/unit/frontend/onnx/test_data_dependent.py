@@ -19,6 +19,7 @@ _RNG = np.random.default_rng(3)
 _CORNERS = np.sort(_RNG.uniform(0, 1, (2, 30, 2, 2)), axis=2).reshape(2, 30, 4).astype(np.float32)
 _SCORES = _RNG.uniform(0, 1, (2, 3, 30)).astype(np.float32)
 _LIMITS = [np.array([5]), np.array([0.3], np.float32), np.array([0.2], np.float32)]
+_MANY = np.tile(_CORNERS[:1], (1, 140, 1)) + _RNG.uniform(0, 9, (1, 4200, 1)).astype(np.float32)
 _WHOLE = _RNG.integers(0, 3, (4, 3)).astype(np.float32)
 
 CASES: list[tuple[str, list[np.ndarray[Any, Any]], int, dict[str, Any]]] = [
@@ -28,6 +29,12 @@ CASES: list[tuple[str, list[np.ndarray[Any, Any]], int, dict[str, Any]]] = [
     ("Unique", [_WHOLE], 4, {"axis": 1}),
     ("NonMaxSuppression", [_CORNERS, _SCORES, *_LIMITS], 1, {}),
     ("NonMaxSuppression", [_CORNERS, _SCORES, *_LIMITS], 1, {"center_point_box": 1}),
+    (
+        "NonMaxSuppression",
+        [_MANY, _RNG.uniform(0, 1, (1, 2, 4200)).astype(np.float32), np.array([900]), _LIMITS[1]],
+        1,
+        {},
+    ),
 ]
 
 
