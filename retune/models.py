@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 
 from retune.compiler.errors import ModelError, ModelFormatError, OptionError, UnsupportedOperatorError, install_hint
+from retune.compiler.frontend.onnx.model_file import with_external_weights
 from retune.compiler.runtime.atomic_write import atomic_write
 from retune.network import Signature
 
@@ -53,21 +54,34 @@ def model_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], folde
 
 
 def store_onnx(model: onnx.ModelProto, name: str, folder: Path) -> str:
-    """The path of an ONNX file with this model; its name has the checksum of the content."""
+    """The path of an ONNX file with this model, large weights in a second file beside it; the checksum of the content
+    is part of both names.
+    """
+    light, large = with_external_weights(model)
     try:
         # Without it protobuf writes maps in an order that changes, and equal models would be different files.
-        content = model.SerializeToString(deterministic=True)
+        checksum = hashlib.sha256(light.SerializeToString(deterministic=True))
     except ValueError as error:  # of protobuf, beyond 2 GiB
         raise ModelFormatError(f"the model {name} is larger than one ONNX file can be; save it with external data and "
                                "give the path") from error  # fmt: skip
+    for tensor in large:
+        checksum.update(tensor.raw_data)
     label = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]
     # 12 hexadecimal digits are 48 bits: a collision is not to be feared among the models of one state folder.
-    path = folder / f"{label}-{hashlib.sha256(content).hexdigest()[:12]}.onnx"
+    path = folder / f"{label}-{checksum.hexdigest()[:12]}.onnx"
+    weights = path.with_suffix(".weights")
+    # Processes that store the same model at once write the same bytes: whichever is last wins, and readers see it
+    # complete.
+    if large and not weights.exists():
+        with atomic_write(weights) as temporary, temporary.open("wb") as file:
+            for tensor in large:
+                file.write(tensor.raw_data)
     if not path.exists():
-        # Processes that store the same model at once write the same bytes: whichever is last wins, and readers see it
-        # complete.
+        for tensor in light.graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                tensor.external_data.add(key="location", value=weights.name)
         with atomic_write(path) as temporary:
-            temporary.write_bytes(content)
+            temporary.write_bytes(light.SerializeToString(deterministic=True))
     return str(path)
 
 

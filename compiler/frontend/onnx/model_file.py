@@ -199,13 +199,7 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     }
     if not large:
         return model
-    light = onnx.ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _copy(light, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _copy(light.graph, field.name, value)
+    light = _without_initializers(model)
     declared = {entry.name for entry in model.graph.input}
     for tensor in model.graph.initializer:
         if tensor.name not in large:
@@ -213,6 +207,34 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         elif tensor.name not in declared:
             entry = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             light.graph.input.append(entry)
+    return light
+
+
+def with_external_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """The model with large initializers one after another in a file that is yet to be named, and these initializers."""
+    light, large, offset = _without_initializers(model), [], 0
+    for tensor in model.graph.initializer:
+        length = len(tensor.raw_data)
+        if length <= _LARGE_BYTES:
+            light.graph.initializer.append(tensor)
+            continue
+        large.append(tensor)
+        entry = light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        entry.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("offset", offset), ("length", length)):
+            entry.external_data.add(key=key, value=str(value))
+        offset += length
+    return light, large
+
+
+def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    light = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _copy(light, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _copy(light.graph, field.name, value)
     return light
 
 

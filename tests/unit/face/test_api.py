@@ -16,6 +16,7 @@ import pytest
 import retune
 from retune.compiler.errors import ArtifactError, ModelFormatError, OptionError
 from retune.compiler.runtime.buffers import aligned_copy
+from retune.models import store_onnx
 
 WEIGHT = np.random.default_rng(0).standard_normal((64, 10)).astype("float32")
 
@@ -279,3 +280,29 @@ def test_a_file_that_is_no_network_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.retune").write_bytes(b"no archive")
     with pytest.raises(ArtifactError, match=r"bad\.retune"):
         retune.load(tmp_path / "bad.retune")
+
+
+def test_large_weights_of_a_model_in_memory_are_stored_beside_it(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    large = [rng.standard_normal((160, 160)).astype("float32") for _ in range(2)]
+    small = rng.standard_normal((160, 2)).astype("float32")
+    names = ["x", "a", "b", "y"]
+    factors = [*large, small]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]]) for n in range(3)],
+        "chain",
+        [onnx.helper.make_tensor_value_info("x", 1, [1, 160])],
+        [onnx.helper.make_tensor_value_info("y", 1, [1, 2])],
+        [onnx.numpy_helper.from_array(factor, f"w{n}") for n, factor in enumerate(factors)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    path = Path(store_onnx(model, "chain", tmp_path))
+    assert path.stat().st_size < 4096
+    assert path.with_suffix(".weights").read_bytes() == b"".join(array.tobytes() for array in large)
+    onnx.checker.check_model(path)
+    x = rng.standard_normal((1, 160)).astype("float32")
+    network = retune.compile(model, store=tmp_path / "store", threads=1)
+    np.testing.assert_allclose(network(x), x @ large[0] @ large[1] @ small, rtol=1e-3, atol=1e-3)
+    assert store_onnx(model, "chain", tmp_path) == str(path)
+    model.graph.initializer[0].raw_data = large[1].tobytes()
+    assert store_onnx(model, "chain", tmp_path) != str(path)
