@@ -9,8 +9,9 @@ saturate. Where an error is larger than float32's usual one, `accuracy` says wha
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -52,6 +53,73 @@ Run = Callable[[], object]
 Result = TypeVar("Result")
 
 
+@dataclass(slots=True)
+class _Peers:
+    """The engines beside ours that run `model`: how they are called, what they compute, and why one is missing."""
+
+    model: bytes
+    threads: int
+    instances: int
+    runs: dict[str, Sequence[Run]] = field(default_factory=dict)
+    outputs: dict[str, Outputs] = field(default_factory=dict)
+    optimized: Outputs | None = None
+    """The outputs of ONNX Runtime with its graph optimizations."""
+    notes: list[str] = field(default_factory=list)
+
+    def add_onnx_runtime(self, executor: GraphExecutor, seed: int, *, is_quantized: bool) -> Inputs | None:
+        """Run ONNX Runtime on random inputs of `executor`, which are returned; None where it has no session."""
+        if not is_installed():
+            self.notes.append(f"ONNX Runtime is not installed: {install_hint('report')}")
+            return None
+        inputs: Inputs | None = None
+        try:
+            sessions = [OnnxRuntime(self.model, self.threads) for _ in range(self.instances)]
+            inputs = _comparable_inputs(executor, seed, sessions[0].run)
+            self.outputs[REFERENCE] = self.optimized = sessions[0].run(inputs)
+            self.runs[REFERENCE] = [partial(session.run, inputs) for session in sessions]
+            if is_quantized:
+                # Its unfused nodes dequantize to float32, so nothing saturates.
+                self.outputs[REFERENCE] = OnnxRuntime(self.model, self.threads, is_optimized=False).run(inputs)
+        except MeasureError as error:
+            # A peer that cannot run the model must not end our comparison.
+            self.notes.append(str(error))
+        return inputs
+
+    def add_openvino(self, inputs: Inputs) -> None:
+        """Run OpenVINO on `inputs` where it is installed and can run the model."""
+        if openvino.is_installed():
+            try:
+                peer = openvino.OpenVino(self.model, self.threads, self.instances)
+                self.outputs[OPENVINO] = peer.run(inputs)
+                self.runs[OPENVINO] = [partial(peer.run, inputs, number) for number in range(self.instances)]
+            except MeasureError as error:
+                self.notes.append(str(error))
+
+    def judge(
+        self, outputs: Mapping[str, Outputs], networks: Collection[str], inputs: Inputs, tolerances: tuple[float, float]
+    ) -> tuple[str, dict[str, float], float]:
+        """What the `outputs` of all contenders are compared with, the error of each, and how large the errors of
+        `networks` may be. `tolerances` are those of `_tolerances`.
+        """
+        least, tolerance = tolerances
+        reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
+        errors = {name: errors_of(each, outputs[reference]) for name, each in outputs.items()}
+        worst = {name: float(np.max(error[:, 0], initial=0.0)) for name, error in errors.items()}
+        is_far = reference != REFERENCE or any(worst[name] > least for name in networks)
+        if is_far and is_installed():
+            try:
+                reference, exact, limits = judge(self.model, self.threads, inputs, self.optimized, least)
+                errors = {name: errors_of(each, exact) for name, each in outputs.items()}
+                ratios = np.max([errors[name] / limits for name in networks], axis=0)
+                # The output, and of its largest and its mean error the one, that decide.
+                row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
+                worst = {name: float(error[row, column]) for name, error in errors.items()}
+                tolerance = float(limits[row, column])
+            except MeasureError as error:
+                self.notes.append(str(error))
+        return reference, worst, tolerance
+
+
 def compare_networks(
     networks: Mapping[str, Path], model: bytes, threads: int, seed: int, instances: int = 1
 ) -> Comparison:
@@ -61,63 +129,28 @@ def compare_networks(
     Raises: ArtifactError.
     """
     libraries = {name: Library.load(path) for name, path in networks.items()}
-    loaded = {name: library.network for name, library in libraries.items()}
+    loaded = [library.network for library in libraries.values()]
     pools = {name: _executors(library, threads, instances) for name, library in libraries.items()}
-    executors = {name: pool[0] for name, pool in pools.items()}
-    first = next(iter(executors.values()))
+    executors = [pool[0] for pool in pools.values()]
+    peers = _Peers(model, threads, instances)
+    inputs = peers.add_onnx_runtime(executors[0], seed, is_quantized=_is_quantized(loaded))
+    inputs = inputs or _comparable_inputs(executors[0], seed, partial(_outputs, executors[0]))
+    computed = {name: [_outputs(executor, inputs) for executor in pool] for name, pool in pools.items()}
+    outputs = {name: results[0] for name, results in computed.items()}
+    peers.add_openvino(inputs)
     runs: dict[str, Sequence[Run]] = {name: [executor.run for executor in pool] for name, pool in pools.items()}
-    outputs: dict[str, Outputs] = {}
-    optimized: Outputs | None = None
-    inputs: Inputs | None = None
-    note = "" if is_installed() else f"ONNX Runtime is not installed: {install_hint('report')}"
-    if is_installed():
-        try:
-            sessions = [OnnxRuntime(model, threads) for _ in range(instances)]
-            inputs = _comparable_inputs(first, seed, sessions[0].run)
-            outputs[REFERENCE] = optimized = sessions[0].run(inputs)
-            runs[REFERENCE] = [partial(session.run, inputs) for session in sessions]
-            if _is_quantized(loaded.values()):
-                # Its unfused nodes dequantize to float32, so nothing saturates.
-                outputs[REFERENCE] = OnnxRuntime(model, threads, is_optimized=False).run(inputs)
-        except MeasureError as error:
-            # A peer that cannot run the model must not end our comparison.
-            note = str(error)
-    inputs = inputs or _comparable_inputs(first, seed, partial(_outputs, first))
-    found = {name: [_outputs(one, inputs) for one in pool] for name, pool in pools.items()}
-    outputs |= {name: every[0] for name, every in found.items()}
-    if openvino.is_installed():
-        try:
-            peer = openvino.OpenVino(model, threads, instances)
-            outputs[OPENVINO] = peer.run(inputs)
-            runs[OPENVINO] = [partial(peer.run, inputs, number) for number in range(instances)]
-        except MeasureError as error:
-            note = f"{note}; {error}" if note else str(error)
-    reference = REFERENCE if REFERENCE in outputs else next(iter(outputs))
-    on_gpu = any(len(executor.devices) > 1 for executor in executors.values())
+    runs |= peers.runs
+    on_gpu = any(len(executor.devices) > 1 for executor in executors)
     timed = _time_interleaved(runs, threads * instances)
     shares = [share for _, share in timed.values() if share is not None]
     # A thread that waits for a GPU, or for another instance, is not disturbed.
     contention = max(shares) if shares and not on_gpu and instances == 1 else None
-    least, tolerance = _tolerances(loaded.values())
-    errors = {name: errors_of(found, outputs[reference]) for name, found in outputs.items()}
-    worst = {name: float(np.max(found[:, 0], initial=0.0)) for name, found in errors.items()}
-    is_far = reference != REFERENCE or any(worst[name] > least for name in networks)
-    if is_far and is_installed():
-        try:
-            reference, exact, limits = judge(model, threads, inputs, optimized, least)
-            errors = {name: errors_of(found, exact) for name, found in outputs.items()}
-            ratios = np.max([errors[name] / limits for name in networks], axis=0)
-            # The output, and of its largest and its mean error the one, that decide.
-            row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
-            worst = {name: float(found[row, column]) for name, found in errors.items()}
-            tolerance = float(limits[row, column])
-        except MeasureError as error:
-            note = f"{note}; {error}" if note else str(error)
+    reference, errors, tolerance = peers.judge({**outputs, **peers.outputs}, networks, inputs, _tolerances(loaded))
     contenders = tuple(
-        Contender(name, timed[name][0], None if name == reference else worst[name], is_peer=name not in networks)
+        Contender(name, timed[name][0], None if name == reference else errors[name], is_peer=name not in networks)
         for name in runs
     )
-    return Comparison(reference, contenders, note, tolerance, contention, instances)
+    return Comparison(reference, contenders, "; ".join(peers.notes), tolerance, contention, instances)
 
 
 def choose_instances(networks: Mapping[int, Path], threads: int, seed: int) -> int:

@@ -162,7 +162,7 @@ def winograd_conv(
     """
     alpha, taps, (channels_in, channels_out) = packed.shape[0], packed.shape[2:-2], packed.shape[-2:]
     tile = alpha - kernel + 1
-    a, b, _ = transform_matrices(tile, kernel)
+    _, b, _ = transform_matrices(tile, kernel)
     batch = data.shape[0]
     extents = [have + sum(pad) for have, pad in zip(data.shape[1:-1], pads, strict=True)]
     depth, (out_h, out_w) = tuple(extents[:-2]), (extent - kernel + 1 for extent in extents[-2:])
@@ -198,12 +198,20 @@ def winograd_conv(
     shape = (alpha, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out)
     names = (*outer, "th", "tw", "co")
     product = te.compute(shape, multiply, "bgemm", dict(attrs or {}), varargs_names=names)
-    columns_of = _products(list(zip(*a, strict=True)))
+    return _transform_back(product, kernel, (batch, *out_depth, out_h, out_w, channels_out), name)
+
+
+def _transform_back(product: Tensor, kernel: int, shape: Sequence[int], name: str) -> Tensor:
+    """The result of `shape`: tiles of outputs from their `product`, which is of shape (alpha, alpha, N, ..., CO)."""
+    alpha, depth = product.shape[0], shape[1:-3]
+    tile = alpha - kernel + 1
+    columns_of = _products(list(zip(*transform_matrices(tile, kernel)[0], strict=True)))
+    outer = ("z",) * len(depth)
     inverse = te.compute(
-        (tile, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out),
+        (tile, *product.shape[1:]),
         lambda vh, nu, n, *at: columns_of(vh, [product[(i, nu, n, *at)] for i in range(alpha)]),
         "inverse_rows",
-        varargs_names=names,
+        varargs_names=(*outer, "th", "tw", "co"),
     )
 
     def result(n: Expr, *at: Expr) -> Expr:
@@ -211,8 +219,7 @@ def winograd_conv(
         values = [inverse[(h % tile, j, n, *z, h // tile, w // tile, co)] for j in range(alpha)]
         return columns_of(w % tile, values)
 
-    shape = (batch, *out_depth, out_h, out_w, channels_out)
-    return te.compute(shape, result, name, {TRANSFORMED: tile}, varargs_names=(*outer, "h", "w", "co"))
+    return te.compute(tuple(shape), result, name, {TRANSFORMED: tile}, varargs_names=(*outer, "h", "w", "co"))
 
 
 def _products(rows: Sequence[Sequence[float]]) -> Callable[[Expr, Sequence[Expr]], Expr]:

@@ -82,6 +82,14 @@ def make_app(models: Mapping[str, Model], *, capacity: int = 64, batch_seconds: 
 
     app = FastAPI(title="Retune", version=config.engine_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
 
+    _add_server_routes(app, metrics.registry)
+    _add_model_routes(app, queues, metrics)
+    return app
+
+
+def _add_server_routes(app: FastAPI, registry: CollectorRegistry) -> None:
+    """The endpoints about the server itself, and what is said of paths that are no endpoint."""
+
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
         sentence = f"{request.method} {request.url.path} is no endpoint; docs/how-to/serving.md lists them"
@@ -101,7 +109,11 @@ def make_app(models: Mapping[str, Model], *, capacity: int = 64, batch_seconds: 
 
     @app.get("/metrics")
     async def metrics_page() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_model_routes(app: FastAPI, queues: Mapping[str, RequestQueue], metrics: _Metrics) -> None:
+    """The endpoints about each model and to run it."""
 
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
@@ -136,8 +148,6 @@ def make_app(models: Mapping[str, Model], *, capacity: int = 64, batch_seconds: 
         metrics.seconds.labels(name).observe(time.perf_counter() - began)
         metrics.requests.labels(name, str(response.status_code)).inc()
         return response
-
-    return app
 
 
 def listen(config: uvicorn.Config) -> socket.socket:
