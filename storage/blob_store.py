@@ -254,9 +254,7 @@ class LocalBlobStore(BlobStore):
             return []
 
     def lock(self, name: str) -> Lock:
-        """See `BlobStore.lock`: an advisory lock of the kernel. Processes started with exec do not inherit it; forked
-        ones would.
-        """
+        """See `BlobStore.lock`: an advisory kernel lock, inherited by forked processes but not by executed ones."""
         with self._refusals("lock", name):
             make_folder((self.root / name).parent)
             # Not "w": opening must not empty the file, which names the owner for the error below.

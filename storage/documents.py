@@ -111,9 +111,7 @@ def read_document(blobs: BlobStore, name: str, kind: TypeAdapter[Document]) -> D
 
 
 def parse_document(data: bytes, kind: TypeAdapter[Document], where: str) -> Document:
-    """A document from its bytes; `where` names it in errors. Raises: CorruptRecordError, for an object of another form
-    UnknownFormError.
-    """
+    """A document from its bytes; `where` names it in errors. Raises: CorruptRecordError, UnknownFormError."""
     try:
         return kind.validate_json(data)
     except ValidationError as error:

@@ -246,9 +246,7 @@ class ParquetRecordStore(RecordStore):
         return files, len(ids), rows
 
     def add(self, records: Sequence[MeasureRecord]) -> int:
-        """Append the records that the store lacks (`append` writes all of them again); returns their number. Raises:
-        StoreError.
-        """
+        """Append the records that the store lacks; returns their number. Raises: StoreError."""
         known: set[str] = set()
         for target, key in {(record.target, record.task_key): None for record in records}:
             known.update(

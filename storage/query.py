@@ -109,9 +109,7 @@ def connect(root: Path | str) -> "duckdb.DuckDBPyConnection":
 
 
 def _while_files_move(blobs: BlobStore, work: Callable[[bool], Result]) -> Result:
-    """The result of `work`, repeated when a compaction has removed listed files, and once more, carefully, for
-    unreadable files.
-    """
+    """The result of `work`, repeated if a compaction removed listed files, and once carefully for unreadable files."""
     careful = False
     for attempt in range(1, _ATTEMPTS):
         try:
@@ -173,9 +171,7 @@ def _run_alone(blobs: BlobStore, sql: str, *, careful: bool) -> tuple[list[str],
 
 
 def _refuse_changes(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
-    """Reject queries that do more than read: a connection that may read files could also write them, and
-    spoil records.
-    """
+    """Reject queries that do more than read: file access would let them write files, and spoil records."""
     statements = connection.extract_statements(sql)
     if not statements:
         raise StoreError("the query is empty: give one such as SELECT * FROM best")
@@ -247,9 +243,7 @@ def _json_view(
     *,
     careful: bool = False,
 ) -> str:
-    """A view of the JSON files that match a pattern, without unreadable lines, and if `careful` without unreadable
-    files.
-    """
+    """A view of the JSON files of a pattern, without unreadable lines, and if `careful` unreadable files."""
     names = [str(path.relative_to(root)) for path in root.glob(pattern)]
     if careful and kind is not None:
         names = [each for each in names if _is_sound(LocalBlobStore(root), each, kind)]

@@ -160,9 +160,7 @@ class State:
     def follow_fused_split(
         self, stage: StageRef, iterator: LoopRef, src_step_ids: Sequence[int], level: int, factor_or_nparts: bool
     ) -> tuple[Iterator, ...]:
-        """Split a loop in two; the product of length `level` of several splits is the inner extent (True) or the outer
-        extent (False).
-        """
+        """Split in two; the product of length `level` of several splits is the inner (True) or outer extent."""
         self._state, parts = primitives.follow_fused_split(
             self._state, stage, iterator, src_step_ids, level, factor_or_nparts
         )

@@ -134,9 +134,7 @@ class InputRunner:
     """Gives a runner of the compiler TVM's form of `run`, besides its own."""
 
     def run(self, measure_inputs: Any, build_results: Sequence[BuiltProgram], verbose: Any = None) -> list[Any]:
-        """Time the result of `LocalBuilder.build`. Like the compiler's runner it also takes a task, builds and best
-        seconds.
-        """
+        """Time results of `LocalBuilder.build`; also takes a task, builds and best seconds."""
         run: Callable[..., list[Any]] = getattr(super(), "run")  # noqa: B009 - no method of the base that mypy knows
         if isinstance(measure_inputs, SearchTask):
             return run(measure_inputs, build_results, verbose)
@@ -216,9 +214,7 @@ class TuningOptions:
     """The amount and kind of measurements. Raises: OptionError for invalid values."""
 
     num_measure_trials: int = 0
-    """Number of programs to measure; with 0 the search returns its first candidate (TVM does not measure with 1
-    either).
-    """
+    """Number of programs to measure; with 0 the search returns its first candidate (in TVM with 1 too)."""
     early_stopping: int | None = None
     """The search ends after more than this many measurements without an improvement."""
     num_measures_per_round: int = 64

@@ -45,9 +45,7 @@ class RecordToFile:
 
 
 class RecordReader:
-    """Reads a log, light (see `recover_measure_input`): all of it with a `for`, or some lines. A missing file is empty,
-    with a warning.
-    """
+    """Reads a log, light (see `recover_measure_input`), in a `for` or by lines. A missing file warns and is empty."""
 
     def __init__(self, filename: str | Path) -> None:
         self.filename = Path(filename)
@@ -57,9 +55,7 @@ class RecordReader:
     def read_lines(
         self, max_lines: int | None = None, skip_lines: int = 0
     ) -> tuple[list[MeasureInput], list[MeasureResult]]:
-        """At most `max_lines` records after the first `skip_lines`. Raises: LogFormatError, OptionError for negative
-        numbers.
-        """
+        """At most `max_lines` records after `skip_lines`. Raises: LogFormatError; OptionError below 0."""
         if skip_lines < 0 or (max_lines is not None and max_lines < 0):
             raise OptionError(f"there cannot be fewer than no lines: max_lines={max_lines}, skip_lines={skip_lines}")
         records = list(self._read(max_lines, skip_lines))

@@ -137,9 +137,7 @@ class SearchPolicy:
         take(results)
 
     def warm_start(self, programs: Sequence[str]) -> None:
-        """Take good programs of similar tasks, as steps strings, the most helpful first; a sketch search fits them to
-        its own sizes.
-        """
+        """Take good programs of similar tasks, as steps strings, best first; a sketch search refits their tiles."""
         if isinstance(self.policy, search.SketchPolicy):
             self.policy.warm_start(programs)
 

@@ -42,9 +42,7 @@ class Claims:
             self._runner = None
 
     def take_inputs(self) -> None:
-        """Begin a run of this thread. Raises: OptionError when another thread replaced an input that this one
-        had set.
-        """
+        """Begin a run of this thread. Raises: OptionError when another thread replaced one of its inputs."""
         if self._lost_inputs and (lost := self._lost_inputs.pop(get_ident(), None)):
             raise OptionError(f"{next(iter(lost.values()))} was set by another thread since this one set it: {_REMEDY}")
         if self._set:

@@ -39,9 +39,7 @@ class CudaMemory(DeviceMemory):
         self._programs: dict[str, DeviceProgram] = {}
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:
-        """Allocate the buffers of calls on this device; intermediates share an arena as on the CPU, and executors share
-        constants on the GPU.
-        """
+        """Allocate the buffers used here: intermediates in one arena, constants shared between executors."""
         self._claim()
         self.ready()
         self._plan = plan

@@ -42,9 +42,7 @@ _ROW = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One node. `function` is empty for inputs and parameters, `inputs` are node and output; `attrs` are further
-    attributes of a call.
-    """
+    """One node: `function` is empty for inputs and parameters, `inputs` are (node, output), `attrs` a call's others."""
 
     name: str
     function: str = ""

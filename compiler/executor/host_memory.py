@@ -44,9 +44,7 @@ class HostMemory(DeviceMemory):
         self._workspace_bytes = max((each.artifact.workspace_bytes for each in loaded.values()), default=0)
 
     def open(self, plan: Plan, constants: Mapping[int, Array], used: Collection[int]) -> None:  # noqa: ARG002
-        """Allocate all buffers: the system gives no pages to buffers used only by other devices, which are never
-        touched.
-        """
+        """Allocate all buffers; the system gives no pages to buffers that only other devices touch."""
         self._claim()
         self._plan = plan
         roots = [number for number, spec in enumerate(plan.buffers) if spec.storage == number]

@@ -82,6 +82,4 @@ class Rewrite(Protocol):
         """Whether the variant's rounding errors are small with the group's constants."""
 
     def speedup(self, graph: Graph, group: FusedOp, hardware: HardwareParams) -> float:
-        """Predicted speedup of the variant over the group, both in their default schedules, for groups with a
-        variant.
-        """
+        """Predicted speedup of the variant over the group, in default schedules, for groups with a variant."""

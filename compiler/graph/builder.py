@@ -17,13 +17,9 @@ KEPT = ("identity", "dequantize")
 
 # A visitor uses several frames per level of Python's thousand; 64 levels leave room for fused operators around them.
 _MOST_JOINED = 64
-"""Operands of a concatenation; more become a concatenation of concatenations. Its expression is as deep as its operands
-are many.
-"""
+"""Most operands of a concatenation; more are concatenated in a tree, since operands nest in its expression."""
 _MOST_ELEMENTS, _MOST_FOLDED = 2**32, 2**28
-"""Limits on elements of a tensor, and of a constant made of small constants; a broken network may ask for any
-number.
-"""
+"""Most elements of a tensor, and of a constant of small constants; a broken network may ask for any number."""
 
 
 class GraphBuilder:

@@ -175,9 +175,7 @@ def _grow(graph: Graph, flow: "_Flow", start: int, free: list[bool]) -> list[int
 
 
 def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) -> list[int]:
-    """Nodes, removed from `free`, that widen bytes to numbers or upsample small tensors, and that only members other
-    than the first read.
-    """
+    """Nodes, removed from `free`, that widen bytes or upsample tensors for members other than the first only."""
     inside, chains = set(members[1:]), list[int]()
     for member in members[1:]:
         for name in graph.nodes[member].inputs:
@@ -191,9 +189,7 @@ def _widened(graph: Graph, flow: "_Flow", members: list[int], free: list[bool]) 
 
 
 def _from_less(graph: Graph, flow: "_Flow", name: str, first: int, free: list[bool], most: int) -> list[int]:
-    """At most `most` free nodes that compute `name` in the shape of `first` element by element from bytes, or from a
-    smaller tensor; else none.
-    """
+    """At most `most` free nodes that compute `name`, shaped like `first`, from bytes or a smaller tensor; else none."""
     index = flow.number.get(name)
     if index is None or not free[index] or not most:
         return []
@@ -268,9 +264,7 @@ class _Flow:
         return {*self._readers[index], *((self._exit,) if index in self._outputs else ())}
 
     def region(self, start: int) -> list[int] | None:
-        """The nodes after `start` up to its immediate post-dominator, which comes last; None if that is the exit, or
-        for too many nodes for one kernel.
-        """
+        """The nodes after `start` up to and with its immediate post-dominator; None at the exit or for too many."""
         last = self._meet[start]
         if last == self._exit:
             return None

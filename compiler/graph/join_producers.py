@@ -24,9 +24,7 @@ _PADDED = ("conv2d", "conv3d")
 
 
 def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]) -> Fusion:
-    """`fusion` with each group joined with the producers that only it reads; `nests` counts the loop nests of a group's
-    kernel.
-    """
+    """`fusion` with groups joined with producers only they read; `nests` counts the loop nests of a group's kernel."""
     order = {node.output: index for index, node in enumerate(graph.nodes)}
     readers: dict[str, list[Node]] = {}
     for node in graph.nodes:

@@ -186,9 +186,7 @@ def partition(
 
 
 class _ExpressionCache:
-    """Cache of the tensor expressions of groups of one graph. Layers repeat, and a signature takes a hundredth of the
-    time of an expression.
-    """
+    """The tensor expressions of groups of one graph, cached: a signature takes a hundredth of their time."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -256,9 +254,7 @@ def _reduces(dag: ComputeDAG) -> bool:
 
 
 def group_signature(graph: Graph, group: FusedOp) -> tuple[tuple[str, ...], str]:
-    """The graph values that the group reads, in the order of its arguments, and a key; groups with equal keys have the
-    same tensor expressions.
-    """
+    """The group's operand values, in argument order, and a key: equal keys have the same tensor expressions."""
     uses = [name for node in group.nodes for name in node.inputs]
     numbers: dict[str, int] = {}
     inputs, lines = [], []

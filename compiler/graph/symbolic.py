@@ -131,9 +131,7 @@ class SymbolicGraph:
     constants: frozenset[str]
 
     def numbers(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> dict[str, int] | None:
-        """The values of the symbols for inputs of these shapes and constants of these elements; None if the graph is
-        not valid for them.
-        """
+        """The symbols' values for these input shapes and constant elements; None if the graph is invalid for them."""
         bound: dict[str, int] = {}
         for value in self.graph.inputs:
             shape = values[value.name].shape if value.name in values else shapes.get(value.name)
@@ -151,9 +149,7 @@ class SymbolicGraph:
         return bound if all(guard.fits(bound) for guard in self.guards) else None
 
     def static(self, numbers: Mapping[str, int], constants: Mapping[str, Array]) -> Graph:
-        """The graph for numbers that satisfy the guards. Raises: DefinitionError when a constant violates its
-        symbols.
-        """
+        """The graph for valid numbers. Raises: DefinitionError when a constant violates its symbols."""
         fed = [value for value in self.graph.inputs if value.name not in constants]
         shapes = [tuple(substitute(dim, numbers) for dim in value.shape) for value in fed]
         inputs = [Value(value.name, shape, value.dtype) for value, shape in zip(fed, shapes, strict=True)]

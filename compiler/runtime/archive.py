@@ -70,9 +70,7 @@ DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""Errors that readers of JSON, zip and npy raise for invalid files. RuntimeError includes the RecursionError of deeply
-nested values.
-"""
+"""Errors of JSON, zip and npy readers for invalid files; deeply nested values raise RecursionError."""
 _IN_WORDS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """The errors among `DAMAGE` with a readable message."""
 

@@ -35,9 +35,7 @@ class ContentionMeter:
         self._begun = self._account()
 
     def share(self, elapsed_ns: int) -> float | None:
-        """The share, 0 to 1, of the span of `elapsed_ns` wall nanoseconds that others took; for several threads the
-        sum, at most 1.
-        """
+        """The share (0 to 1) of `elapsed_ns` wall nanoseconds that others took; summed over threads, at most 1."""
         if self._threads > 1 and not self._files:
             return None
         used = self._account() - self._begun

@@ -73,9 +73,7 @@ class DeviceArray:
 
     @classmethod
     def allocate(cls, driver: Driver, stream: Any, number: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
-        """A new uninitialized array between fences. Raises: DeviceError for an invalid shape or dtype, and when there
-        is no memory.
-        """
+        """A new uninitialized array between fences. Raises: DeviceError for a bad shape or dtype, or no memory."""
         nbytes = _nbytes(shape, dtype)
         driver.open(number)
         piece = driver.allocate(nbytes + -nbytes % FENCE + 2 * FENCE, stream)
@@ -108,9 +106,7 @@ class DeviceArray:
         return cls(driver, stream, int(number), shape, str(tensor.dtype), address, tensor, fenced=False)
 
     def view(self, start: int, shape: Sequence[int], dtype: str) -> "DeviceArray":
-        """An array in the same memory, from byte `start` on, which keeps it alive. Raises: DeviceError if it does not
-        fit.
-        """
+        """An array in the same memory from byte `start` on. Raises: DeviceError if it does not fit."""
         nbytes = _nbytes(shape, dtype)
         if start < 0 or start % VECTOR_BYTES or start + nbytes > self.nbytes:
             raise DeviceError(f"{dtype}{list(shape)} from byte {start} on is no part of {self.nbytes} bytes")

@@ -87,9 +87,7 @@ class Driver(Protocol):
     def launch(
         self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
     ) -> None:
-        """Queue a kernel with the addresses of its buffers and `shared` bytes of dynamic shared memory, at most as
-        loaded.
-        """
+        """Queue a kernel with its buffers' addresses and `shared` bytes of dynamic shared memory."""
 
     def record(self, stream: Any) -> Any:
         """Queue a timing event."""

@@ -150,9 +150,7 @@ def _unpickle(values: Array) -> FFITensor:
 
 
 def lend(array: Array) -> FFITensor:
-    """A dense NumPy array for the time of a call, as the FFI takes it, including read-only arrays, which NumPy does not
-    pass on.
-    """
+    """A dense NumPy array as the FFI takes it during a call; also read-only arrays, which NumPy does not export."""
     memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     # An array made here is writable, whatever the caller's is: the FFI's DLPack rejects read-only arrays.
     return tensor_of(np.ndarray(array.shape, array.dtype, memory))

@@ -215,9 +215,7 @@ def load_entry(artifact: KernelArtifact, entry: bytes, symbol: str) -> tuple[int
 
 
 def native_address(text: str, name: str) -> int:
-    """The address of a function in LLVM text, which stays loaded. It may call OpenMP and loaded code of this
-    process.
-    """
+    """The address of a function in LLVM text, which stays loaded; it may call OpenMP and loaded code."""
     builder = llvm.JITLibraryBuilder().add_ir(text).export_symbol(name)
     for symbol, address in openmp_runtime().symbols.items():
         builder.import_symbol(symbol, address)

@@ -1,6 +1,4 @@
-"""Facts about this machine: bytes of its last-level cache and of free memory, with a default without the kernel's
-files.
-"""
+"""Facts about this machine: bytes of its last-level cache and of free memory, or a default without the files."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""Names for temporary files that identify the writing process, so that later ones remove leftovers of killed
-writers.
-"""
+"""Names for temporary files that identify the writer, so that leftovers of killed writers can be removed."""
 
 import functools
 import hashlib
@@ -68,9 +66,7 @@ def process_space() -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """Start of a process in ticks since boot, independent of clock changes; None if there is none, or it is
-    invisible.
-    """
+    """Start of a process in ticks since boot, independent of the clock; None if absent or invisible."""
     try:
         return _start_of(pid)
     except OSError:

@@ -76,9 +76,7 @@ class TimeEvaluator:
     repeats_to_cooldown: int = 1
     """Number of repeats between sleeps."""
     flush_bytes: int = 0
-    """Bytes of other memory to write before each pass, so that it starts with cold caches. Use `number` 1 and
-    `min_repeat_ms` 0 with it.
-    """
+    """Bytes of other memory written before each pass to cool caches; use `number` 1 and `min_repeat_ms` 0."""
 
     def __post_init__(self) -> None:
         counts = (self.number, self.repeat, self.repeats_to_cooldown, self.limit_zero_time_iterations)
@@ -105,9 +103,7 @@ class TimeEvaluator:
         warm_up: bool = True,
         prepare: Callable[[], object] | None = None,
     ) -> BenchmarkResult:
-        """Time `function`; with `warm_up=False` the caller made the untimed first call. `prepare` runs before every
-        repeat.
-        """
+        """Time `function`, without a first untimed call if not `warm_up`; `prepare` runs before every repeat."""
         if warm_up:
             function()
         scratch = np.zeros(self.flush_bytes, np.uint8)

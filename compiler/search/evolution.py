@@ -110,9 +110,7 @@ def evolve(
     options: SearchOptions,
     rng: np.random.Generator,
 ) -> tuple[Generation, ...]:
-    """Run the generations and return all of them; `first` holds one scored population a space, in the order of
-    `specs`.
-    """
+    """Run all generations and return them; `first` holds a scored population per space, in the order of `specs`."""
     met = list(first)
     current = tuple(first)
     for number in range(options.generations):
@@ -124,9 +122,7 @@ def evolve(
 
 
 def evaluate(space: int, population: Population, score: Scorer, met: Sequence[Generation] = ()) -> Generation:
-    """Bring one population into normal form, score it and keep the valid rows. Equal rows are scored once; scores of
-    rows in `met` are reused.
-    """
+    """Normalize, score and filter one population. Equal rows, and rows in `met`, are not scored again."""
     if not len(population.rows):
         return Generation(space, population, np.zeros(0, dtype=np.uint64), np.zeros(0), np.zeros(0))
     # Normal form maps different rows to one, so many children equal an individual that is already known: rows are
@@ -207,9 +203,7 @@ def _next_populations(
     rng: np.random.Generator,
     prior_share: float,
 ) -> list[Population]:
-    """Select parents over all spaces together and breed within each space. The analytical model selects `prior_share`
-    of the parents.
-    """
+    """Select parents over all spaces, `prior_share` of them by the analytical model, and breed within each space."""
     scores = np.concatenate([generation.scores for generation in scored])
     if not len(scores):
         return [generation.population for generation in scored]

@@ -28,8 +28,8 @@ _THREADS = (Annotation.THREAD_X, Annotation.THREAD_Y, Annotation.THREAD_Z)
 
 
 def kernels_of(nests: Sequence[StageNest], count: int, facts: GpuFacts | None = None) -> list["DeviceKernel"]:
-    """The kernels in execution order: a root stage and the stages computed inside its loops each. `facts` defaults to a
-    common GPU.
+    """The kernels in execution order: a root stage and the stages in its loops each. `facts`: by default a
+    common GPU
     """
     stages_of: dict[int, list[StageNest]] = {}
     for nest in nests:

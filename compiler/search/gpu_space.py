@@ -50,9 +50,7 @@ class GpuSketchSpace(SketchSpace):
         return gpu_legal(group.nests, self.hardware, len(group.rows))
 
     def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
-        """Draw rows as for a CPU. Most tilings exceed a block's limits, so illegal rows are drawn again, at most
-        `sample_attempts` times.
-        """
+        """Draw rows as for a CPU; redraw illegal rows, which most tilings make, up to `sample_attempts` times."""
         rows = self._drawn(rng, count, placements)
         if not len(rows):
             return rows

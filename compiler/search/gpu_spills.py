@@ -17,9 +17,7 @@ from retune.compiler.schedule.task import SearchTask
 
 
 def spilled_bytes(task: SearchTask, steps: Sequence[Step]) -> int:
-    """Bytes that one thread of every kernel spills. 0 without an assembler for the architecture, or for a program that
-    does not build.
-    """
+    """Bytes that one thread of every kernel spills; 0 without an assembler, or if the program does not build."""
     arch = task.target.arch or USUAL_ARCH
     if not assembles(arch):
         return 0

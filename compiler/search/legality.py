@@ -43,9 +43,7 @@ def legal(
 def promising(
     nests: Sequence[StageNest], choices: LoopChoices, hardware: HardwareParams, options: SearchOptions, count: int
 ) -> Mask:
-    """Mask (B,): register tiles and their operands fit the registers, vectors read one group, and the code is not too
-    long.
-    """
+    """Mask (B,): register tiles and operands fit the registers, vectors read one group, and the code is short."""
     good = np.ones(count, dtype=np.bool_)
     for nest in nests:
         vector, unroll = choices.vector.get(nest.stage, 0), choices.unroll.get(nest.stage, 0)

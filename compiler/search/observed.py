@@ -23,9 +23,7 @@ _JUDGED = 256
 
 
 Located = tuple[Individual | None, Features | None]
-"""A program's individual, None where no space contains it, and its features (S, F), None where its steps do not fit the
-task.
-"""
+"""A program's individual, None outside of all spaces, and its features (S, F), None if its steps do not fit."""
 
 
 class ObservedPrograms:
@@ -51,9 +49,7 @@ class ObservedPrograms:
         self._expected |= self._locate([*dict.fromkeys(text for text in programs if text not in self._expected)])
 
     def propose(self, programs: Mapping[str, Located]) -> None:
-        """Remember the individuals and features of the programs of this round for `observe`, replacing the last
-        round's.
-        """
+        """Remember individuals and features of this round's programs for `observe`; forget the last round's."""
         self._proposed = dict(programs)
 
     def observe(self, results: Sequence[Observation]) -> list[Features | None]:

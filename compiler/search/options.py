@@ -102,15 +102,13 @@ class SearchOptions:
     transfer_ratio: float = 0.1
     """Largest share of a batch that is good programs of similar tasks, fitted to this task's sizes. 0: none."""
     finish_ratio: float = 0.25
-    """When at most this share of the budget is left, half of each batch are neighbors of the best programs, one column
-    changed. 0: never."""
+    """At most this share of the budget before its end, half of each batch is neighbors of the best. 0: never."""
     finish_parents: int = 2
     """Number of best programs whose neighbors are tried."""
     learn_failures: bool = True
     """Train the model on failed programs as having no speed."""
     refuse_spills: int = -1
-    """GPU programs that spill more bytes are dropped where NVIDIA's assembler is found. -1: not checked, which saves
-    about half a second a program."""
+    """Drop GPU programs that spill more bytes. -1: no check, which saves half a second per program."""
     # How often each kind of mutation is drawn; TVM's weights of tiles, unrolling and locations are 0.90, 0.04 and 0.05.
     tile_weight: float = 0.86
     """Moves a factor between the levels of a split."""

@@ -63,9 +63,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class SketchSpace:
-    """All programs of one sketch. Every program begins with the steps of `sketch`; `placements` are the step lists that
-    may follow.
-    """
+    """All programs of one sketch: the steps of `sketch`, then a step list of `placements`, each with tile sizes."""
 
     dag: ComputeDAG
     hardware: HardwareParams
@@ -137,9 +135,7 @@ class SketchSpace:
 
     @cached_property
     def _filtered(self) -> tuple[bool, ...]:
-        """For every placement, whether the static filters apply: not if the definition alone, which the search cannot
-        change, exceeds their limits.
-        """
+        """For every placement, whether the static filters apply: not if the definition alone exceeds them."""
         groups = [self._group(self._smallest, number) for number in range(len(self.placements))]
         return tuple(
             bool(promising(group.nests, group.choices, self.hardware, self.options, 1).all()) for group in groups
@@ -177,9 +173,7 @@ class SketchSpace:
         return good
 
     def sample(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:
-        """Draw rows: tile sizes uniform over their factorizations, sensible parallel depths, at most `placements`
-        placements evenly.
-        """
+        """Draw rows: uniform factorizations, sensible parallel depths, at most `placements` placements evenly."""
         return self._drawn(rng, count, placements)
 
     def _drawn(self, rng: np.random.Generator, count: int, placements: int | None = None) -> Rows:

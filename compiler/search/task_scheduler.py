@@ -131,9 +131,7 @@ def gradients(
 
 
 def has_lost(states: Sequence[TaskState], index: int, options: SchedulerOptions) -> bool:
-    """Whether task `index` is not expected to become the fastest of its layer. Earlier runs alone are evidence only
-    with a wide margin.
-    """
+    """Whether task `index` will not become the fastest of its layer, by a wide margin before its first round."""
     state, rival = states[index], best_rival(states, index)
     if rival >= state.best_seconds or not isfinite(rival):
         return False

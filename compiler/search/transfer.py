@@ -35,9 +35,7 @@ def fastest(programs: Iterable[BestProgram]) -> tuple[BestProgram, ...]:
 
 @lru_cache(maxsize=4096)
 def distance(key: str, other_key: str) -> float:
-    """Difference of the sizes of two tasks, in doublings, by their workload keys; inf if ranks differ or a key is not
-    of a compute graph.
-    """
+    """Difference of the sizes of two tasks in doublings; inf for other ranks, or keys of no compute graph."""
     shapes, other_shapes = _shapes(key), _shapes(other_key)
     if not shapes or [len(shape) for shape in shapes] != [len(shape) for shape in other_shapes]:
         return inf
@@ -62,9 +60,7 @@ def k_nearest(task_key: str, programs: Iterable[BestProgram], count: int) -> tup
 
 
 def refitted(space: SketchSpace, steps: Sequence[Step]) -> Rows | None:
-    """The row (G,), not in normal form, of this space's program most similar to `steps`, which has other sizes; None if
-    its structure differs.
-    """
+    """The row (G,), not in normal form, that is most similar to `steps` of other sizes; None for another structure."""
     splits = {split.step: split for split in space.layout.splits}
     if len(steps) < len(space.sketch):
         return None

@@ -17,9 +17,7 @@ from retune.compiler.target import HardwareParams
 
 
 def read_width(row: Rows, width: WidthColumn, template: Step, step: Step) -> bool:
-    """Write the inner length of a concrete split, or the depth of a pipeline, into `row`; False for another step or an
-    invalid length.
-    """
+    """Write the inner length of a split, or the depth of a pipeline, into `row`; False if the step or value differs."""
     if isinstance(step, Pipeline):
         length: Number | None = step.depth
     elif isinstance(step, Split) and len(step.lengths) == 1:

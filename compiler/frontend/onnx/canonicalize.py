@@ -87,9 +87,7 @@ class Canonicalize:
     def _nodes(
         self, nodes: Iterable[onnx.NodeProto], names: dict[str, str], result: onnx.GraphProto, *, spliced: bool
     ) -> None:
-        """Append nodes to `result`; `names` gets the new names of their values. Nodes that are `spliced` in get fresh
-        names.
-        """
+        """Append nodes to `result`; `names` gets their new names, which are fresh for `spliced` nodes."""
         for node in nodes:
             operands = [names.get(name, name) for name in node.input]
             if is_standard(node.domain) and self._is_replaced(node, operands, names, result):

@@ -174,9 +174,7 @@ def _of_scan(node: onnx.NodeProto, roots: Roots) -> Dependence:
 def _settled(
     graph: onnx.GraphProto, roots: Roots, fixed: Mapping[str, Names], names: list[str], start: list[Names], skip: int
 ) -> Dependence:
-    """The dependences of a body whose results, after the first `skip`, are the operands `names` of the next
-    iteration.
-    """
+    """The dependences of a body whose results after the first `skip` are the next iteration's operands `names`."""
     carried = start
     # A fixed point by iteration: the sets only grow, and there are finitely many names.
     while True:

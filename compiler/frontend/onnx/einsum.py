@@ -62,9 +62,7 @@ def _summed(builder: GraphBuilder, x: str, term: str, kept: str) -> tuple[str, s
 
 
 def _arranged(builder: GraphBuilder, x: str, term: str, groups: Sequence[str], extents: Mapping[str, int]) -> str:
-    """Axes in the order of the groups' labels, each group merged into one axis; axes of extent 1 are broadcast to their
-    label's extent.
-    """
+    """Axes in the groups' order, each group one axis; axes of extent 1 are broadcast to their label's extent."""
     wanted = "".join(groups)
     perm = tuple(term.index(label) for label in wanted)
     if perm != tuple(range(len(perm))):

@@ -171,9 +171,7 @@ def _cumulative(op: str, join: str, neutral: int) -> Converter:
         return [total if wide == dtype else write("cast", total, dtype=dtype)]
 
     def running(builder: GraphBuilder, x: str, axis: int, exclusive: bool, reverse: bool) -> str:
-        """Running totals of blocks, combined with the running totals of the blocks' sums: n terms per level,
-        not n^2.
-        """
+        """Totals within blocks, plus running totals of the blocks' sums: n terms per level, not n^2."""
         value = builder.value(x)
         before, extent, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
         if extent <= 2 * _BLOCK:

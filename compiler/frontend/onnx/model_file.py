@@ -174,9 +174,7 @@ def check_model(model: onnx.ModelProto) -> None:
 
 
 def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The model's graph with ONNX's inferred types, whatever the file says of the outputs; without them if ONNX fails.
-    Changes `model`.
-    """
+    """The model's graph with ONNX's inferred types, or without if ONNX fails. Changes `model`."""
     outputs = {entry.name for entry in model.graph.output}
     others = [entry for entry in model.graph.value_info if entry.name not in outputs]
     del model.graph.value_info[:]

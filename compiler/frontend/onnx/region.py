@@ -68,9 +68,7 @@ class OnnxRegion(Region):
     def symbolic(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> Region:
-        """The region with symbolic dimensions; itself if a rank or dtype is unknown, data decides shapes, or converters
-        need numbers.
-        """
+        """The symbolic region; the region itself if types are unknown, data decides, or converters need numbers."""
         described = self._described(dims, fixed, constants)
         if described is None:
             return self
@@ -95,9 +93,7 @@ class OnnxRegion(Region):
     def _described(
         self, dims: Mapping[str, Dims | None], fixed: Mapping[str, Array], constants: Mapping[str, Array]
     ) -> tuple[list[Value], dict[str, Array]] | None:
-        """The region's inputs with symbolic dimensions, and the elements of those that are constants; None if too
-        little is known.
-        """
+        """The inputs with symbolic dimensions, and the elements of constant ones; None if too little is known."""
         known = {name: constants[name] for name in self.constants} | dict(fixed)
         inputs = [Value(name, array.shape, array.dtype.name) for name, array in known.items()]
         for name, dtype in zip(self.inputs, self.dtypes, strict=True):

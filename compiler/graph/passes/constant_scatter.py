@@ -16,9 +16,7 @@ _JOINED = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
 
 def invert_scatter(builder: GraphBuilder, node: Node) -> str | None:
-    """scatter_nd(x, constant, new) -> concat(x[:a], new, x[b:]) for consecutive indices, else where(mask, gather(new,
-    table), x).
-    """
+    """scatter_nd(x, constant, new) -> concat(x[:a], new, x[b:]) or where(mask, gather(new, table), x)."""
     indices = builder.array(node.inputs[1]) if node.op == "scatter_nd" else None
     if indices is None:
         return None

@@ -43,9 +43,7 @@ _LEAST_ROW = 16
 _FARTHEST = 128
 """Most values visited in the search for a product."""
 _MOST_REPEATED = 1 << 18
-"""Most elements of a repeated constant that lets its reader join a product; a separate kernel would read and write as
-many.
-"""
+"""Most elements of a constant repeated so that its reader joins a product; a kernel would move as many."""
 
 
 def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,9 +20,7 @@ _CONVOLUTIONS = ("conv2d", "conv3d")
 _CHANNELS_LAST = tuple(last for _, last in LAYOUTS.values())
 
 _LARGEST_SHARE = 0.8
-"""Largest share of the multiplications after merging; a smaller gain does not justify another rounding of the
-weights.
-"""
+"""Largest share of multiplications after merging; less gain does not justify rounding weights again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,7 @@ class MergeProducts:
 def _chain(
     producer: Callable[[str], Node | None], is_constant: Callable[[str], bool], second: Node
 ) -> tuple[Node, ...] | None:
-    """The nodes from the operand of a product back to the product before it: reshapes that keep the last axis, and an
-    addition of a constant.
-    """
+    """The nodes from a product's operand back to the previous product: reshapes of leading axes, one constant shift."""
     if not _is_linear(second) or not is_constant(second.inputs[1]):
         return None
     links: list[Node] = []

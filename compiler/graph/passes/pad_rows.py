@@ -62,9 +62,7 @@ class PadRows:
 
 
 def even(extent: int) -> int:
-    """`extent` if a tile divides it, else the next multiple of `_LANES`, or if that is too far the next number that a
-    tile divides.
-    """
+    """`extent` if a tile divides it, else the next multiple of `_LANES`, or if too far the next tileable number."""
     # Ends: 4 divides one of any four successive numbers.
     divided = next(longer for longer in range(extent, 2 * extent) if any(longer % tile == 0 for tile in _TILES))
     vectors = -(-extent // _LANES) * _LANES
@@ -87,9 +85,7 @@ def _odd_rows(graph: Graph, consumers: Mapping[str, Sequence[Node]], node: Node)
 
 
 def _odd_axis(graph: Graph, node: Node, words: Sequence[str], operand: int, least: int) -> int | None:
-    """The axis along which an operand is worth a longer copy, if any; `least` are the elements of the other operand
-    that repay a copy.
-    """
+    """The axis of an operand worth a longer copy, if any, when the other operand has `least` elements or more."""
     letters, other_letters = words[operand], words[1 - operand]
     value, other = (graph.values[node.inputs[index]] for index in (operand, 1 - operand))
     # Letters of all three words number products that are computed apart.
@@ -129,9 +125,7 @@ def _words(node: Node) -> tuple[str, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Long:
-    """A padded value of the new graph: its elements along `extents`; past the original end of the axes `zero` they are
-    zeros.
-    """
+    """A padded value of the new graph: its elements along `extents`, with zeros past the old end of axes `zero`."""
 
     name: str
     extents: Extents
@@ -248,9 +242,7 @@ class _Rewriter:
         return _Long(self.builder.emit(node.op, operands, attrs, name=node.name, output=node.output), extents, zero)
 
     def _summed(self, node: Node) -> tuple[dict[int, int], ...]:
-        """For each operand, the axes over which a product may sum to a longer extent because one operand has zeros
-        there.
-        """
+        """For each operand, the axes that a product may sum longer because the other operand has zeros there."""
         axes: tuple[dict[int, int], ...] = tuple({} for _ in node.inputs)
         words = _words(node)
         if words is None or node.op == "dense":  # whose weights would lose their packing

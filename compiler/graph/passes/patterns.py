@@ -100,9 +100,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """A value as `scale` times factors over denominators, or as `scale` plus signed terms; `inner` are the values
-    inside.
-    """
+    """A value as `scale` times factors over denominators, or plus signed terms; `inner` are the values inside."""
 
     scale: float
     parts: tuple[tuple[str, bool], ...]

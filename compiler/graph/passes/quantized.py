@@ -56,9 +56,7 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A dequantized value: `name` of the integers, their `scale` and `zero` point, and the `axis` along which both
-    vary.
-    """
+    """A dequantized value: its integers `name`, `scale`, `zero` point, and the `axis` along which both vary."""
 
     name: str
     scale: Array
@@ -243,9 +241,7 @@ class _Writer:
         self._stored = frozenset(self._beside(graph))
 
     def _beside(self, graph: Graph) -> Iterator[str]:
-        """Dequantized products that are added to a heavier product, whose kernel does the addition and reads their
-        bytes.
-        """
+        """Dequantized products added to a heavier product, whose kernel adds them and reads their bytes."""
         for node in graph.nodes:
             if node.op == "add":
                 weights = [(self._work(graph, name), name) for name in node.inputs]

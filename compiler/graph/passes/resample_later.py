@@ -9,9 +9,7 @@ from retune.compiler.graph.passes.views import cut
 from retune.compiler.ops.conv import LAYOUTS
 
 _LARGEST_SHARE = 0.8
-"""Largest share of the products after the pass; a smaller gain is lost to the kernels for a concatenation's
-operands.
-"""
+"""Largest share of products after the pass; less gain is lost to the kernels of a concatenation's operands."""
 
 
 @dataclass(frozen=True, slots=True)

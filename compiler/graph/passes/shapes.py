@@ -9,9 +9,7 @@ from operator import mul
 def reshaped_broadcast(
     operand: tuple[int, ...], after: tuple[int, ...], before: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """The shape that broadcasts `operand` to `before` as it broadcasts to `after`, which has as many elements; None if
-    there is none.
-    """
+    """The shape that broadcasts `operand` to `before` (as large as `after`) as it broadcasts to `after`, if any."""
     if len(operand) > len(after):
         return None
     operand = (*(1 for _ in range(len(after) - len(operand))), *operand)
@@ -123,9 +121,7 @@ def rows_first(
 def sliced_before(
     before: tuple[int, ...], after: tuple[int, ...], axis: int, start: int, stop: int
 ) -> tuple[int, int, int] | None:
-    """The axis of `before` and its range that equal the range start to stop of `axis` of `after`; None if that is no
-    block.
-    """
+    """The axis of `before` and its range that equal start to stop along `axis` of `after`; None if no block."""
     for new, old in aligned_axes(after, before):
         if axis not in new:
             continue

@@ -17,8 +17,8 @@ class PreloadCustomSketchRule:
     """A custom rule, given to `SketchPolicy` in `init_search_callbacks`."""
 
     condition: Callable[[Any, State, int], int]
-    """`condition(policy, state, stage)` answers PASS, APPLY or APPLY_AND_SKIP_REST; anything else warns and counts as
-    APPLY_AND_SKIP_REST.
+    """`condition(policy, state, stage)` returns PASS, APPLY or APPLY_AND_SKIP_REST; other values warn and are
+    the last.
     """
     apply: Callable[[Any, State, int], Iterable[Any]]
     """`apply(policy, state, stage)` returns pairs of a state and the stage to visit next, -1 to end the derivation. The

@@ -26,17 +26,13 @@ SHARED = ".shared"
 
 
 def named_loops(state: State, stage: int, attribute: str) -> frozenset[str]:
-    """The loop names that an attribute of the stage's operation lists, and the names of the same loops in a write
-    cache.
-    """
+    """The loop names in an attribute of the stage's operation, and their names in a write cache."""
     names = state.stages[stage].op.attrs.get(attribute) or ()
     return frozenset((*names, *(f"{name}_c" for name in names)))
 
 
 def should_always_be_inlined(context: SketchContext, state: State, stage: int) -> bool:
-    """Whether recomputing the stage at every read costs next to nothing; a GPU recomputes every stage without a
-    reduction.
-    """
+    """Whether recomputing the stage at every read is nearly free; on a GPU, whether it does not reduce."""
     described = state.stages[stage]
     if not described.is_compute or stage in state.dag.output_ids or described.has_reduce_iter:
         return False
@@ -56,9 +52,7 @@ def has_cache_write(state: State, stage: int) -> bool:
 
 
 def elementwise_consumer(state: State, stage: int) -> int | None:
-    """The only stage that reads this stage, element by element; a shared cache does not count, it belongs to its
-    reader.
-    """
+    """The only, elementwise reader of the stage; shared caches do not count, they belong to their readers."""
     consumer = single_elementwise_consumer(state, stage)
     if consumer is None or state.stages[consumer].op.name.endswith(SHARED):
         return None

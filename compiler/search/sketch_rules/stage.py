@@ -57,9 +57,7 @@ class AddCacheWrite:
     """Whether no later rule is tried, as on a GPU, where accumulators belong in registers."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY, or APPLY_AND_STOP with `ends_visit`, if the stage needs tiling and has no elementwise consumer to fuse
-        with.
-        """
+        """APPLY (APPLY_AND_STOP with `ends_visit`) if the stage needs tiling and has no consumer to fuse with."""
         # A CPU tiles a further product of the same consumer in memory: a cache of each would triple the sketches.
         consumer = fusible_consumer if self.ends_visit else elementwise_consumer
         if not needs_multi_level_tiling(state.dag, stage) or consumer(state, stage) is not None:
@@ -97,9 +95,7 @@ class MultiLevelTilingWithFusion:
     """Whether no later rule is tried, as on a GPU, where tiles stay in registers."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY, or APPLY_AND_STOP with `ends_visit` and for a cache stage, which is pointless to tile without its
-        copy.
-        """
+        """APPLY; APPLY_AND_STOP with `ends_visit`, or for a cache stage: tiling it without its copy is pointless."""
         if not needs_multi_level_tiling(state.dag, stage) or fusible_consumer(state, stage) is None:
             return Verdict.SKIP
         return Verdict.APPLY_AND_STOP if self.ends_visit or has_cache_write(state, stage) else Verdict.APPLY

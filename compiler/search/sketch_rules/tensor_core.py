@@ -262,9 +262,7 @@ def unrolls(stage: Stage) -> bool:
 
 
 def choices_of(steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
-    """Choices of the lengths and depths that this rule writes, by the number of the step; steps with fixed lengths are
-    missing.
-    """
+    """Choices of the lengths and depths that this rule writes, by step number, without fixed lengths."""
     choices_by_step: dict[int, tuple[int, ...]] = {}
     for first, step in enumerate(steps):
         if isinstance(step, AsMatmul):

@@ -38,9 +38,7 @@ class TransformedConvolution:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY_AND_STOP for the last stage of a graph that ends in such a convolution, or in elementwise stages after
-        it.
-        """
+        """APPLY_AND_STOP for the last stage of a graph that ends in such a convolution and elementwise stages."""
         last = len(state.stages) - 1
         if stage != last or state.steps:
             return Verdict.SKIP
