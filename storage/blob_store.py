@@ -156,18 +156,15 @@ class LocalBlobStore(BlobStore):
         return True
 
     def read(self, name: str) -> bytes:
-        """See `BlobStore.read`."""
         with self.open(name) as file, self._refusals("read", name):
             return file.read()
 
     def read_end(self, name: str, count: int) -> bytes:
-        """See `BlobStore.read_end`."""
         with self.open(name) as file, self._refusals("read", name):
             file.seek(max(0, file.seek(0, os.SEEK_END) - count))
             return file.read()
 
     def open(self, name: str) -> IO[bytes]:
-        """See `BlobStore.open`."""
         path = self.root / name
         with self._refusals("read", name):
             try:
@@ -204,18 +201,15 @@ class LocalBlobStore(BlobStore):
             return
 
     def exists(self, name: str) -> bool:
-        """See `BlobStore.exists`."""
         return (self.root / name).exists()
 
     def move(self, name: str, to: str) -> None:
-        """See `BlobStore.move`."""
         with self._refusals("move", name):
             make_folder((self.root / to).parent)
             # A rename within one file system is atomic: readers find the file under one of the names.
             (self.root / name).rename(self.root / to)
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `BlobStore.remove`."""
         paths = [self.root / name for name in names]
         for path in paths:
             with self._refusals("remove", path.relative_to(self.root).as_posix()):
@@ -226,7 +220,6 @@ class LocalBlobStore(BlobStore):
                 sync_folder(folder)
 
     def add_line(self, name: str, line: bytes) -> None:
-        """See `BlobStore.add_line`."""
         with self._refusals("write", name):
             make_folder((self.root / name).parent)
             with (self.root / name).open("ab+", buffering=0) as file:
@@ -247,7 +240,6 @@ class LocalBlobStore(BlobStore):
                     raise
 
     def lines(self, name: str) -> list[bytes]:
-        """See `BlobStore.lines`."""
         try:
             return self.read(name).splitlines()
         except FileNotFoundError:

@@ -43,7 +43,6 @@ def _digest(text: str, length: int) -> str:
 
 
 def part_folder(target: str, task_key: str) -> str:
-    """The folder of all files of one task on one target."""
     return f"{RECORDS}/{_SLUG}{target_slug(target)}/{_WORKLOAD}{workload_hash(task_key)}"
 
 

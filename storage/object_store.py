@@ -44,7 +44,6 @@ class ObjectBlobStore(BlobStore):
         return True
 
     def read(self, name: str) -> bytes:
-        """See `BlobStore.read`."""
         with self._refusals("read", name):
             return bytes(self._files.cat_file(self._path(name)))
 
@@ -56,7 +55,6 @@ class ObjectBlobStore(BlobStore):
             return bytes(self._files.cat_file(path, start=start))
 
     def open(self, name: str) -> IO[bytes]:
-        """See `BlobStore.open`."""
         with self._refusals("read", name):
             file: IO[bytes] = self._files.open(self._path(name), "rb")
             return file
@@ -72,7 +70,6 @@ class ObjectBlobStore(BlobStore):
         return [path[start:] for path in paths if path.startswith(f"{self._path(folder)}/")]
 
     def exists(self, name: str) -> bool:
-        """See `BlobStore.exists`."""
         with self._refusals("look for", name):
             return bool(self._files.exists(self._path(name)))
 
@@ -84,7 +81,6 @@ class ObjectBlobStore(BlobStore):
         self.remove([name])
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `BlobStore.remove`."""
         for name in names:
             with self._refusals("remove", name):
                 try:
@@ -97,7 +93,6 @@ class ObjectBlobStore(BlobStore):
         self.put({f"{name}/{new_id()}": line})
 
     def lines(self, name: str) -> list[bytes]:
-        """See `BlobStore.lines`."""
         parts = []
         # Names are ULIDs, which sort in the order of the additions.
         for part in sorted(self.files(name)):

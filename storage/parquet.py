@@ -153,7 +153,6 @@ class ParquetRecordStore(RecordStore):
     def tasks(
         self, target: str | None = None, device: str | None = None, threads: int | None = None
     ) -> list[TaskSummary]:
-        """See `RecordStore.tasks`."""
         key = ["target", "device", "threads", "task_key"]
         selection = Selection(None, target, device, threads)
         rows = self.table(selection, (*key, "task_name", "status", "seconds", "timestamp"))
@@ -188,7 +187,6 @@ class ParquetRecordStore(RecordStore):
         run_id: str | None = None,
         threads: int | None = None,
     ) -> list[HistoryPoint]:
-        """See `RecordStore.history`."""
         selection = Selection(task_key, target, device, threads, run_id)
         rows = self.table(selection, ("round", "elapsed", "timestamp", "seconds"))
         rounds, elapsed, seconds = (rows.column(name).to_pylist() for name in ("round", "elapsed", "seconds"))

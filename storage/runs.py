@@ -40,7 +40,6 @@ class RunInfo:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run came to its end; if not, it can be resumed."""
         return self.completed is not None
 
 

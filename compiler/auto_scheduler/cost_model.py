@@ -70,7 +70,6 @@ class RandomModel:
         """Nothing is learned."""
 
     def predict(self, search_task: SearchTask, states: Sequence[State]) -> Scores:
-        """Scores (N,), -inf for programs without features."""
         return self.model.predict(stacked(search_task, states))
 
 
@@ -125,7 +124,6 @@ class XGBModel:
             self.save(self.model_file)
 
     def predict(self, task: SearchTask, states: Sequence[State]) -> Scores:
-        """Scores (N,), -inf for programs without features."""
         return self.model.predict(stacked(task, states))
 
     def predict_stages(self, task: SearchTask, states: Sequence[State]) -> Scores:

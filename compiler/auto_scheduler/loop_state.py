@@ -65,7 +65,6 @@ class State:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps so far, in order."""
         return steps_of(self._state)
 
     transform_steps = steps
@@ -81,7 +80,6 @@ class State:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All stages in order."""
         return tuple(self[number] for number in range(len(self._state.stages)))
 
     @property
@@ -107,7 +105,6 @@ class State:
         return f"<pre>{escape(str(self))}</pre>"
 
     def copy(self) -> "State":
-        """An independent copy with the same loops and steps."""
         return State(self._state)
 
     def bind(self, stage: StageRef, iterator: LoopRef, thread_name: str) -> Iterator:
@@ -133,7 +130,6 @@ class State:
         return loop
 
     def fuse(self, stage: StageRef, iters: Sequence[LoopRef]) -> Iterator:
-        """Fuse neighboring loops into one."""
         self._state, loop = primitives.fuse(self._state, stage, iters)
         return loop
 

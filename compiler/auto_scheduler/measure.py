@@ -87,7 +87,6 @@ class Cost(float):
 
     @property
     def value(self) -> float:
-        """The seconds as a plain number."""
         return float(self)
 
 

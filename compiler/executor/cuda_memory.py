@@ -100,13 +100,11 @@ class CudaMemory(DeviceMemory):
         array.write(values.reshape(array.shape))
 
     def copy_in(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy an array on this GPU into a buffer, in own memory."""
         source = self._view_of(spec, array, what)
         self.release_borrow(spec.storage)
         self._copy(source, self._own[spec.storage])
 
     def copy_out(self, spec: BufferSpec, array: Any, what: str) -> None:
-        """Copy a buffer into an array on this GPU."""
         self._copy(self._own[spec.storage], self._view_of(spec, array, what))
 
     def borrow(self, spec: BufferSpec, array: Any, what: str) -> None:
@@ -118,20 +116,17 @@ class CudaMemory(DeviceMemory):
         self._put(spec.storage, borrowed.view(0, root.shape, root.dtype))
 
     def release_borrow(self, number: int) -> None:
-        """Use own memory for a buffer again."""
         if number in self._borrowed:
             self._borrowed.remove(number)
             self.ready()
             self._put(number, self._new(number))
 
     def wait(self) -> None:
-        """Wait for all earlier calls."""
         self.ready()
         self.driver.wait(self.stream)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory allocated here."""
         spare = [array for array in (self._arena, self._workspace) if array is not None]
         own = (number for number in self._own if number not in self._borrowed and not self._in_arena(number))
         return sum(array.nbytes for array in (*spare, *(self._own[number] for number in own)))

@@ -167,7 +167,6 @@ def _wait_for(outbound: dict[int, CopyStep], resident: dict[int, DeviceMemory]) 
 
 
 def _read(plan: Plan, memory: DeviceMemory, number: int) -> Array:
-    """A copy of a buffer on a device."""
     spec = plan.buffers[number]
     root = plan.buffers[spec.storage]
     # Memories copy whole buffers, by the number of the buffer that owns the memory.

@@ -54,7 +54,6 @@ def executor_of(
 
 
 def gpu_count(network: CompiledNetwork) -> int:
-    """Number of GPUs that the network runs on."""
     return max((call.device for call in network.plan.calls), default=0)
 
 

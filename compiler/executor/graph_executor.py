@@ -247,7 +247,6 @@ class GraphExecutor(TimedExecutor):
             return copy_to(out, self._copies.value(spec.storage), spec, "the array for the input")
 
     def get_num_inputs(self) -> int:
-        """Number of inputs of the network, without constants."""
         return len(self._input_specs)
 
     def get_num_outputs(self) -> int:
@@ -265,7 +264,6 @@ class GraphExecutor(TimedExecutor):
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
     def get_output_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """Shapes and dtypes of the outputs, by name."""
         specs = self._output_specs
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 

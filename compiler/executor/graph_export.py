@@ -43,7 +43,6 @@ class _GraphWriter:
     _reserved: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Write the network; return its JSON text."""
         plan = self.network.plan
         for number in (*plan.inputs, *plan.outputs):
             self._reserved.setdefault(plan.buffers[number].name, number)

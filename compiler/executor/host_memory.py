@@ -107,7 +107,6 @@ class HostMemory(DeviceMemory):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arena, and of all arrays."""
         return self.use().peak
 
     def read(self, number: int, out: Array) -> None:

@@ -56,7 +56,6 @@ class BufferSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a dense array."""
         return math.prod(self.shape) * item_bytes(self.dtype)
 
 

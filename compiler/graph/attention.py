@@ -60,7 +60,6 @@ def is_attention(group: FusedOp) -> bool:
 
 
 def _is_softmax(graph: Graph, group: FusedOp) -> bool:
-    """Whether the group is just a softmax along the last axis."""
     node = group.core
     return (
         len(group.nodes) == 1

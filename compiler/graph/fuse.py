@@ -49,7 +49,6 @@ class FusedOp:
 
     @property
     def kind(self) -> FusionKind:
-        """Fusion kind of `core`."""
         return OPS[self.core.op].kind
 
     @property

@@ -29,7 +29,6 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         count = 1
         for extent in self.shape:
             count *= extent
@@ -56,7 +55,6 @@ class Node(Attributed):
 
     @property
     def output(self) -> str:
-        """The name of the only output."""
         (name,) = self.outputs
         return name
 

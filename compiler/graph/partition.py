@@ -115,7 +115,6 @@ class Partition:
         return best if best is not None and best.speedup >= CLEARLY_FASTER else None
 
     def alternatives_of(self, task: SearchTask) -> tuple[Alternative, ...]:
-        """The alternatives to `task`."""
         return tuple(other for other in self.alternatives if other.of == task.workload_key)
 
     def __str__(self) -> str:

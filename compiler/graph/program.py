@@ -163,7 +163,6 @@ class Program:
         return self.main.params
 
     def regions(self) -> tuple[Region, ...]:
-        """All distinct regions, in order."""
         calls = (s for function in self.functions.values() for s in function.body if isinstance(s, Call | HostCall))
         return tuple({call.region.key: call.region for call in calls}.values())
 
@@ -286,7 +285,6 @@ def _text(statement: Statement) -> str:
 
 
 def of_graph(graph: Graph) -> Program:
-    """A program with one call of `graph`."""
     region = GraphRegion.of(graph)
     params = tuple(Param(value.name, value.dtype, value.shape) for value in graph.inputs)
     results = tuple(Param(value.name, value.dtype, value.shape) for value in graph.output_values())

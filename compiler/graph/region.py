@@ -31,7 +31,6 @@ class Param:
 
     @property
     def shape(self) -> Shape | None:
-        """The shape, if every dimension is a number."""
         dims = () if self.dims is None else self.dims
         numbers = tuple(extent for extent in dims if isinstance(extent, int))
         return numbers if self.dims is not None and len(numbers) == len(dims) else None

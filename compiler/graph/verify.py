@@ -9,7 +9,6 @@ from retune.compiler.ops import OpCall
 
 
 def call_of(node: Node, operands: Sequence[Value]) -> OpCall:
-    """The node as a call of its operator."""
     return OpCall(node.op, tuple(operands), node.attrs, node.name)
 
 

@@ -54,7 +54,6 @@ class Winograd:
         return f"winograd{self.tile}"
 
     def variant(self, graph: Graph, group: FusedOp) -> Variant | None:
-        """The group with the convolution replaced."""
         node = group.core
         if not self._applies(graph, node):
             return None

@@ -178,7 +178,6 @@ def kind_of(path: Path) -> str:
 
 
 def has_part(path: Path, name: str) -> bool:
-    """Whether a file is an archive with a part of that name."""
     try:
         with zipfile.ZipFile(path) as archive:
             return name in archive.namelist()
@@ -261,7 +260,6 @@ class Archive:
                 raise ArtifactError("the code is damaged: its checksum differs")
 
     def before(self, size: int) -> memoryview:
-        """The first `size` bytes of the file."""
         if not 0 <= size <= len(self._view):
             raise ValueError(f"it ends after {len(self._view)} of {size} bytes")
         return self._view[:size]
@@ -274,11 +272,9 @@ class Archive:
         return [name for name in self._entries if name.startswith(prefix)]
 
     def json(self, name: str) -> Any:
-        """The value of a JSON part."""
         return json.loads(self.blob(name))
 
     def blob(self, name: str) -> bytes:
-        """The bytes of a part."""
         return bytes(self._checked(name, self._content(name)))
 
     def array(self, name: str) -> Array:

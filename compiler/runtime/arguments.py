@@ -47,7 +47,6 @@ def require_thread_count(threads: object) -> None:
 
 
 def is_thread_count(threads: object) -> bool:
-    """Whether `threads` is a valid number of threads."""
     whole = isinstance(threads, (int, np.integer)) and not isinstance(threads, bool)
     return whole and 1 <= int(threads) <= MOST_THREADS  # type: ignore[call-overload]
 

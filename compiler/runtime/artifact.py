@@ -126,12 +126,10 @@ class KernelArtifact:
 
     @property
     def inputs(self) -> tuple[ArgSpec, ...]:
-        """The read arguments, in order."""
         return tuple(arg for arg in self.args if not arg.is_output)
 
     @property
     def outputs(self) -> tuple[ArgSpec, ...]:
-        """The written arguments, in order."""
         return tuple(arg for arg in self.args if arg.is_output)
 
 

@@ -31,7 +31,6 @@ class ContentionMeter:
         self._begun = 0
 
     def start(self) -> None:
-        """Begin a span."""
         self._begun = self._account()
 
     def share(self, elapsed_ns: int) -> float | None:

@@ -65,7 +65,6 @@ class _Piece:
         self.address = int(buffer.handle)
 
     def free(self) -> None:
-        """Free the memory now."""
         self._buffer.close()
 
 
@@ -113,45 +112,36 @@ class _CoreDriver:
 
     @property
     def _device(self) -> Any:
-        """The selected device of this thread."""
         device = getattr(self._here, "device", None)
         if device is None:
             raise DeviceError("no GPU is open in this thread; open one first")
         return device
 
     def handle(self, stream: Any) -> int:
-        """The stream's handle for other libraries."""
         return int(stream.handle)
 
     def stream(self) -> Any:
-        """A new stream."""
         return self._tried(self._device.create_stream)
 
     def wait(self, stream: Any) -> None:
-        """Wait until all queued work is done."""
         self._tried(stream.sync)
 
     def allocate(self, nbytes: int, stream: Any) -> _Piece:
-        """Allocate memory in stream order."""
         return _Piece(self._tried(lambda: self._device.allocate(nbytes, stream=stream)))
 
     def write(self, address: int, array: Array, stream: Any) -> None:
-        """Copy a contiguous array to the device."""
         self._checked(self._bindings.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream.handle))
         # The host array may be freed as soon as this returns.
         self.wait(stream)
 
     def read(self, address: int, array: Array, stream: Any) -> None:
-        """Copy from the device into a contiguous array."""
         self._checked(self._bindings.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream.handle))
         self.wait(stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Queue a copy inside of the device, or from another device."""
         self._checked(self._bindings.cuMemcpyAsync(target, source, nbytes, stream.handle))
 
     def fill(self, address: int, value: int, nbytes: int, stream: Any) -> None:
-        """Queue a fill with one byte value."""
         self._checked(self._bindings.cuMemsetD8Async(address, value, nbytes, stream.handle))
 
     def load(self, code: bytes, kind: str, shared: Mapping[str, int]) -> dict[str, Any]:
@@ -175,18 +165,15 @@ class _CoreDriver:
     def launch(
         self, stream: Any, kernel: Any, grid: Extents, block: Extents, addresses: Sequence[int], shared: int = 0
     ) -> None:
-        """Queue a kernel with the addresses of its buffers."""
         config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
         pointers = [np.uint64(address) for address in addresses]
         self._tried(lambda: self._core.launch(stream, config, kernel, *pointers))
 
     def record(self, stream: Any) -> Any:
-        """Queue a timing event."""
         options = self._core.EventOptions(timing_enabled=True)
         return self._tried(lambda: stream.record(options=options))
 
     def elapsed(self, start: Any, end: Any) -> float:
-        """Seconds between two events."""
         self._tried(end.sync)
         return float(self._tried(lambda: end - start)) / 1e3
 
@@ -238,7 +225,6 @@ def _failed(text: str) -> DeviceError:
 
 
 def _facts_of_device(device: Any) -> GpuDevice:
-    """The facts of a `cuda.core` device."""
     properties, capability = device.properties, tuple(device.compute_capability)
     arch = arch_of((capability[0], capability[1]))
     # Memory transfers at both edges of its clock (kHz), on a bus of that width; newer drivers do not report them.

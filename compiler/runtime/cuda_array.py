@@ -127,7 +127,6 @@ class DeviceArray:
             self._driver.write(self.address, np.ascontiguousarray(values), self._stream)
 
     def numpy(self) -> Array:
-        """A copy in the CPU's memory."""
         copy = np.empty(self.shape, self.dtype)
         self.read(copy)
         return copy
@@ -141,7 +140,6 @@ class DeviceArray:
             self._driver.read(self.address, out, self._stream)
 
     def overlaps(self, other: "DeviceArray") -> bool:
-        """Whether the two arrays share bytes."""
         end, its = self.address + self.nbytes, other.address + other.nbytes
         return self.device == other.device and max(self.address, other.address) < min(end, its)
 
@@ -165,7 +163,6 @@ class DeviceArray:
         return ""
 
     def free(self) -> None:
-        """Free its own memory now."""
         piece: Memory | None = self._owner if self._fenced else None  # type: ignore[assignment]
         self._owner = None
         if piece is not None:

@@ -42,7 +42,6 @@ class CudaFunction:
 
     @property
     def args(self) -> tuple[ArgSpec, ...]:
-        """The arguments, in order."""
         return self.artifact.args
 
     def __call__(self, *arrays: Any, threads: int | None = None) -> None:

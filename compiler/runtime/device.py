@@ -87,7 +87,6 @@ def devices_in(selection: Device | Sequence[Device]) -> list[Device]:
 
 
 def same_device(left: object, right: object) -> bool:
-    """Whether two objects have the same device numbers."""
     numbers = [(getattr(device, "device_type", None), getattr(device, "device_id", None)) for device in (left, right)]
     return numbers[0] == numbers[1] and None not in numbers[0]
 
@@ -112,12 +111,10 @@ def device_of(array: object) -> Device:
 
 
 def on_gpu(array: object) -> bool:
-    """Whether an array lies in the memory of a CUDA device."""
     return device_of(array).device_type == _CUDA
 
 
 def is_gpu(place: Device) -> bool:
-    """Whether a device is a CUDA GPU."""
     return place.device_type == _CUDA
 
 

@@ -55,7 +55,6 @@ class FFIDevice(tvm_ffi.Device):
 
     @property
     def device_id(self) -> int:
-        """Its number among devices of its kind."""
         return int(self.index)
 
     def __eq__(self, other: object) -> bool:

@@ -36,12 +36,10 @@ class KernelFunction(TimedFunctions):
 
     @property
     def args(self) -> tuple[ArgSpec, ...]:
-        """The arguments, in order."""
         return self.kernel.artifact.args
 
     @property
     def entry_name(self) -> str:
-        """The name of the kernel, for `time_evaluator`."""
         return self.kernel.artifact.name
 
     def __getitem__(self, name: str) -> "KernelFunction":

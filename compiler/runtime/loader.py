@@ -63,12 +63,10 @@ class BoundKernel:
 
     @property
     def threads(self) -> int:
-        """Number of threads."""
         return int(self._threads.value)
 
     @property
     def is_parallel(self) -> bool:
-        """Whether its code has parallel loops."""
         code = self._kernel.artifact.object_code
         return not code or _PARALLEL in code  # a shared library's code is unknown
 
@@ -84,7 +82,6 @@ class BoundKernel:
         return address, ctypes.addressof(self._array), self._threads.value
 
     def fail(self, code: int) -> NoReturn:
-        """Raise the error of a code other than 0."""
         self._kernel.errors.reraise()
         raise ArtifactError(f"kernel {self._kernel.artifact.name} failed with code {code}")
 
@@ -129,7 +126,6 @@ class RotatingKernel:
         self._kernel()
 
     def restore(self) -> None:
-        """Restore the kernel's own buffers."""
         for index, address in self._usual.items():
             self._pointers[index] = address
 

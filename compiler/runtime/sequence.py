@@ -112,7 +112,6 @@ class KernelSequence:
             self._kernels[(result >> 32) - 1].fail(ctypes.c_int32(result & 0xFFFFFFFF).value)
 
     def _place_and_run(self) -> int:
-        """Place the threads if possible, then run."""
         for _ in range(_ATTEMPTS):
             thread_places.place_threads(self._team)
             # Work in between, such as a signal handler that runs a network, may place them differently.

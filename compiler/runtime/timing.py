@@ -31,22 +31,18 @@ class BenchmarkResult:
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean in seconds."""
         return statistics.fmean(self.results)
 
     @property
     def median(self) -> float:
-        """Median in seconds."""
         return statistics.median(self.results)
 
     @property
     def min(self) -> float:
-        """Fastest repeat in seconds."""
         return min(self.results)
 
     @property
     def max(self) -> float:
-        """Slowest repeat in seconds."""
         return max(self.results)
 
     @property

@@ -59,7 +59,6 @@ class Population:
         return cls(rows, rows, np.full(len(rows), _CODE[move], dtype=np.int8))
 
     def take(self, which: npt.NDArray[np.intp] | Mask) -> "Population":
-        """The individuals at these positions."""
         return Population(self.rows[which], self.parents[which], self.moves[which])
 
     @classmethod
@@ -69,7 +68,6 @@ class Population:
 
     @staticmethod
     def join(populations: Sequence["Population"]) -> "Population":
-        """All individuals of several populations of one space."""
         return Population(
             np.concatenate([population.rows for population in populations]),
             np.concatenate([population.parents for population in populations]),
@@ -171,7 +169,6 @@ def ranking(generations: Sequence[Generation], seen: set[int]) -> Iterator[Indiv
 
 
 def individual(generation: Generation, position: int) -> Individual:
-    """Member `position` of a generation."""
     population = generation.population
     move = _NAMES[int(population.moves[position])]
     parent = None if move in _ORPHANS else population.parents[position]
@@ -270,7 +267,6 @@ def _offspring(
 
 
 def _move(spec: PopulationSpec, move: str, rows: Rows, options: SearchOptions, rng: np.random.Generator) -> Rows:
-    """Apply one kind of move to every row."""
     if move == mutation.TILE:
         return mutation.move_tile_factors(rng, rows, spec.layout, options.max_innermost)
     if move == mutation.UNROLL:

@@ -33,7 +33,6 @@ def prime_factors(extent: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def divisors(extent: int) -> tuple[int, ...]:
-    """All divisors of a positive number, ascending."""
     products = [1]
     for prime, exponent in prime_factors(extent):
         products = [base * prime**power for base in products for power in range(exponent + 1)]

@@ -76,12 +76,10 @@ class DeviceKernel:
 
     @property
     def threads(self) -> Counts:
-        """Threads of a block."""
         return np.asarray(prod(self.block, start=np.int64(1)))
 
     @cached_property
     def product(self) -> StageNest | None:
-        """The statement that runs on tensor cores."""
         return product_of(self.nests)
 
     @cached_property

@@ -295,7 +295,6 @@ class SketchPolicy:
         return tuple(generations)
 
     def _seeds(self) -> list[Rows]:
-        """The best measured programs as rows, by space."""
         most = int(self.options.measured_ratio * self.options.population)
         best = self.observed.best(most)
         seeds = []
@@ -305,7 +304,6 @@ class SketchPolicy:
         return seeds
 
     def _score(self, number: int, rows: Rows) -> tuple[Rows, Scores, Scores]:
-        """Normal form, model scores and prior of rows of one space."""
         space = self.spaces[number]
         settled = rows.copy()
         scores, prior = np.full(len(rows), -inf), np.zeros(len(rows))

@@ -60,7 +60,6 @@ class TaskFeatures:
         self._dots = scored_dots(task)
 
     def of_group(self, group: Group) -> Features:
-        """Features (B, S, F) of the programs of a group."""
         features = extract(group.nests, group.choices, self._hardware, count=len(group.rows), dots=self._dots)
         return padded(features, self._statements)
 

@@ -17,7 +17,6 @@ _log = logging.getLogger(__name__)
 
 
 def rules_of(context: SketchContext) -> tuple[SketchRule, ...]:
-    """The derivation rules for this kind of machine."""
     rules = RULES[context.kind.name]
     return tuple(rule for rule in rules if not isinstance(rule, OURS)) if context.options.ansor_rules else rules
 

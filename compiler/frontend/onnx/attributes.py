@@ -39,7 +39,6 @@ class OnnxNode:
     convert_body: ConvertBody | None = None
 
     def has_input(self, index: int) -> bool:
-        """Whether the optional operand `index` is present."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def integer(self, key: str, default: int) -> int:
@@ -73,21 +72,18 @@ class OnnxNode:
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list-of-floats attribute, empty if absent."""
         value = self.attributes.get(key, ())
         if not isinstance(value, Sequence) or not all(isinstance(item, int | float) for item in value):
             raise self.unsupported(f"attribute {key} must be a list of floats")
         return tuple(map(float, value))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list-of-strings attribute, empty if absent."""
         value = self.attributes.get(key, ())
         if not isinstance(value, Sequence) or not all(isinstance(item, bytes) for item in value):
             raise self.unsupported(f"attribute {key} must be a list of strings")
         return tuple(item.decode() for item in value)
 
     def tensor(self, key: str) -> Array | None:
-        """A tensor attribute, None if absent."""
         value = self.attributes.get(key)
         if value is None:
             return None
@@ -151,12 +147,10 @@ class OnnxNode:
             raise self.unsupported(f"runs for more than {MOST_ITERATIONS:,} iterations")
 
     def unsupported(self, why: str) -> UnsupportedOperatorError:
-        """The error of this node; the importer collects them."""
         return UnsupportedOperatorError(f"{self.label}: {why}")
 
     @property
     def label(self) -> str:
-        """The node's name in messages."""
         return f"{self.name!r} ({self.op_type})"
 
 

@@ -75,7 +75,6 @@ class Dependence:
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The sub-graphs of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

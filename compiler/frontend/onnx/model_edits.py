@@ -205,7 +205,6 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of its sub-graphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

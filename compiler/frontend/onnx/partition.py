@@ -309,7 +309,6 @@ def _determining(nodes: Sequence[onnx.NodeProto], inputs: Sequence[str]) -> tupl
 
 
 def alive_nodes(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that the results need."""
     needed, kept = set(results), []
     for node in reversed(nodes):
         if needed.intersection(name for name in node.output if name):

@@ -163,6 +163,5 @@ def _forget_extents(entries: Iterable[onnx.ValueInfoProto]) -> None:
 
 
 def _used(functions: Mapping[str, Function], constants: Mapping[str, Array]) -> dict[str, Array]:
-    """The constants that the functions read."""
     used = {name for function in functions.values() for name in function.constants()}
     return {name: array for name, array in constants.items() if name in used}

@@ -125,7 +125,6 @@ def narrowed(param: Param, dims: Sequence[Dimension]) -> Param:
 
 
 def write_dims(entry: onnx.ValueInfoProto, dims: Sequence[Dimension]) -> None:
-    """Set the dimensions of the entry."""
     shape = entry.type.tensor_type.shape
     shape.Clear()
     for dim in dims:

@@ -39,7 +39,6 @@ class WiderModel:
         self.name = "ONNX Runtime in float32" if self.is_float32 else "onnx.reference in float64"
 
     def widen(self, arrays: Arrays) -> Arrays:
-        """Arrays for its inputs."""
         kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
         dtypes = {name: helper.tensor_dtype_to_np_dtype(self._kinds.get(kind, kind)) for name, kind in kinds.items()}
         return {name: array.astype(dtypes[name]) for name, array in arrays.items()}

@@ -40,7 +40,6 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
 
 
 def _per_channel(builder: GraphBuilder, op: str, node: Node, x: str, numbers: Doubles) -> str:
-    """`x` op a constant with a number per channel."""
     value = builder.value(x)
     column = [-1 if i == node.integer("axis") else 1 for i in range(len(value.shape))]
     operand = builder.constant(numbers.reshape(column).astype(value.dtype), f"{node.output}_{op}")

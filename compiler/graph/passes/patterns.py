@@ -94,7 +94,6 @@ class Match:
         return replace(self, attrs={**self.attrs, wanted.name: value})
 
     def covering(self, names: Sequence[str]) -> "Match":
-        """The match with more values inside."""
         return replace(self, inner=self.inner.union(names)) if names else self
 
 
@@ -246,7 +245,6 @@ class Matcher:
                 yield from self._some_terms(wanted[1:], others, result)
 
     def _factors(self, name: str, depth: int = 0) -> _Flat:
-        """`name` as a product."""
         number = self._number(name)
         if number is not None:
             return _Flat(number, (), ())
@@ -265,7 +263,6 @@ class Matcher:
         return _Flat(first.scale, (*first.parts, (node.inputs[1], True)), (name, *first.inner))
 
     def _terms(self, name: str, depth: int = 0) -> _Flat:
-        """`name` as a sum."""
         number = self._number(name)
         if number is not None:
             return _Flat(number, (), ())
@@ -286,7 +283,6 @@ class Matcher:
         return len(readers) == 1 and readers[0].inputs.count(name) == 1 and name not in self._outputs
 
     def _number(self, name: str) -> float | None:
-        """The constant `name`, if it is a single floating-point number."""
         array = self._graph.constants.get(name)
         if array is None or array.size != 1 or "float" not in array.dtype.name:
             return None

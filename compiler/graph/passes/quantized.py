@@ -339,7 +339,6 @@ class _Factors:
         self._uses = _uses(graph)
 
     def move(self, builder: GraphBuilder, node: Node) -> str | None:
-        """One step for one product."""
         factor = builder.array(node.inputs[1]) if node.op == "mul" else None
         # relu(x) * s = relu(x * s), and the same for clip, minimum and maximum, holds only for s > 0.
         if factor is None or factor.dtype != np.float32 or not (factor > 0).all():

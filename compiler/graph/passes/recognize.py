@@ -33,7 +33,6 @@ class Recognize:
     rounds: int = 3
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with fewer and larger operators."""
         for _ in range(self.rounds):
             plan = self._plan(graph)
             if not plan:

@@ -30,7 +30,6 @@ class ScaleWeights:
     name: str = "scale_weights"
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with fewer passes over large inputs."""
         producers, consumers = graph.producers(), graph.consumers()
 
         def others_read(name: str) -> bool:

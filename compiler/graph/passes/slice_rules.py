@@ -13,7 +13,6 @@ _MOST_CONCATS = 6
 
 
 def remove_slice(builder: GraphBuilder, node: Node) -> str | None:
-    """A slice of everything -> x."""
     return node.inputs[0] if node.op == "slice" and _keeps_shape(builder, node) else None
 
 

@@ -36,11 +36,9 @@ class AlwaysInline:
     """
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:
-        """APPLY_AND_STOP for an inlineable stage."""
         return Verdict.APPLY_AND_STOP if should_always_be_inlined(context, state, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:  # noqa: ARG002
-        """The state with the stage inlined."""
         return ((state.apply(ComputeInline(stage)), stage - 1),)
 
 
@@ -74,7 +72,6 @@ class MultiLevelTiling:
     """Tile a stage with data reuse, on its own."""
 
     def judge(self, context: SketchContext, state: State, stage: int) -> Verdict:  # noqa: ARG002
-        """APPLY_AND_STOP for a stage that needs tiling."""
         return Verdict.APPLY_AND_STOP if needs_multi_level_tiling(state.dag, stage) else Verdict.SKIP
 
     def expand(self, context: SketchContext, state: State, stage: int) -> tuple[tuple[State, int], ...]:

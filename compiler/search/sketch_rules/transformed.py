@@ -104,11 +104,9 @@ class _Sketch:
         self.state = self.state.apply(step)
 
     def number(self, name: str) -> int:
-        """The stage of an operation."""
         return next(number for number, stage in enumerate(self.state.stages) if stage.op.name == name)
 
     def loop(self, stage: int, name: str) -> int:
-        """The number of a loop, by its name."""
         return self.names(stage).index(name)
 
     def names(self, stage: int) -> list[str]:
