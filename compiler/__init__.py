@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from retune.compiler import lower, runtime
+from retune.compiler.lazy import lazy
 from retune.compiler.runtime.ffi_library import load_ffi_library
 
 if TYPE_CHECKING:
@@ -27,21 +28,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = metadata.version("retune-compiler")
-
-_HOMES = {
-    "PassContext": "driver.pass_context",
-    "build": "driver.modules",
-    "build_network": "driver.network_build",
-    "cpu": "runtime.device",
-    "cuda": "runtime.device",
-    "device": "runtime.device",
-    "get_global_func": "runtime.registry",
-    "list_global_func_names": "runtime.registry",
-    "opencl": "runtime.device",
-    "register_func": "runtime.registry",
-    "remove_global_func": "runtime.registry",
-}
-_PARTS = ("auto_scheduler", "graph_executor", "debug_executor", "nd", "te", "vm")
 
 __all__ = [
     "PassContext",
@@ -104,9 +90,14 @@ lower.__class__ = _CallablePackage
 load_ffi_library()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PARTS:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy(
+    __name__,
+    {
+        **dict.fromkeys(("auto_scheduler", "graph_executor", "debug_executor", "nd", "te", "vm"), ""),
+        "driver.modules": "build",
+        "driver.network_build": "build_network",
+        "driver.pass_context": "PassContext",
+        "runtime.device": "cpu cuda device opencl",
+        "runtime.registry": "get_global_func list_global_func_names register_func remove_global_func",
+    },
+)

@@ -42,6 +42,7 @@ BELOW = {
 
 RANK = {
     "errors": 0,
+    "lazy": 0,
     "config": 0,
     "settings": 0,
     "options": 0,
@@ -105,6 +106,7 @@ DOORS = {
 
 
 RESOLVERS = {
+    "compiler/lazy.py": "public names of packages, by the tables beside them",
     "compiler/measure/worker_main.py": "functions by the paths that requests name, each of them a checked string",
     "compiler/driver/operators.py": "modules of users, which register operators",
 }

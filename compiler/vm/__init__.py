@@ -4,8 +4,9 @@ Names are imported on first use. An executable whose shapes were all known when 
 any part of the compiler.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from retune.compiler.lazy import lazy
 
 if TYPE_CHECKING:
     from retune.compiler.vm.compiler import VMCompiler, compile
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
     from retune.compiler.vm.options import VMOptions
     from retune.compiler.vm.values import ADT
 
-_HOMES = {
-    "ADT": "values",
-    "Executable": "executable",
-    "VMCompiler": "compiler",
-    "VMExecutor": "executor",
-    "VMLibrary": "library",
-    "VMOptions": "options",
-    "VirtualMachine": "machine",
-    "compile": "compiler",
-}
+_load = lazy(
+    __name__,
+    {
+        "compiler": "VMCompiler compile",
+        "executable": "Executable",
+        "executor": "VMExecutor",
+        "library": "VMLibrary",
+        "machine": "VirtualMachine",
+        "options": "VMOptions",
+        "values": "ADT",
+    },
+)
 
 __all__ = [
     "ADT",
@@ -41,8 +44,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load_module":
-        return importlib.import_module("retune.compiler.vm.library").VMLibrary.load
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return _load("VMLibrary").load if name == "load_module" else _load(name)
