@@ -6,8 +6,7 @@ from itertools import groupby
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.device_copies import DeviceCopies
 from retune.compiler.executor.device_memory import DeviceMemory
-from retune.compiler.executor.host_function import HostFunction
-from retune.compiler.executor.host_memory import HostMemory, missing_kernel
+from retune.compiler.executor.host_memory import HostFunction, HostMemory, missing_kernel
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.placement import Copy, PlacedPlan, Run
 from retune.compiler.executor.plan import READ_ONLY, Plan

@@ -17,8 +17,7 @@ from retune.compiler.executor.binding import bind_calls, check_devices, order_st
 from retune.compiler.executor.claims import Claims
 from retune.compiler.executor.device_copies import DeviceCopies
 from retune.compiler.executor.device_memory import DeviceMemory, MemoryUse
-from retune.compiler.executor.host_function import HostFunction
-from retune.compiler.executor.host_memory import HostMemory
+from retune.compiler.executor.host_memory import HostFunction, HostMemory
 from retune.compiler.executor.network import CompiledNetwork, check_machine, require_network
 from retune.compiler.executor.params import load_param_dict
 from retune.compiler.executor.placement import HOST, place_copies

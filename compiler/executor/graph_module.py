@@ -10,7 +10,7 @@ from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.executors import executor_of
 from retune.compiler.executor.graph_executor import GraphExecutor
 from retune.compiler.executor.graph_import import COPY, ImportedGraph, import_graph
-from retune.compiler.executor.host_function import HostFunction
+from retune.compiler.executor.host_memory import HostFunction
 from retune.compiler.executor.library import Library, load_library_params
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.executor.plan import Plan

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from retune.compiler.executor.cuda_memory import CudaMemory
 from retune.compiler.executor.graph_executor import GraphExecutor
-from retune.compiler.executor.host_function import HostFunction
+from retune.compiler.executor.host_memory import HostFunction
 from retune.compiler.executor.network import CompiledNetwork
 from retune.compiler.runtime.loader import Kernel
 

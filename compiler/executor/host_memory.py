@@ -15,7 +15,6 @@ import numpy as np
 from retune.compiler.errors import ArtifactError, OptionError
 from retune.compiler.executor.argument_checks import as_array, check_fit, copy_to, shared_array
 from retune.compiler.executor.device_memory import DeviceMemory, MemoryUse
-from retune.compiler.executor.host_function import HostCall, HostFunction
 from retune.compiler.executor.plan import READ_ONLY, BufferKind, BufferSpec, Plan
 from retune.compiler.runtime.arguments import require_thread_count
 from retune.compiler.runtime.artifact import ALIGNMENT, Array, KernelArtifact
@@ -23,6 +22,32 @@ from retune.compiler.runtime.buffers import aligned_array, aligned_zeros, consta
 from retune.compiler.runtime.device import cpu
 from retune.compiler.runtime.loader import BoundKernel, Kernel, load_kernels
 from retune.compiler.runtime.sequence import KernelSequence
+
+HostFunction = Callable[..., Any]
+"""Gets the inputs of a call, read-only, and then the outputs to fill."""
+
+
+class HostCall:
+    """One call of a Python function by a plan; its result is ignored, its exceptions reach the caller of the run."""
+
+    __slots__ = ("_arrays", "_function", "_inputs")
+
+    def __init__(self, function: HostFunction, arrays: Sequence[Array], inputs: int) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._arrays = list(arrays)
+        for index, array in enumerate(arrays):
+            self.rebind(index, array)
+
+    def __call__(self) -> None:
+        self._function(*self._arrays)
+
+    def rebind(self, index: int, buffer: Array, /) -> None:
+        """Replace argument `index` of coming calls."""
+        view = buffer.view()
+        if index < self._inputs:
+            view.flags.writeable = False
+        self._arrays[index] = view
 
 
 class HostMemory(DeviceMemory):

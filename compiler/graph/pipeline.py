@@ -1,10 +1,10 @@
 """The pass pipeline: optimizes an imported graph for partition into kernels, and verifies it after every pass."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from retune.compiler.errors import DefinitionError
 from retune.compiler.graph.ir import Graph
-from retune.compiler.graph.passes.base import GraphPass
 from retune.compiler.graph.passes.channels_last import ChannelsLast
 from retune.compiler.graph.passes.common_subexpressions import CommonSubexpressions
 from retune.compiler.graph.passes.fold_batch_norm import FoldBatchNorm
@@ -24,6 +24,17 @@ from retune.compiler.graph.passes.subpixel_conv import SubpixelConv
 from retune.compiler.graph.passes.transposed_products import TransposedProducts
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir import trace
+
+
+class GraphPass(Protocol):
+    """A named rewrite of whole graphs that keeps their meaning."""
+
+    @property
+    def name(self) -> str: ...
+
+    def apply(self, graph: Graph) -> Graph:
+        """The rewritten graph; `graph` itself is unchanged."""
+
 
 PIPELINE: tuple[GraphPass, ...] = (
     # First: pairs of quantize and dequantize still surround single operators, as the exporter put them.

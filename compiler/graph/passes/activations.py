@@ -8,8 +8,7 @@ hard_swish  x * clip(x + 3, 0, 6) / 6, x * clip(x / 6 + 1 / 2, 0, 1)
 
 from math import pi, sqrt
 
-from retune.compiler.graph.passes.forms import Form, X, unary
-from retune.compiler.graph.passes.patterns import Either, Named, Op, Pattern, Product, Sum
+from retune.compiler.graph.passes.patterns import Either, Form, Named, Op, Pattern, Product, Sum, X, unary
 
 _ERF = Op("erf", (Product((X,), sqrt(0.5)),))
 _HALF = Named("half", Product((X,), 0.5))

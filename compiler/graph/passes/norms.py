@@ -9,8 +9,19 @@ A scale between the parts, as in c * (scale / sqrt(…)), is moved out of them.
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node
-from retune.compiler.graph.passes.forms import Form, Write, X
-from retune.compiler.graph.passes.patterns import Either, Match, Named, Op, Pattern, Product, Sum, Wanted
+from retune.compiler.graph.passes.patterns import (
+    Either,
+    Form,
+    Match,
+    Named,
+    Op,
+    Pattern,
+    Product,
+    Sum,
+    Wanted,
+    Write,
+    X,
+)
 
 _OVER: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _EPSILON = Wanted("epsilon")

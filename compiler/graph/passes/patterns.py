@@ -8,9 +8,10 @@ match has no reader outside of it and is no output of the graph.
 Products and sums are followed through values with a single reader, so a value that a pattern names twice is a factor.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Graph, Node
 
 _PRODUCTS, _SUMS = ("mul", "div", "neg"), ("add", "sub")
@@ -292,3 +293,33 @@ class Matcher:
         digits = _DIGITS.get(self._graph.values[name].dtype, _USUAL_DIGITS)
         # Exporters round constants such as sqrt(2 / pi) to the network's type.
         return abs(number - wanted) <= digits * abs(wanted)
+
+
+Write = Callable[[GraphBuilder, Match, Node], str]
+
+X = Named("x")
+"""The operator's argument, in every pattern."""
+
+
+def _always(match: Match) -> bool:
+    del match
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A rewrite pattern: `pattern` is the expression to match, and `write` emits the value that replaces its result.
+
+    `fits` rejects matches that no operator can express.
+    """
+
+    pattern: Pattern
+    write: Write
+    fits: Callable[[Match], bool] = _always
+
+
+def unary(op: str) -> Write:
+    def write(builder: GraphBuilder, match: Match, node: Node) -> str:
+        return builder.emit(op, [match.values["x"]], name=node.name, output=node.output)
+
+    return write

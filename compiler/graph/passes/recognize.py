@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.graph.passes.activations import ACTIVATIONS
-from retune.compiler.graph.passes.forms import Form
 from retune.compiler.graph.passes.norms import NORMS
-from retune.compiler.graph.passes.patterns import Match, Matcher
+from retune.compiler.graph.passes.patterns import Form, Match, Matcher
 from retune.compiler.graph.passes.softmaxes import SOFTMAXES
 
 FORMS: tuple[Form, ...] = (*ACTIVATIONS, *SOFTMAXES, *NORMS)

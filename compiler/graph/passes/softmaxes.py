@@ -6,8 +6,7 @@ expression, not equal to it.
 
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute, Node
-from retune.compiler.graph.passes.forms import Form, Write, X
-from retune.compiler.graph.passes.patterns import Match, Named, Op, Pattern, Product, Sum, Wanted
+from retune.compiler.graph.passes.patterns import Form, Match, Named, Op, Pattern, Product, Sum, Wanted, Write, X
 
 _ALONG: dict[str, Attribute | Wanted] = {"axes": Wanted("axes"), "keepdims": True}
 _MAX = Op("reduce_max", (X,), _ALONG)
