@@ -18,8 +18,8 @@ _LONG = 64
 
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
-    """`lhs op rhs` on values of one type and the same number of lanes; without a `library` to call the remainder of
-    floats is that of `libdevice`.
+    """`lhs op rhs` on values of the same type and number of lanes; without a C `library` the remainder of floats is
+    that of `libdevice`.
     """
     # float32's 24 bits are at least 2 x 8 + 2: rounding a bfloat16 operation twice equals rounding it once.
     if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
@@ -48,17 +48,17 @@ def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool =
 
 
 def extreme(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value) -> Value:
-    """The larger or smaller value; a NaN on either side stays, as NumPy's maximum and minimum have it, but not one on
-    the right of FMAX. Of two zeros it is either one.
+    """The larger or smaller value; a NaN on either side stays, as in NumPy's maximum and minimum, but FMAX drops a NaN
+    on the right. Of two zeros it is either.
     """
     if is_float(lhs.dtype):
-        # A literal is no NaN: on the right it needs no test of its own.
+        # A literal is no NaN: on the right it needs no test.
         if _literal(lhs):
             lhs, rhs = rhs, lhs
         if op is not BinaryOp.FMAX and not _literal(rhs):
             name = "maximum" if op is BinaryOp.MAX else "minimum"
             return VectorBuilder(emit, lhs.lanes, lhs.dtype).call(name, lhs, rhs, flags="nsz ")
-        # The one order of operands and sides that is its own instruction on x86; others take two.
+        # The only order of operands and sides that is a single instruction on x86; others take two.
         chosen = emit(f"fcmp o{'lt' if op is BinaryOp.MIN else 'gt'} {rhs.typed}, {lhs.text}", lhs.lanes, "bool")
         return emit(f"select {chosen.typed}, {rhs.typed}, {lhs.typed}", lhs.lanes, lhs.dtype)
     # A bool is an i1, whose true would be -1 in a signed comparison.
@@ -73,18 +73,18 @@ def _literal(value: Value) -> bool:
 
 
 def shift(emit: Emit, op: BinaryOp, value: Value, amount: Value) -> Value:
-    """`value` shifted by any amount; LLVM's own shifts have no result for one that is negative or too large."""
+    """`value` shifted by any amount; LLVM's own shifts are undefined for negative or too large amounts."""
     dtype, lanes = value.dtype, value.lanes
     width = item_bytes(dtype) * 8
-    # Unsigned: a negative amount counts as a huge one, so one comparison tests both ends.
+    # Unsigned: a negative amount counts as a huge amount, so one comparison tests both ends.
     inside = emit(f"icmp ult {amount.typed}, {literal(width, dtype, lanes)}", lanes, "bool")
     most = Value(literal(width - 1, dtype, lanes), lanes, dtype)
-    # An arithmetic shift by too much leaves the sign in all bits, as one by the width less one does.
+    # An arithmetic shift by too much leaves the sign in all bits, like a shift by the width minus 1.
     if op is BinaryOp.SHR and not is_unsigned(dtype):
         amount = emit(f"select {inside.typed}, {amount.typed}, {most.typed}", lanes, dtype)
         return emit(f"ashr {value.typed}, {amount.text}", lanes, dtype)
     if width == _LONG:
-        # For a GPU LLVM leaves the choice below to the instruction, which looks at 32 bits of the amount alone.
+        # For a GPU LLVM leaves the choice below to the instruction, which looks only at 32 bits of the amount.
         amount = emit(f"and {amount.typed}, {most.text}", lanes, dtype)
     shifted = emit(f"{'shl' if op is BinaryOp.SHL else 'lshr'} {value.typed}, {amount.text}", lanes, dtype)
     nothing = Value(literal(0, dtype, lanes), lanes, dtype)
@@ -96,49 +96,51 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bo
     dtype, lanes = lhs.dtype, lhs.lanes
     if is_float(dtype):
         return _float_division(emit, op, lhs, rhs, library)
-    # LLVM truncates towards zero as C does; where the signs differ the results are moved to the floor below.
-    quotient, rest = _divided(emit, lhs, rhs)
+    # LLVM truncates towards zero as C does; where the signs differ the results move to the floor below.
+    quotient, remainder = _divided(emit, lhs, rhs)
     if is_unsigned(dtype):
-        return quotient if op is BinaryOp.FLOORDIV else rest
+        return quotient if op is BinaryOp.FLOORDIV else remainder
     zero = literal(0, dtype, lanes)
-    nonzero = emit(f"icmp ne {rest.typed}, {zero}", lanes, "bool")
+    nonzero = emit(f"icmp ne {remainder.typed}, {zero}", lanes, "bool")
     # The sign bit of the xor is set where remainder and divisor have different signs; only there truncation and floor
     # differ.
-    mixed = emit(f"xor {rest.typed}, {rhs.text}", lanes, dtype)
+    mixed = emit(f"xor {remainder.typed}, {rhs.text}", lanes, dtype)
     opposite = emit(f"icmp slt {mixed.typed}, {zero}", lanes, "bool")
     adjust = emit(f"and {nonzero.typed}, {opposite.text}", lanes, "bool")
     if op is BinaryOp.FLOORDIV:
         less = emit(f"sub {quotient.typed}, {literal(1, dtype, lanes)}", lanes, dtype)
         return emit(f"select {adjust.typed}, {less.typed}, {quotient.typed}", lanes, dtype)
-    more = emit(f"add {rest.typed}, {rhs.text}", lanes, dtype)
-    return emit(f"select {adjust.typed}, {more.typed}, {rest.typed}", lanes, dtype)
+    more = emit(f"add {remainder.typed}, {rhs.text}", lanes, dtype)
+    return emit(f"select {adjust.typed}, {more.typed}, {remainder.typed}", lanes, dtype)
 
 
 def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool) -> Value:
-    """Quotient or remainder rounded towards minus infinity, of the exact quotient, which the rounded one may exceed:
-    the remainder is exact, and has the divisor's sign.
+    """Floor of the exact quotient, which the rounded quotient may exceed, or the remainder: exact, with the divisor's
+    sign.
     """
     write = VectorBuilder(emit, lhs.lanes, lhs.dtype)
-    zero, one = write.number(0.0), write.number(1.0)
-    rest = write.binary("frem", lhs, rhs) if library else libdevice.call(emit, libdevice.REMAINDER, (lhs, rhs))
-    # frem has the sign of the dividend, as C's fmod; the floor's remainder has that of the divisor.
-    nonzero = write.test("une", rest, zero)
-    opposite = write.binary("xor", write.test("olt", rest, zero), write.test("olt", rhs, zero))
+    zero, unit = write.number(0.0), write.number(1.0)
+    remainder = write.binary("frem", lhs, rhs) if library else libdevice.call(emit, libdevice.REMAINDER, (lhs, rhs))
+    # frem has the sign of the dividend, as C's fmod; the floor's remainder has the divisor's.
+    nonzero = write.test("une", remainder, zero)
+    opposite = write.binary("xor", write.test("olt", remainder, zero), write.test("olt", rhs, zero))
     below = write.both(nonzero, opposite)
     if op is BinaryOp.FLOORMOD:
         # A remainder of zero takes the divisor's sign, as in Python and NumPy.
-        return write.choose(nonzero, write.choose(below, write.add(rest, rhs), rest), write.with_sign(zero, rhs))
+        return write.choose(
+            nonzero, write.choose(below, write.add(remainder, rhs), remainder), write.with_sign(zero, rhs)
+        )
     quotient = write.div(lhs, rhs)
-    # As in NumPy's npy_divmod: lhs - rest is a multiple of rhs, so the quotient is near an integer and rounding cannot
-    # lift it past one.
-    near = write.div(write.sub(lhs, rest), rhs)
-    near = write.choose(below, write.sub(near, one), near)
+    # As in NumPy's npy_divmod: lhs - remainder is a multiple of rhs, so the quotient is near an integer and rounding
+    # cannot lift it past that.
+    near = write.div(write.sub(lhs, remainder), rhs)
+    near = write.choose(below, write.sub(near, unit), near)
     floor = write.call("floor", near)
-    # The division may round just below the integer it should be.
-    floor = write.choose(write.test("ogt", write.sub(near, floor), write.number(0.5)), write.add(floor, one), floor)
-    whole = write.choose(write.test("une", near, zero), floor, write.with_sign(zero, quotient))
+    # The division may round just below the exact integer.
+    floor = write.choose(write.test("ogt", write.sub(near, floor), write.number(0.5)), write.add(floor, unit), floor)
+    signed_floor = write.choose(write.test("une", near, zero), floor, write.with_sign(zero, quotient))
     # Division by zero keeps IEEE 754's infinity or NaN, as NumPy's floor_divide does.
-    return write.choose(write.test("oeq", rhs, zero), quotient, whole)
+    return write.choose(write.test("oeq", rhs, zero), quotient, signed_floor)
 
 
 def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
@@ -147,24 +149,24 @@ def _divided(emit: Emit, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     sign = "u" if is_unsigned(dtype) else "s"
     # LLVM turns division by a literal into multiplications and shifts; the tests below would be dead code.
     if _is_harmless(rhs):
-        both = f"{llvm_type(dtype, lanes)} {lhs.text}, {rhs.text}"
-        return emit(f"{sign}div {both}", lanes, dtype), emit(f"{sign}rem {both}", lanes, dtype)
-    zero, one = Value(literal(0, dtype, lanes), lanes, dtype), Value(literal(1, dtype, lanes), lanes, dtype)
+        operands = f"{llvm_type(dtype, lanes)} {lhs.text}, {rhs.text}"
+        return emit(f"{sign}div {operands}", lanes, dtype), emit(f"{sign}rem {operands}", lanes, dtype)
+    zero, unit = Value(literal(0, dtype, lanes), lanes, dtype), Value(literal(1, dtype, lanes), lanes, dtype)
     by_zero = emit(f"icmp eq {rhs.typed}, {zero.text}", lanes, "bool")
     odd = by_zero
     if sign == "s":
         by_minus_one = emit(f"icmp eq {rhs.typed}, {literal(-1, dtype, lanes)}", lanes, "bool")
         odd = emit(f"or {by_zero.typed}, {by_minus_one.text}", lanes, "bool")
-    # LLVM leaves x / 0 and the least number / -1 undefined, and x86 traps: such lanes divide by one and are replaced
+    # LLVM leaves x / 0 and the least number / -1 undefined, and x86 traps: such lanes divide by 1 and are replaced
     # afterwards.
-    safe = emit(f"select {odd.typed}, {one.typed}, {rhs.typed}", lanes, dtype)
+    safe = emit(f"select {odd.typed}, {unit.typed}, {rhs.typed}", lanes, dtype)
     quotient = emit(f"{sign}div {lhs.typed}, {safe.text}", lanes, dtype)
-    rest = emit(f"{sign}rem {lhs.typed}, {safe.text}", lanes, dtype)
+    remainder = emit(f"{sign}rem {lhs.typed}, {safe.text}", lanes, dtype)
     # The replaced divisor 1 leaves the remainder 0, which is right for 0 and for -1: only quotients are replaced.
     if sign == "s":
         negated = emit(f"sub {zero.typed}, {lhs.text}", lanes, dtype)
         quotient = emit(f"select {by_minus_one.typed}, {negated.typed}, {quotient.typed}", lanes, dtype)
-    return emit(f"select {by_zero.typed}, {zero.typed}, {quotient.typed}", lanes, dtype), rest
+    return emit(f"select {by_zero.typed}, {zero.typed}, {quotient.typed}", lanes, dtype), remainder
 
 
 def _is_harmless(divisor: Value) -> bool:
@@ -177,7 +179,7 @@ def _compare(op: BinaryOp, dtype: str) -> str:
     names = {BinaryOp.EQ: "eq", BinaryOp.NE: "ne", BinaryOp.LT: "lt", BinaryOp.LE: "le"}
     name = names[op]
     if is_float(dtype):
-        # Unordered for `!=` alone: a NaN differs from everything and is less than nothing, as IEEE 754 has it.
+        # Unordered only for `!=`: a NaN differs from everything and is less than nothing (IEEE 754).
         return f"fcmp {'u' if op is BinaryOp.NE else 'o'}{name}"
     if op in (BinaryOp.EQ, BinaryOp.NE):
         return f"icmp {name}"

@@ -1,8 +1,7 @@
-"""What the compiler does for each kind of target: a `Backend` for CPUs and one for GPUs.
+"""The operations of the compiler that depend on the kind of target: a `Backend` for CPUs and another for GPUs.
 
-`backend_of` is the one place that chooses between them. What differs is said here: the parameters of the hardware, the
-default schedule, how a program becomes a kernel, and the stages of that as text. Facts about a kind of target that are
-plain values stand in `TARGET_KINDS` (`retune.compiler.target`).
+`backend_of` alone chooses between them: the parameters of the hardware, the default schedule, how a program becomes a
+kernel, and its stages as text. Plain facts about a kind of target are in `TARGET_KINDS` (`retune.compiler.target`).
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.target import HardwareParams, Target
 
 BASE_VECTOR_BYTES = 16
-"""Bytes of a vector register where we know of no wider one: NEON's, and what every GPU loads at once."""
+"""Bytes of the narrowest vector register: NEON's, and a GPU's widest load."""
 
 CUDA_HARDWARE = HardwareParams(
     # TVM's defaults for CUDA: no core count, no limit of local memory, virtual threads up to a quarter of a warp.
@@ -46,12 +45,10 @@ CUDA_HARDWARE = HardwareParams(
     max_vthread_extent=8,
     warp_size=32,
 )
-"""What every NVIDIA GPU offers."""
+"""The limits of every NVIDIA GPU."""
 
 
 class Backend(Protocol):
-    """Everything that depends on the kind of a target."""
-
     stages: tuple[str, ...]
     """The stages of a kernel that `print_stage` knows, in the order of compilation."""
 
@@ -97,7 +94,7 @@ class CpuBackend:
         return HardwareParams(num_cores=threads, vector_unit_bytes=width, vector_registers=registers)
 
     def complete(self, hardware: HardwareParams, target: Target) -> HardwareParams:
-        # Only what no CPU can be without: 0 is the right value of a GPU's limits.
+        # Only what every CPU has: 0 is the right value of a GPU's limits.
         needed = ("num_cores", "vector_unit_bytes", "cache_line_bytes", "vector_registers")
         missing = [name for name in needed if getattr(hardware, name) < 1]
         usual = self.hardware(target, len(usable_cpus())) if missing else hardware
@@ -132,7 +129,7 @@ class CpuBackend:
 
     @staticmethod
     def _vector_unit(target: Target) -> tuple[int, int]:
-        """Bytes of a vector register, and how many of them there are."""
+        """Bytes of a vector register, and the number of registers."""
         triple = describe(target)[0]
         if triple.startswith(("aarch64", "arm64")):
             # NEON: 32 registers of 128 bits.
@@ -170,8 +167,8 @@ class GpuBackend:
         return replace(CUDA_HARDWARE, max_shared_memory_per_block=most, facts=facts_of(target.arch))
 
     def complete(self, hardware: HardwareParams, target: Target) -> HardwareParams:
-        given = {field.name: value for field in fields(hardware) if (value := getattr(hardware, field.name))}
-        return replace(self.hardware(target, 1), **given)
+        known_fields = {field.name: value for field in fields(hardware) if (value := getattr(hardware, field.name))}
+        return replace(self.hardware(target, 1), **known_fields)
 
     def default_steps(self, dag: ComputeDAG, hardware: HardwareParams) -> tuple[Step, ...]:  # noqa: ARG002 for all alike
         return default_gpu_steps(dag)
@@ -197,10 +194,8 @@ _BACKENDS: dict[str, Backend] = {"llvm": CpuBackend(), "cuda": GpuBackend()}
 
 
 def backend_of(target: Target) -> Backend:
-    """The backend of a target's kind."""
     return _BACKENDS[target.kind]
 
 
 def default_steps_of(task: SearchTask) -> tuple[Step, ...]:
-    """The steps of a task's default schedule."""
     return backend_of(task.target).default_steps(task.dag, task.hardware)

@@ -27,19 +27,19 @@ from retune.compiler.ir.stmt import (
 )
 from retune.compiler.ir.visit import parts, walk
 
-# Independent vectors overlap the latency of their instructions, and share one increment and one branch.
+# Independent vectors overlap the latency of their instructions, and share an increment and a branch.
 CHUNKS_PER_ITERATION = 4
-"""A long vector loop handles this many vectors an iteration."""
-# 31 of AVX-512's 32 registers of 64 bytes: one is left for an operand.
+"""Vectors that an iteration of a long vector loop handles."""
+# 31 of AVX-512's 32 registers of 64 bytes: the last is for an operand.
 SMALL_BUFFER_BYTES = 31 * 64
-"""Loops over a local buffer up to this size are written out, so that it can live in registers."""
+"""Loops over a local buffer up to this size are unrolled, so that it can be in registers."""
 MASKED_BYTES = 64
-"""Registers at least this wide come with masks (AVX-512), so that a part of a vector costs no more than all of it."""
+"""Registers at least this wide come with masks (AVX-512), so that a partial vector costs no more than a full one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`lanes` iterations of a vector loop from `offset` on, of which the first `active` do anything."""
+    """`lanes` iterations of a vector loop from `offset` on; only the first `active` do anything."""
 
     offset: int
     lanes: int
@@ -47,14 +47,13 @@ class _Piece:
 
 
 class BodyEmitter(ExpressionEmitter):
-    """Writes the body of one top-level statement. `numbers` are those of the metadata of innermost loops, which start
-    at a cache line; None: they start anywhere.
+    """Writes the body of one top-level statement. `numbers` number the metadata that align innermost loops to a cache
+    line; None: no alignment.
     """
 
     numbers: Iterator[int] | None = None
 
     def statement(self, stmt: Stmt) -> None:
-        """Write one statement."""
         match stmt:
             case Block():
                 for inner in stmt.statements:
@@ -115,18 +114,18 @@ class BodyEmitter(ExpressionEmitter):
         writer.start_block(done)
 
     def vector_loop(self, loop: For) -> None:
-        """A loop over lanes: written out when it is short or its buffers are to live in registers, else several
-        vectors an iteration.
+        """A loop over lanes: unrolled when it is short or its buffers should be in registers, else several vectors an
+        iteration.
         """
         lanes = self.native_lanes(loop.body)
         if any(isinstance(inner, For) for inner in walk_stmt(loop.body)):
-            # Wide vectors give the reduction inside several independent accumulators.
+            # Wide vectors give the inner reduction several independent accumulators.
             lanes *= CHUNKS_PER_ITERATION
         self.vector = loop.var
-        whole = loop.extent // lanes
+        vectors = loop.extent // lanes
         per_iteration = 1 if any(isinstance(inner, For) for inner in walk_stmt(loop.body)) else CHUNKS_PER_ITERATION
-        # A loop at run time over whole groups of vectors, then straight-line pieces for what is left.
-        iterations = whole // per_iteration
+        # A loop at run time over whole groups of vectors, then straight-line pieces for the remainder.
+        iterations = vectors // per_iteration
         start = 0
         if iterations > 1 and not self.wants_literals(loop):
             base = Var(f"{loop.var.name}.base")
@@ -135,8 +134,10 @@ class BodyEmitter(ExpressionEmitter):
             def iteration() -> None:
                 count = self.env[base]
                 assert isinstance(count, Scalar)
-                at = self.writer.hoisted(count.depth, ("base", count.text), f"mul nuw nsw i64 {count.text}, {step}")
-                self.env[base] = Scalar(at, count.depth)
+                base_text = self.writer.hoisted(
+                    count.depth, ("base", count.text), f"mul nuw nsw i64 {count.text}, {step}"
+                )
+                self.env[base] = Scalar(base_text, count.depth)
                 for chunk in range(per_iteration):
                     self.env[loop.var] = Ramp(base, chunk * lanes, lanes)
                     self.statement(loop.body)
@@ -153,16 +154,16 @@ class BodyEmitter(ExpressionEmitter):
         self.vector = None
 
     def pieces(self, loop: For, start: int, lanes: int) -> list[_Piece]:
-        """A vector loop from `start` on: full registers, then what is left, under a mask or as powers of two."""
+        """A vector loop from `start` on: full registers, then the remainder, under a mask or as powers of two."""
         pieces = []
         native = self.native_lanes(loop.body)
         while start < loop.extent:
-            rest = loop.extent - start
-            below, above = 1 << (rest.bit_length() - 1), 1 << rest.bit_length()
+            remainder = loop.extent - start
+            below, above = 1 << (remainder.bit_length() - 1), 1 << remainder.bit_length()
             # Within one register a mask saves a piece; of several registers most lanes should be active.
-            worth = below < rest and above <= lanes and (above <= native or 4 * rest >= 3 * above)
-            if worth and self.maskable(loop, start + above):
-                pieces.append(_Piece(start, above, rest))
+            is_worth_a_mask = below < remainder and above <= lanes and (above <= native or 4 * remainder >= 3 * above)
+            if is_worth_a_mask and self.maskable(loop, start + above):
+                pieces.append(_Piece(start, above, remainder))
                 break
             lanes = min(lanes, below)
             pieces.append(_Piece(start, lanes, lanes))
@@ -170,7 +171,9 @@ class BodyEmitter(ExpressionEmitter):
         return pieces
 
     def maskable(self, loop: For, end: int) -> bool:
-        """Whether lanes up to `end` can run under a mask: the target has masks, and registers have room for them."""
+        """Whether lanes up to `end` can run under a mask: the target has masks, and registers have room for the
+        lanes.
+        """
         if self.vector_bytes < MASKED_BYTES:
             return False
         for buffer, indices in _accesses(loop.body):
@@ -182,8 +185,8 @@ class BodyEmitter(ExpressionEmitter):
         return True
 
     def native_lanes(self, body: Stmt) -> int:
-        """Lanes of one register, for the widest type that is stored, or loaded from where registers are meant to be;
-        worked out once a loop and not once an unrolled copy.
+        """Lanes of one register, for the widest type that is stored, or loaded from register buffers; computed once a
+        loop, not once an unrolled copy.
         """
         if id(body) not in self.natives:
             self.natives[id(body)] = (self._native_lanes(body), body)
@@ -198,7 +201,7 @@ class BodyEmitter(ExpressionEmitter):
         return max(1, self.vector_bytes // max(item_bytes(buffer.dtype) for buffer in buffers))
 
     def wants_literals(self, loop: For) -> bool:
-        """Whether the loop moves through a buffer that should live in registers."""
+        """Whether the loop moves through a buffer that should be in registers."""
         for buffer, indices in _accesses(loop.body):
             # One element that all lanes read needs no literal: the loop may be long.
             small = buffer.scope == "local" and buffer.nbytes <= SMALL_BUFFER_BYTES
@@ -229,9 +232,9 @@ class BodyEmitter(ExpressionEmitter):
             if mask is not None:
                 condition = self.result(f"and {condition.typed}, {mask.text}", mask.lanes, "bool")
             self.mask, self.active = condition, None
-            # What all lanes share is read only if there is one that wants it.
-            some = f"call i1 @llvm.vector.reduce.or.{intrinsic_suffix('bool', condition.lanes)}({condition.typed})"
-            condition = self.result(some, 1, "bool")
+            # Reads that all lanes share happen only if some lane needs them.
+            any_lane = f"call i1 @llvm.vector.reduce.or.{intrinsic_suffix('bool', condition.lanes)}({condition.typed})"
+            condition = self.result(any_lane, 1, "bool")
         name = self.writer.fresh("if")[1:]
         self.writer.put(f"br i1 {condition.text}, label %{name}.then, label %{name}.end")
         self.writer.start_block(f"{name}.then")
@@ -243,18 +246,18 @@ class BodyEmitter(ExpressionEmitter):
         self.mask, self.active = outer
 
     def allocate(self, stmt: Allocate) -> None:
-        """Room on the stack, made once at the function's entry."""
+        """Allocate stack memory, once at the function's entry."""
         buffer = stmt.buffer
         ramp = self.env.get(self.vector) if self.vector is not None else None
         lanes = ramp.lanes if isinstance(ramp, Ramp) and buffer.scope == "register" else 1
-        known = (buffer, lanes)
-        if not buffer.shape and known in self.temporaries:  # one value keeps its place in all unrolled copies
-            # Copies of an unrolled body run one after the other, so their values never live at the same time.
-            self.storage[buffer] = Storage(self.temporaries[known], lanes)
+        key = (buffer, lanes)
+        if not buffer.shape and key in self.temporaries:  # one value stays in the same slot in all unrolled copies
+            # Copies of an unrolled body run one after another, so their values are never live at the same time.
+            self.storage[buffer] = Storage(self.temporaries[key], lanes)
             self.statement(stmt.body)
             return
         size = self.room(buffer, max(1, buffer.size) * lanes)
-        pointer = self.temporaries[known] = self.writer.fresh("buf")
+        pointer = self.temporaries[key] = self.writer.fresh("buf")
         # In the entry block LLVM gives an alloca a fixed frame slot; inside a loop it would grow the stack each time.
         self.writer.entry.append(f"  {pointer} = alloca [{size} x {memory_type(buffer.dtype)}], align 64")
         self.storage[buffer] = Storage(pointer, lanes, _is_roomy(buffer, stmt.body))
@@ -262,36 +265,36 @@ class BodyEmitter(ExpressionEmitter):
         self.statement(stmt.body)
 
     def room(self, buffer: Buffer, count: int) -> int:  # noqa: ARG002
-        """Elements to make room for where so many are wanted."""
+        """Elements to allocate for a buffer of `count`."""
         return count
 
     def store(self, stmt: Store) -> None:
-        """Write one element, or one vector of them."""
+        """Write one element, or one vector of elements."""
         value = self.evaluate(stmt.value)
         storage = self.storage[stmt.buffer]
         lanes = self.lanes_of(stmt.indices) if storage.lanes == 1 else storage.lanes
         value = self.splat(value, max(lanes, value.lanes))
         mask = self.mask_of(value.lanes) if storage.lanes == 1 else None
         if mask is not None and stmt.buffer.scope == "register":
-            # Without a masked store, through which SROA would not promote the alloca to a register. Where nobody reads
-            # the lanes past the end of the loop, they need not keep what they have, which takes an instruction.
+            # Without a masked store, which would keep SROA from promoting the alloca to a register. Where nothing reads
+            # the lanes past the end of the loop, they need not keep their values, which takes an instruction.
             if self.active is None or not storage.is_roomy:
                 old = self.evaluate(Load(stmt.buffer, stmt.indices))
                 value = self.result(f"select {mask.typed}, {value.typed}, {old.typed}", mask.lanes, old.dtype)
             mask = None
         value = self.to_memory(value, stmt.buffer.dtype)
-        place = self.place(stmt.buffer, stmt.indices)
+        address = self.locate(stmt.buffer, stmt.indices)
         size = item_bytes(stmt.buffer.dtype)
         kind = memory_type(stmt.buffer.dtype, value.lanes)
-        if mask is not None and place.stride == 1:
-            self.masked_write(self.address(place, stmt.buffer), value, mask)
-        elif value.lanes == 1 or place.stride == 1 or storage.lanes > 1:
+        if mask is not None and address.stride == 1:
+            self.masked_write(self.pointer_to(address, stmt.buffer), value, mask)
+        elif value.lanes == 1 or address.stride == 1 or storage.lanes > 1:
             wide = stmt.buffer.scope == "register" and storage.lanes > 1
             align = 64 if wide else self.alignment(stmt.buffer, stmt.indices, value.lanes)
-            self.writer.put(f"store {kind} {value.text}, ptr {self.address(place, stmt.buffer)}, align {align}")
+            self.writer.put(f"store {kind} {value.text}, ptr {self.pointer_to(address, stmt.buffer)}, align {align}")
         else:
             for lane, scalar in enumerate(
-                self.each_lane(lambda: self.address(self.place(stmt.buffer, stmt.indices), stmt.buffer))
+                self.each_lane(lambda: self.pointer_to(self.locate(stmt.buffer, stmt.indices), stmt.buffer))
             ):
                 item = self.writer.value(f"extractelement {kind} {value.text}, i32 {lane}")
                 self.writer.put(f"store {memory_type(stmt.buffer.dtype)} {item}, ptr {scalar}, align {size}")
@@ -300,10 +303,12 @@ class BodyEmitter(ExpressionEmitter):
 
 
 def _is_roomy(buffer: Buffer, body: Stmt) -> bool:
-    """Whether all loops along the rows of registers have one extent, so that none reads past the end of another."""
+    """Whether all loops along the rows of registers have the same extent, so that none reads past the end of
+    another.
+    """
     if buffer.scope != "register" or not buffer.shape:
         return False
-    last = [indices[-1] for one, indices in _accesses(body) if one == buffer]
+    last = [indices[-1] for accessed, indices in _accesses(body) if accessed == buffer]
     loops = [stmt for stmt in walk_stmt(body) if isinstance(stmt, For) and stmt.var in last]
     return len({loop.extent for loop in loops}) == 1 and {loop.var for loop in loops} >= {*last}
 

@@ -1,4 +1,4 @@
-"""Builds the kernel of a program: a search task and transform steps go in, a kernel artifact comes out.
+"""Builds the kernel of a program: from a search task and transform steps to a kernel artifact.
 
 Pure and deterministic: the same steps make the same object code.
 """
@@ -20,8 +20,8 @@ def build_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelAr
     """Compile the program that `steps` make of the task's computation into a kernel called `name`.
 
     Arguments are the inputs and then the outputs of the graph, in its order.
-    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code or the name is none of a
-    function, TargetError when there is no code generation for the target.
+    Raises: ScheduleError when the steps do not fit, LoweringError when they cannot become code or the name is no
+    function name, TargetError when there is no code generation for the target.
     """
     check_function_name(name)
     trace.show(trace.STEPS, name, "steps", lambda: print_python_code_from_state(task.dag, replay(task.dag, steps)))

@@ -1,6 +1,6 @@
 """Generates a kernel that evicts cache lines from all caches (x86 only).
 
-Its one argument is an int64 array of shape (RANGES, 2): the address of a first line, and how many lines follow from it
+Its only argument is an int64 array of shape (RANGES, 2): the address of a first line, and the number of following lines
 (0: nothing to do). A line is 64 bytes.
 """
 
@@ -53,7 +53,7 @@ end:
 
 @lru_cache(maxsize=1)
 def flush_kernel() -> KernelArtifact | None:
-    """The kernel; None where the CPU has no instruction for it that we know."""
+    """The kernel; None where the CPU has no known instruction for it."""
     target = Target.host()
     triple, _, features = describe(target)
     if not triple.startswith("x86_64"):

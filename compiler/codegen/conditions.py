@@ -1,6 +1,6 @@
 """Evaluates the conditions of guards and lazy choices, at compile time where possible.
 
-A condition that literals decide costs nothing. One that depends only on outer loops is computed where the innermost of
+A condition that literals decide costs nothing. A condition on outer loops alone is computed where the innermost of
 these loops starts.
 """
 
@@ -17,11 +17,11 @@ class ConditionEmitter(MemoryEmitter):
     """Writes the instructions of conditions."""
 
     def holds(self, condition: Expr) -> bool | Value:
-        """Whether a condition holds: a literal answer, or a bool for all lanes, or one for each lane."""
+        """Whether a condition holds: a literal answer, a bool for all lanes, or a bool for each lane."""
         scalars: list[tuple[str, int]] = []
         vectors: list[Value] = []
         for part, form in self.parts(condition):
-            # A part holds where its slack is at least 0: interval arithmetic over the lanes may decide that.
+            # A part holds where its slack is at least 0: interval arithmetic over the lanes may decide it.
             low, high = (-math.inf, math.inf) if form is None else self.limits(form)
             if high < 0:
                 return False
@@ -34,9 +34,9 @@ class ConditionEmitter(MemoryEmitter):
                 vectors.append(self.evaluate(part))
         if scalars:
             text, depth = scalars[0]
-            for other, inside in scalars[1:]:
-                depth = max(depth, inside)
-                text = self.writer.hoisted(depth, ("and", text, other), f"and i1 {text}, {other}")
+            for term, term_depth in scalars[1:]:
+                depth = max(depth, term_depth)
+                text = self.writer.hoisted(depth, ("and", text, term), f"and i1 {text}, {term}")
             vectors.append(Value(text, 1, BOOL))
         if not vectors:
             return True
@@ -47,14 +47,14 @@ class ConditionEmitter(MemoryEmitter):
         return result
 
     def parts(self, condition: Expr) -> list[tuple[Expr, IndexForm | None]]:
-        """The parts of a condition that must all hold, and their forms; worked out once."""
+        """The parts of a condition that must all hold, and their forms; computed once."""
         if id(condition) not in self.conditions:
             parts = [(part, slack(part)) for part in conjuncts(condition)]
             self.conditions[id(condition)] = (parts, condition)
         return self.conditions[id(condition)][0]
 
     def bound(self, atom: Expr) -> int | Scalar | Ramp | None:
-        """What a variable stands for; None for any other expression."""
+        """The binding of a variable; None for any other expression."""
         return self.env.get(atom) if isinstance(atom, Var) else None
 
     def limits(self, form: IndexForm) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Emits the instructions that convert a value to another type.
 
-Conversions follow NumPy's astype and have a defined result wherever NumPy's have one: a float that is too large for a
-narrow integer keeps its lowest bits. Between bfloat16 and float32 only integer instructions are used, which every CPU
-has; rounding is to nearest even and subnormal numbers are kept.
+Conversions follow NumPy's astype and are defined wherever NumPy's are: a float that is too large for a narrow integer
+keeps its lowest bits. Between bfloat16 and float32 only integer instructions are used, which every CPU has; rounding is
+to nearest even and subnormal numbers are kept.
 """
 
 from retune.compiler.codegen.types import is_float, is_unsigned, item_bytes, literal, llvm_type
@@ -11,7 +11,6 @@ from retune.compiler.dtype import BFLOAT16
 
 
 def cast(emit: Emit, value: Value, dtype: str) -> Value:
-    """The value in another type."""
     source = value.dtype
     if source == dtype:
         return value
@@ -26,16 +25,19 @@ def cast(emit: Emit, value: Value, dtype: str) -> Value:
         # Unordered: a NaN is true, as in NumPy.
         compare = "fcmp une" if is_float(source) else "icmp ne"
         return emit(f"{compare} {value.typed}, {zero}", value.lanes, "bool")
-    # A direct conversion has no result out of range; through int32 the low bits stay, as NumPy's do.
+    # A direct conversion is undefined out of range; through int32 the low bits stay, as in NumPy.
     if is_float(source) and not is_float(dtype) and item_bytes(dtype) < 4:
         return cast(emit, cast(emit, value, "int32"), dtype)
     if item_bytes(dtype) == item_bytes(source) and not is_float(source) and not is_float(dtype) and source != "bool":
         return Value(value.text, value.lanes, dtype)
-    found = emit(f"{_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype)
+    converted = emit(
+        f"{_instruction(source, dtype)} {value.typed} to {llvm_type(dtype, value.lanes)}", value.lanes, dtype
+    )
     if is_float(source) and not is_float(dtype):
-        # What does not fit, as a NaN, is some number; without this LLVM may take all that it is part of for anything.
-        return emit(f"freeze {found.typed}", value.lanes, dtype)
-    return found
+        # A value that does not fit, such as a NaN, becomes some number; without `freeze` LLVM may treat everything that
+        # depends on it as undefined.
+        return emit(f"freeze {converted.typed}", value.lanes, dtype)
+    return converted
 
 
 def _instruction(source: str, dtype: str) -> str:
@@ -52,11 +54,12 @@ def _instruction(source: str, dtype: str) -> str:
 
 
 def _rounded_to_odd(emit: Emit, value: Value) -> Value:
-    """A float64 as the one of its neighbors in float32 whose last bit is set, so that rounding that to fewer bits is
-    rounding once; without it LLVM calls a library function for float64 to float16.
+    """A float64 rounded to odd in float32, so that rounding it to fewer bits rounds once; without it LLVM calls a
+    library function for float64 to float16.
     """
     lanes = value.lanes
-    # Rounding to odd: with at least two spare bits a second rounding then equals a single one (Boldo and Melquiond).
+    # Rounding to odd: with at least two spare bits a second rounding then equals a single rounding (Boldo and
+    # Melquiond).
     near = cast(emit, value, "float32")
     back = cast(emit, near, "float64")
     bits = emit(f"bitcast {near.typed} to {llvm_type('int32', lanes)}", lanes, "int32")
@@ -69,8 +72,8 @@ def _rounded_to_odd(emit: Emit, value: Value) -> Value:
     negative = emit(f"icmp slt {bits.typed}, {literal(0, 'int32', lanes)}", lanes, "bool")
     grows = emit(f"xor {above.typed}, {negative.text}", lanes, "bool")
     kind = llvm_type("int32", lanes)
-    one, less = literal(1, "int32", lanes), literal(-1, "int32", lanes)
-    step = emit(f"select {grows.typed}, {kind} {one}, {kind} {less}", lanes, "int32")
+    plus, minus = literal(1, "int32", lanes), literal(-1, "int32", lanes)
+    step = emit(f"select {grows.typed}, {kind} {plus}, {kind} {minus}", lanes, "int32")
     step = emit(f"select {moves.typed}, {step.typed}, {kind} {literal(0, 'int32', lanes)}", lanes, "int32")
     odd = emit(f"add {bits.typed}, {step.text}", lanes, "int32")
     return emit(f"bitcast {odd.typed} to {llvm_type('float32', lanes)}", lanes, "float32")
@@ -85,23 +88,23 @@ def _extended(emit: Emit, value: Value) -> Value:
 
 
 def _rounded(emit: Emit, value: Value) -> Value:
-    """A float32 as bfloat16: half of the last place is added to the bits, less one if the even neighbor is below; a
-    NaN stays one.
+    """A float32 as bfloat16: half of the last place is added to the bits, minus 1 if the even neighbor is below; NaNs
+    stay.
     """
     lanes = value.lanes
 
-    def whole(number: int) -> str:
+    def number_text(number: int) -> str:
         return literal(number, "uint32", lanes)
 
     bits = emit(f"bitcast {value.typed} to {llvm_type('uint32', lanes)}", lanes, "uint32")
-    upper = emit(f"lshr {bits.typed}, {whole(16)}", lanes, "uint32")
-    odd = emit(f"and {upper.typed}, {whole(1)}", lanes, "uint32")
+    upper = emit(f"lshr {bits.typed}, {number_text(16)}", lanes, "uint32")
+    odd = emit(f"and {upper.typed}, {number_text(1)}", lanes, "uint32")
     # 0x7FFF plus the last kept bit is half an ulp, rounded so that ties go to even.
-    half = emit(f"add {odd.typed}, {whole(0x7FFF)}", lanes, "uint32")
+    half = emit(f"add {odd.typed}, {number_text(0x7FFF)}", lanes, "uint32")
     sum_ = emit(f"add {bits.typed}, {half.text}", lanes, "uint32")
-    near = emit(f"lshr {sum_.typed}, {whole(16)}", lanes, "uint32")
-    # The carry of the rounding could turn a NaN into infinity; the quiet bit keeps it one.
-    quiet = emit(f"or {upper.typed}, {whole(0x40)}", lanes, "uint32")
+    near = emit(f"lshr {sum_.typed}, {number_text(16)}", lanes, "uint32")
+    # The carry of the rounding could turn a NaN into infinity; the quiet bit prevents it.
+    quiet = emit(f"or {upper.typed}, {number_text(0x40)}", lanes, "uint32")
     is_nan = emit(f"fcmp uno {value.typed}, {value.text}", lanes, "bool")
     chosen = emit(f"select {is_nan.typed}, {quiet.typed}, {near.typed}", lanes, "uint32")
     return emit(f"trunc {chosen.typed} to {llvm_type(BFLOAT16, lanes)}", lanes, BFLOAT16)

@@ -19,7 +19,7 @@ from retune.compiler.target import Target
 def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    llvm.initialize_native_asmparser()  # of modules that hold assembly
+    llvm.initialize_native_asmparser()  # of modules with assembly
 
 
 def llvm_version() -> str:
@@ -29,7 +29,7 @@ def llvm_version() -> str:
 
 @lru_cache(maxsize=16)
 def describe(target: Target) -> tuple[str, str, str]:
-    """(triple, CPU name, features) with the host's own filled in.
+    """(triple, CPU name, features), completed from the host.
 
     Raises: TargetError when the target is no CPU, or LLVM does not know the triple, the CPU or a feature.
     """
@@ -40,7 +40,7 @@ def describe(target: Target) -> tuple[str, str, str]:
         described = target.triple or llvm.get_process_triple(), target.cpu or "generic", target.features
     else:
         features = llvm.get_host_cpu_features().flatten()
-        # LLVM prefers half-width vectors on some AVX-512 machines; our kernels are written for full ones.
+        # LLVM prefers half-width vectors on some AVX-512 machines; these kernels are written for full vectors.
         features = ",".join(part for part in (features, "-prefer-256-bit", target.features) if part)
         described = llvm.get_process_triple(), llvm.get_host_cpu_name(), features
     if target != Target.host():
@@ -55,27 +55,27 @@ _stderr_lock = Lock()
 
 
 def check_names(target: Target, described: tuple[str, str, str]) -> None:
-    """LLVM ignores a name that it does not know and only says so on the error stream: make that an error."""
+    """Raise an error for names that LLVM does not know: it ignores them with a note on the error stream."""
     triple, cpu, features = described
     try:
-        found = llvm.Target.from_triple(triple)
+        llvm_target = llvm.Target.from_triple(triple)
     except RuntimeError as error:
         raise TargetError(f"target {str(target)!r}: {error}") from None
     # LLVM writes to file descriptor 2 itself, which replacing `sys.stderr` would not catch. The descriptor belongs to
     # the whole process, hence the lock.
-    with _stderr_lock, tempfile.TemporaryFile() as heard:
+    with _stderr_lock, tempfile.TemporaryFile() as captured:
         saved = os.dup(_STDERR)
-        os.dup2(heard.fileno(), _STDERR)
+        os.dup2(captured.fileno(), _STDERR)
         try:
-            found.create_target_machine(cpu=cpu, features=features)
+            llvm_target.create_target_machine(cpu=cpu, features=features)
         finally:
             os.dup2(saved, _STDERR)
             os.close(saved)
-        heard.seek(0)
-        said = heard.read()
-    if others := _UNKNOWN_LINE.sub(b"", said):  # of other threads
+        captured.seek(0)
+        output = captured.read()
+    if others := _UNKNOWN_LINE.sub(b"", output):  # of other threads
         os.write(_STDERR, others)
-    unknown = _UNKNOWN.search(said.decode(errors="replace"))
+    unknown = _UNKNOWN.search(output.decode(errors="replace"))
     if unknown is not None:
         name, kind = unknown.groups()
         what = kind if kind == "feature" else "CPU"
@@ -88,9 +88,9 @@ def make_target_machine(target: Target) -> llvm.TargetMachine:
     Raises: TargetError, see `describe`.
     """
     triple, cpu, features = describe(target)
-    found = llvm.Target.from_triple(triple)
+    llvm_target = llvm.Target.from_triple(triple)
     # Objects also become shared libraries: position-independent, with offsets of 32 bits (the small code model).
-    return found.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+    return llvm_target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
 
 
 _PROBE = """
@@ -102,7 +102,7 @@ define void @probe(ptr %a) #0 {{
 }}
 attributes #0 = {{ {attributes} }}
 """
-"""Adds 64 bytes of numbers; the registers in its assembly say how wide those of the target are."""
+"""Adds 64 bytes of numbers; the registers in its assembly show the width of the target's."""
 
 
 @lru_cache(maxsize=16)
@@ -139,7 +139,7 @@ def assembly(text: str, target: Target) -> str:
 
 
 def parse_module(text: str) -> llvm.ModuleRef:
-    """The module that a string describes, checked. Raises: LoweringError when it is not valid LLVM."""
+    """The module that a string describes, verified. Raises: LoweringError when it is not valid LLVM."""
     try:
         module = llvm.parse_assembly(text)
         module.verify()
@@ -149,13 +149,13 @@ def parse_module(text: str) -> llvm.ModuleRef:
 
 
 def optimized_module(module: llvm.ModuleRef, target: Target, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-    """The same module, which is changed in place."""
+    """The same module, changed in place."""
     module.triple = describe(target)[0]
     module.data_layout = str(machine.target_data)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     passes = llvm.create_new_module_pass_manager()
-    # The generator has unrolled, vectorized and hoisted already: what is left is to put accumulators into registers and
-    # tidy up. The full -O2 pipeline takes five times as long and its kernels are no faster.
+    # The generator has unrolled, vectorized and hoisted already: these passes put accumulators into registers and clean
+    # up. The full -O2 pipeline takes five times as long and its kernels are no faster.
     passes.add_sroa_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()

@@ -35,16 +35,16 @@ def cpu_guard(module: CModule, name: str, triple: str, needs: Collection[str]) -
     """The function `i1 NAME()` of `module`: true if the CPU has all features in `needs`. Features that `AT` lacks are
     ignored. For other CPUs than x86 it is true.
     """
-    asked = [each for each in needs if each in AT and triple.startswith("x86_64")]
-    places = [AT[each] for each in asked]
+    tested = [feature for feature in needs if feature in AT and triple.startswith("x86_64")]
+    locations = [AT[feature] for feature in tested]
     registers = 0
-    # CPUID says what the CPU has, XCR0 whether the system saves the wide registers: without that they fault.
-    if any(each.startswith("avx") for each in asked):
-        places.append(_SAVES_VECTORS)
-        registers = _OF_AVX512 if any(each.startswith("avx512") for each in asked) else _OF_AVX
+    # CPUID reports the CPU, XCR0 whether the system saves the wide registers: without that they fault.
+    if any(feature.startswith("avx") for feature in tested):
+        locations.append(_SAVES_VECTORS)
+        registers = _OF_AVX512 if any(feature.startswith("avx512") for feature in tested) else _OF_AVX
     # One CPUID a leaf, all of whose bits are tested together.
     masks: dict[tuple[int, int], list[int]] = {}
-    for leaf, sub, register, bit in places:
+    for leaf, sub, register, bit in locations:
         masks.setdefault((leaf, sub), [0, 0, 0, 0])[register] |= 1 << bit
     guard = module.define(name, "i1")
     for arguments, bits in sorted(masks.items()):

@@ -1,7 +1,7 @@
 """Compiles a program of a search task to a kernel artifact for a GPU.
 
-Building is pure and deterministic. The code comes from NVIDIA's assembler where one is installed that knows the
-target's architecture; otherwise it is PTX, which the driver assembles.
+Building is pure and deterministic. The code comes from NVIDIA's assembler if it is installed and knows the target's
+architecture; otherwise it is PTX, which the driver assembles.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from retune.compiler.schedule.state import replay
 from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
-# The alignment that cudaMalloc guarantees, so that buffers in one workspace are placed as separate ones would be.
-_APART = 256
-"""Bytes of whose multiples every temporary buffer begins."""
+# The alignment that cudaMalloc guarantees, so that buffers in one workspace are aligned as separate buffers.
+_ALIGNMENT = 256
+"""Bytes that divide the start of every temporary buffer."""
 
 
 def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> KernelArtifact:
@@ -32,29 +32,29 @@ def build_device_kernel(task: SearchTask, steps: Sequence[Step], name: str) -> K
         text = ptx(function, task.target)
     trace.show(trace.CODE, name, "PTX", lambda: text)
     code, kind, source = text.encode(), "ptx", ""
-    said: dict[str, tuple[int, int]] = {}
+    resources: dict[str, tuple[int, int]] = {}
     if task.target.arch and assembles(task.target.arch):
         assembled = assemble_roomy(text, task.target.arch)
         code, kind, source = assembled.code, "cubin", text
-        said = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
+        resources = {kernel.name: (kernel.registers, kernel.spilled) for kernel in assembled.kernels}
     launches = tuple(
-        KernelLaunch(kernel.name, kernel.grid, kernel.block, *said.get(kernel.name, (0, 0)), kernel.dynamic_shared)
+        KernelLaunch(kernel.name, kernel.grid, kernel.block, *resources.get(kernel.name, (0, 0)), kernel.dynamic_shared)
         for kernel in function.kernels
     )
     starts, nbytes = _workspace(function)
     tensors = (*task.dag.inputs, *task.dag.outputs)
     args = tuple(
-        ArgSpec(param.name, tensor.shape, tensor.dtype, place >= len(task.dag.inputs))
-        for place, (param, tensor) in enumerate(zip(function.params, tensors, strict=True))
+        ArgSpec(param.name, tensor.shape, tensor.dtype, index >= len(task.dag.inputs))
+        for index, (param, tensor) in enumerate(zip(function.params, tensors, strict=True))
     )
     device = DeviceCode(kind, launches, starts, source)
     return KernelArtifact(name, code, args, nbytes, str(task.target), device=device)
 
 
 def _workspace(function: DeviceFunction) -> tuple[tuple[int, ...], int]:
-    """Where each temporary buffer begins, and the bytes of all."""
+    """The start of each temporary buffer, and the bytes of all."""
     starts, end = [], 0
     for buffer in function.workspace:
         starts.append(end)
-        end += buffer.nbytes + -buffer.nbytes % _APART
+        end += buffer.nbytes + -buffer.nbytes % _ALIGNMENT
     return tuple(starts), end

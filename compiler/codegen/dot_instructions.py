@@ -1,7 +1,7 @@
 """Finds a target's instructions for dot products of bytes and of bfloat16.
 
-They are found by compiling small functions that LLVM lowers to these instructions where they exist, not from a list of
-CPUs. A CPU whose instructions we do not know has none.
+It compiles small functions that LLVM lowers to these instructions where they exist; there is no list of CPUs. A CPU
+with unknown instructions has none.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def dots_of(task: SearchTask) -> Mapping[Pair, DotInstruction]:
 
 @lru_cache(maxsize=16)
 def dot_instructions(target: Target) -> Mapping[Pair, DotInstruction]:
-    """Instructions by the types of their factors, in the order in which the instruction takes them.
+    """Instructions by the types of their factors, in the instruction's order.
 
     Raises: TargetError when there is no code generation for the target.
     """
@@ -85,22 +85,22 @@ def dot_instructions(target: Target) -> Mapping[Pair, DotInstruction]:
 def _of_x86(probed: str) -> dict[Pair, DotInstruction]:
     # Without AVX-512 there may be AVX-VNNI, on half the width.
     widest = 16 if "zmm" in probed else 8
-    found: dict[Pair, DotInstruction] = {}
+    instructions: dict[Pair, DotInstruction] = {}
     if "vpdpwssd" in probed:
         names = {lanes: name for lanes, name in _X86_BYTES.items() if lanes <= widest}
-        found["uint8", "int8"] = DotInstruction(names, "i8")
-    # On half the width the conversion alone says nothing: a later extension brings it without the dot product.
+        instructions["uint8", "int8"] = DotInstruction(names, "i8")
+    # On half the width the conversion alone proves nothing: a later extension has it without the dot product.
     if "vcvtneps2bf16" in probed and widest == 16:
-        found[BFLOAT16, BFLOAT16] = DotInstruction(_X86_HALVES, "bfloat")
-    return found
+        instructions[BFLOAT16, BFLOAT16] = DotInstruction(_X86_HALVES, "bfloat")
+    return instructions
 
 
 def _of_arm(probed: str) -> dict[Pair, DotInstruction]:
-    found: dict[Pair, DotInstruction] = {}
+    instructions: dict[Pair, DotInstruction] = {}
     if "udot" in probed:
         # sdot and udot are one extension (dotprod); factors of different sign need another (i8mm), which is not probed.
         for kind, name in (("int8", "sdot"), ("uint8", "udot")):
-            found[kind, kind] = DotInstruction({4: f"llvm.aarch64.neon.{name}.v4i32.v16i8"}, "i8")
+            instructions[kind, kind] = DotInstruction({4: f"llvm.aarch64.neon.{name}.v4i32.v16i8"}, "i8")
     if "bfcvtn" in probed:
-        found[BFLOAT16, BFLOAT16] = DotInstruction({4: "llvm.aarch64.neon.bfdot.v4f32.v8bf16"}, "bfloat")
-    return found
+        instructions[BFLOAT16, BFLOAT16] = DotInstruction({4: "llvm.aarch64.neon.bfdot.v4f32.v8bf16"}, "bfloat")
+    return instructions

@@ -1,11 +1,11 @@
 """Instruction selection of dot products.
 
-The result equals multiplying and adding one after the other: exactly for integers, for bfloat16 with the machine's
+The result equals multiplying and adding one after another: exactly for integers, for bfloat16 with the machine's
 rounding of the sum (x86 treats subnormal numbers as zero).
 
-Where the machine has an instruction, the factors of one sum are put into a word of four bytes. A factor that is the
-same for all lanes is read once and broadcast. One whose words are contiguous, as in a packed weight, is one load. Any
-other is read step by step and interleaved.
+Where the machine has an instruction, the factors of a sum are put into a word of four bytes. A factor that is the same
+for all lanes is read once and broadcast. A factor with contiguous words, such as a packed weight, is one load. Others
+are read step by step and interleaved.
 """
 
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ SIGN_BITS = 0x80808080
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """An instruction with its factors in order; the sign of number `turned` is turned."""
+    """An instruction with its factors in order; the signedness of factor number `flipped` is flipped."""
 
     instruction: DotInstruction
     factors: tuple[Expr, Expr]
-    turned: int | None = None
+    flipped: int | None = None
 
 
 class DotEmitter(MemoryEmitter):
-    """Writes dot products. `dots` are the instructions that the target has, by the types of their factors."""
+    """Writes dot products. `dots` are the target's instructions, by the types of their factors."""
 
     def __init__(
         self,
@@ -57,38 +57,40 @@ class DotEmitter(MemoryEmitter):
         if plan is None or lanes % min(plan.instruction.names):
             return self.one_by_one(expr, sums)
         words = [self.words(factor, expr, lanes) for factor in plan.factors]
-        if plan.turned is None:
+        if plan.flipped is None:
             return self.issue(plan.instruction, sums, words)
         bits = Value(literal(SIGN_BITS, WORD, lanes), lanes, WORD)
-        # Flipping the sign bit adds 128 to every byte of one factor; 128 times the sum of the other is taken off again,
-        # once a block.
-        key = ("turned", *(word.text for place, word in enumerate(words) if place != plan.turned))
-        words[plan.turned] = self.result(f"xor {words[plan.turned].typed}, {bits.text}", lanes, WORD)
+        # Flipping the sign bit adds 128 to every byte of one factor; 128 times the sum of the other is subtracted, once
+        # a block.
+        key = ("turned", *(word.text for number, word in enumerate(words) if number != plan.flipped))
+        words[plan.flipped] = self.result(f"xor {words[plan.flipped].typed}, {bits.text}", lanes, WORD)
         total = self.issue(plan.instruction, sums, words)
         if key not in self.writer.in_block:
-            words[plan.turned] = bits
+            words[plan.flipped] = bits
             zero = Value(literal(0, sums.dtype, lanes), lanes, sums.dtype)
             self.writer.in_block[key] = self.issue(plan.instruction, zero, words).text
         return self.result(f"sub {total.typed}, {self.writer.in_block[key]}", lanes, sums.dtype)
 
     def plan(self, expr: Dot) -> _Plan | None:
-        """How to use an instruction, if there is one; of two bytes the one that fewer vectors hold is turned."""
+        """How to use an instruction, if there is one; of two bytes the signedness of the factor in fewer vectors is
+        flipped.
+        """
         order = in_order(self.dots, expr.lhs.dtype, expr.rhs.dtype)
         if order is not None:
             factors = (expr.lhs, expr.rhs) if order else (expr.rhs, expr.lhs)
             return _Plan(self.dots[factors[0].dtype, factors[1].dtype], factors)
         either = ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs))
-        # The factor in fewer vectors is turned: that takes fewer instructions.
-        for turned, other in sorted(either, key=lambda factors: self.lanes_in(factors[0])):
-            sign = OTHER_SIGN.get(turned.dtype, turned.dtype)
-            order = in_order(self.dots, sign, other.dtype)
+        # Flipping the factor in fewer vectors takes fewer instructions.
+        for flipped, kept in sorted(either, key=lambda factors: self.lanes_in(factors[0])):
+            sign = OTHER_SIGN.get(flipped.dtype, flipped.dtype)
+            order = in_order(self.dots, sign, kept.dtype)
             if order is not None:
-                pair = (sign, other.dtype) if order else (other.dtype, sign)
-                return _Plan(self.dots[pair], (turned, other) if order else (other, turned), 0 if order else 1)
+                pair = (sign, kept.dtype) if order else (kept.dtype, sign)
+                return _Plan(self.dots[pair], (flipped, kept) if order else (kept, flipped), 0 if order else 1)
         return None
 
     def issue(self, instruction: DotInstruction, sums: Value, words: list[Value]) -> Value:
-        """The instruction, as often as it takes for all lanes."""
+        """The instruction, repeated for all lanes."""
         # The widest form that divides the lanes needs the fewest instructions.
         width = max(width for width in instruction.names if sums.lanes % width == 0)
         count = width * 4 // (1 if instruction.element == "i8" else 2)
@@ -108,21 +110,20 @@ class DotEmitter(MemoryEmitter):
             parts.append(self.result(f"call {kind} @{name}({', '.join(operands)})", width, sums.dtype))
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=True)
-            parts = [self.shuffled(one, other, range(2 * one.lanes)) for one, other in pairs]
+            parts = [self.shuffled(low, high, range(2 * low.lanes)) for low, high in pairs]
         return parts[0]
 
     def part(self, value: Value, start: int, lanes: int) -> Value:
-        """Lanes from `start` on."""
         if lanes == value.lanes or not value.text.startswith("%"):
             return Value(value.text, lanes, value.dtype)
         return self.shuffled(value, value, range(start, start + lanes))
 
-    def shuffled(self, one: Value, other: Value, lanes: "range | list[int]") -> Value:
-        """The lanes of two vectors of equal length, counted through, by number."""
+    def shuffled(self, left: Value, right: Value, lanes: "range | list[int]") -> Value:
+        """The lanes with the numbers `lanes` of two vectors of equal length, numbered consecutively."""
         order = ", ".join(f"i32 {lane}" for lane in lanes)
-        key = ("shuffle", one.text, other.text, order)
-        text = self.writer.once(key, f"shufflevector {one.typed}, {other.typed}, <{len(lanes)} x i32> <{order}>")
-        return Value(text, len(lanes), one.dtype)
+        key = ("shuffle", left.text, right.text, order)
+        text = self.writer.once(key, f"shufflevector {left.typed}, {right.typed}, <{len(lanes)} x i32> <{order}>")
+        return Value(text, len(lanes), left.dtype)
 
     def words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
         """The values of a factor that each lane sums, as the bytes of one word a lane."""
@@ -141,12 +142,12 @@ class DotEmitter(MemoryEmitter):
         # One word for all lanes, as of an activation that every output channel reads: a load and a broadcast.
         if self.lanes_in(factor) == 1:
             return self.same_words(factor, dot, lanes)
-        found = self.neighbors(factor, dot, lanes) if isinstance(factor, Load) else None
-        return self.interleaved(factor, dot, lanes) if found is None else found
+        contiguous = self.neighbors(factor, dot, lanes) if isinstance(factor, Load) else None
+        return self.interleaved(factor, dot, lanes) if contiguous is None else contiguous
 
     def same_words(self, factor: Expr, dot: Dot, lanes: int) -> Value:
         """A factor that does not move with the lanes: its few steps are the lanes of a short vector."""
-        # The steps of a word are lanes of their own, to which the outer vector loop and its mask do not apply.
+        # The steps of a word are separate lanes, to which the outer vector loop and its mask do not apply.
         outside = self.vector, self.mask, self.active
         self.vector, self.mask, self.active = dot.var, None, None
         self.env[dot.var] = Ramp(None, 0, dot.width)
@@ -157,7 +158,7 @@ class DotEmitter(MemoryEmitter):
         return self.splat(Value(text, 1, WORD), lanes)
 
     def neighbors(self, load: Load, dot: Dot, lanes: int) -> Value | None:
-        """Words that lie in memory as they are needed: one load for all lanes or, where lanes are apart, one each."""
+        """Words that are contiguous in memory: one load for all lanes or, where lanes are apart, one each."""
         form = self.form(load.buffer, load.indices)
         moving = {dot.var, self.vector}
         # Steps and lanes must be affine in the address: inside a quotient or remainder words are not contiguous.
@@ -166,13 +167,13 @@ class DotEmitter(MemoryEmitter):
             return None
         # At step 0 the word of a lane begins.
         self.env[dot.var] = 0
-        place = self.place(load.buffer, load.indices)
+        address = self.locate(load.buffer, load.indices)
         loaded = self.writer.loaded.setdefault(load.buffer.name, {})
         mask = self.mask_of(lanes)
-        key = ("words", place.pointer, place.offset, lanes, mask)
+        key = ("words", address.pointer, address.offset, lanes, mask)
         align = item_bytes(load.dtype)
-        if key not in loaded and place.stride == dot.width:
-            pointer = self.address(place, load.buffer)
+        if key not in loaded and address.stride == dot.width:
+            pointer = self.pointer_to(address, load.buffer)
             if mask is None:
                 loaded[key] = self.writer.value(f"load {llvm_type(WORD, lanes)}, ptr {pointer}, align {align}")
             else:
@@ -180,7 +181,7 @@ class DotEmitter(MemoryEmitter):
         elif key not in loaded:
             text = "poison"
             kind, scalar = llvm_type(WORD, lanes), llvm_type(WORD)
-            pointers = self.each_lane(lambda: self.address(self.place(load.buffer, load.indices), load.buffer))
+            pointers = self.each_lane(lambda: self.pointer_to(self.locate(load.buffer, load.indices), load.buffer))
             for lane, pointer in enumerate(pointers):
                 item = self.writer.value(f"load {scalar}, ptr {pointer}, align {align}")
                 text = self.writer.value(f"insertelement {kind} {text}, {scalar} {item}, i64 {lane}")
@@ -189,7 +190,7 @@ class DotEmitter(MemoryEmitter):
         return Value(loaded[key], lanes, WORD)
 
     def interleaved(self, factor: Expr, dot: Dot, lanes: int) -> Value:
-        """A vector a step, interleaved so that the steps of each lane lie side by side."""
+        """A vector a step, interleaved so that the steps of each lane are adjacent."""
         steps = []
         for step in range(dot.width):
             self.env[dot.var] = step
@@ -198,14 +199,14 @@ class DotEmitter(MemoryEmitter):
         joined = steps
         while len(joined) > 1:
             pairs = zip(joined[::2], joined[1::2], strict=True)
-            joined = [self.shuffled(one, other, range(2 * one.lanes)) for one, other in pairs]
+            joined = [self.shuffled(low, high, range(2 * low.lanes)) for low, high in pairs]
         order = [step * lanes + lane for lane in range(lanes) for step in range(dot.width)]
         mixed = self.shuffled(joined[0], joined[0], order)
         text = self.writer.once(("word", mixed.text), f"bitcast {mixed.typed} to {llvm_type(WORD, lanes)}")
         return Value(text, lanes, WORD)
 
     def one_by_one(self, expr: Dot, sums: Value) -> Value:
-        """The products one after the other, without an instruction for them."""
+        """The products one after another, without an instruction for them."""
         for step in range(expr.width):
             self.env[expr.var] = step
             factors = [cast(self.result, self.evaluate(factor), expr.dtype) for factor in (expr.lhs, expr.rhs)]

@@ -1,7 +1,7 @@
 """Emits the instructions of an expression of the loop IR.
 
-A value is a vector exactly when it varies with the active vector loop. The side of a choice that is not taken reads
-nothing that is not read anyway.
+A value is a vector exactly when it varies with the active vector loop. The side of a choice that is not taken makes no
+additional reads.
 """
 
 from retune.compiler.codegen.arithmetic import arithmetic
@@ -10,7 +10,7 @@ from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.dot_products import DotEmitter
 from retune.compiler.codegen.intrinsics import call_instruction
 from retune.compiler.codegen.types import item_bytes, literal, llvm_type, memory_type
-from retune.compiler.codegen.values import Place, Scalar, Value
+from retune.compiler.codegen.values import Address, Scalar, Value
 from retune.compiler.codegen.vector_builder import VectorBuilder
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import BOOL, INDEX, Binary, BinaryOp, Call, Cast, Const, Dot, Expr, Load, Not, Select, Var
@@ -65,19 +65,19 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return self.result(f"add {start.typed}, <{steps}>", bound.lanes, INDEX)
 
     def load(self, expr: Load) -> Value:
-        """Read one element, or one vector of them."""
+        """Read one element, or one vector of elements."""
         buffer, storage = expr.buffer, self.storage[expr.buffer]
         lanes = storage.lanes if storage.lanes > 1 else self.lanes_of(expr.indices)
-        place = self.place(buffer, expr.indices)
-        if lanes > 1 and storage.lanes == 1 and place.stride != 1:
-            return self.gather(expr, place, lanes)
+        address = self.locate(buffer, expr.indices)
+        if lanes > 1 and storage.lanes == 1 and address.stride != 1:
+            return self.gather(expr, address, lanes)
         align = 64 if storage.lanes > 1 else self.alignment(buffer, expr.indices, lanes)
-        # Registers have room for the lanes that are not wanted.
+        # Registers have room for the inactive lanes.
         mask = None if buffer.scope == "register" else self.mask_of(lanes)
         loaded = self.writer.loaded.setdefault(buffer.name, {})
-        key = (place.pointer, place.offset, lanes, mask)
+        key = (address.pointer, address.offset, lanes, mask)
         if key not in loaded:
-            pointer = self.address(place, buffer)
+            pointer = self.pointer_to(address, buffer)
             kind = memory_type(buffer.dtype, lanes)
             if mask is None:
                 value = Value(self.writer.value(f"load {kind}, ptr {pointer}, align {align}"), lanes, buffer.dtype)
@@ -86,10 +86,10 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
             loaded[key] = self.from_memory(value).text
         return Value(loaded[key], lanes, buffer.dtype)
 
-    def gather(self, expr: Load, place: Place, lanes: int) -> Value:
-        """Lanes that do not lie side by side: one load each, or one for all."""
-        if place.stride == 0:
-            pointer = self.address(place, expr.buffer)
+    def gather(self, expr: Load, address: Address, lanes: int) -> Value:
+        """Lanes that are not contiguous: one load each, or one for all."""
+        if address.stride == 0:
+            pointer = self.pointer_to(address, expr.buffer)
             item = self.result(
                 f"load {memory_type(expr.dtype)}, ptr {pointer}, align {item_bytes(expr.dtype)}", 1, expr.dtype
             )
@@ -97,11 +97,11 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return self.by_lane(expr)
 
     def by_lane(self, expr: Expr) -> Value:
-        """A vector made of one scalar evaluation a lane."""
+        """A vector of one scalar evaluation a lane."""
         items = self.each_lane(lambda: self.evaluate(expr).text)
         lanes = len(items) if self.mask is None else self.mask.lanes
         kind = llvm_type(expr.dtype, lanes)
-        # Lanes that are left out are zeros: they may reach a division, where poison is undefined behavior.
+        # Inactive lanes are zeros: they may reach a division, where poison is undefined behavior.
         text = "poison" if self.mask is None else "zeroinitializer"
         for lane, item in enumerate(items):
             text = self.writer.value(f"insertelement {kind} {text}, {llvm_type(expr.dtype)} {item}, i64 {lane}")
@@ -112,9 +112,9 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         if expr.op is BinaryOp.ADD and isinstance(expr.rhs, Dot):
             return self.dot(expr.rhs, self.evaluate(expr.lhs))
         if expr.op is BinaryOp.ADD and expr.dtype in ("float32", "float64"):
-            for product, other in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
+            for product, addend in ((expr.rhs, expr.lhs), (expr.lhs, expr.rhs)):
                 if isinstance(product, Binary) and product.op is BinaryOp.MUL:
-                    parts = (product.lhs, product.rhs, other)
+                    parts = (product.lhs, product.rhs, addend)
                     a, b, c = self.aligned([self.evaluate(part) for part in parts])
                     # One instruction where the target has it, else two; never a call.
                     return VectorBuilder(self.result, a.lanes, expr.dtype).call("fmuladd", a, b, c)
@@ -122,13 +122,13 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return arithmetic(self.result, expr.op, lhs, rhs, self.library)
 
     def select(self, expr: Select) -> Value:
-        """A lazy choice: a load from one of two places, a branch for all lanes, a masked load, or, where neither side
-        reads memory that is not read in any case, a plain select.
+        """A lazy choice: a load from one of two addresses, a branch for all lanes, a masked load, or, where neither
+        side reads additional memory, a plain select.
         """
         condition = self.holds(expr.condition)
         if isinstance(condition, bool):
             return self.evaluate(expr.then if condition else expr.otherwise)
-        # Only loads can fault: arithmetic has a result for all operands, so it may be evaluated speculatively.
+        # Only loads can fault: arithmetic is defined for all operands, so it may be evaluated speculatively.
         lazy = [node for side in (expr.then, expr.otherwise) for node in parts(side) if _may_fault(node)]
         if not lazy or _read_always(expr).issuperset(lazy):
             then, otherwise = self.aligned([self.evaluate(expr.then), self.evaluate(expr.otherwise)])
@@ -143,7 +143,6 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return self.by_lane(expr) if masked is None else masked
 
     def branch(self, condition: Value, expr: Select) -> Value:
-        """Evaluate only the side taken."""
         writer = self.writer
         name = writer.fresh("sel")[1:]
         lanes = max(self.lanes_in(expr.then), self.lanes_in(expr.otherwise))
@@ -160,24 +159,24 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return self.result(f"phi {kind} [ {then}, %{then_label} ], [ {otherwise}, %{else_label} ]", lanes, expr.dtype)
 
     def chosen_load(self, condition: Value, expr: Select) -> Value | None:
-        """A load from memory or else from a place that holds the literal: no branch, so that what was computed before
-        is still known after it.
+        """A load from memory or else from an address with the literal: without a branch, so that values computed before
+        stay available after it.
         """
-        load, other = expr.then, expr.otherwise
-        if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
+        load, literal_side = expr.then, expr.otherwise
+        if not isinstance(load, Load) or not isinstance(literal_side, Const) or load.dtype == "bool":
             return None
         # The address is computed for all lanes, so an index that itself reads memory could fault.
         if any(_may_fault(node) for index in load.indices for node in parts(index)):
             return None
         lanes = self.lanes_of(load.indices)
-        place = self.place(load.buffer, load.indices)
-        if self.storage[load.buffer].lanes > 1 or place.stride not in (0, 1):
+        address = self.locate(load.buffer, load.indices)
+        if self.storage[load.buffer].lanes > 1 or address.stride not in (0, 1):
             return None
-        lanes = lanes if place.stride == 1 else 1
+        lanes = lanes if address.stride == 1 else 1
         kind = memory_type(load.dtype, lanes)
-        spare = self.fallback(load.dtype, lanes, literal(other.value, load.dtype, lanes))
+        spare = self.fallback(load.dtype, lanes, literal(literal_side.value, load.dtype, lanes))
         pointer = self.result(
-            f"select {condition.typed}, ptr {self.address(place, load.buffer)}, ptr {spare}", 1, load.dtype
+            f"select {condition.typed}, ptr {self.pointer_to(address, load.buffer)}, ptr {spare}", 1, load.dtype
         )
         mask = self.mask_of(lanes)
         if mask is not None:
@@ -185,24 +184,24 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return self.result(f"load {kind}, ptr {pointer.text}, align {item_bytes(load.dtype)}", lanes, load.dtype)
 
     def masked_load(self, condition: Value, expr: Select) -> Value | None:
-        """A contiguous load under a mask, when one side is just that and the other a literal."""
-        load, other = expr.then, expr.otherwise
-        if not isinstance(load, Load) or not isinstance(other, Const) or load.dtype == "bool":
+        """A contiguous load under a mask, if one side is just that and the other a literal."""
+        load, literal_side = expr.then, expr.otherwise
+        if not isinstance(load, Load) or not isinstance(literal_side, Const) or load.dtype == "bool":
             return None
         if any(_may_fault(node) for index in load.indices for node in parts(index)):
             return None
-        place = self.place(load.buffer, load.indices)
-        if place.stride != 1 or self.storage[load.buffer].lanes > 1:
+        address = self.locate(load.buffer, load.indices)
+        if address.stride != 1 or self.storage[load.buffer].lanes > 1:
             return None
         mask = self.mask_of(condition.lanes)
         if mask is not None:
             condition = self.result(f"and {condition.typed}, {mask.text}", condition.lanes, BOOL)
-        otherwise = literal(other.value, expr.dtype, condition.lanes)
-        return self.masked_read(self.address(place, load.buffer), expr.dtype, condition, otherwise)
+        otherwise = literal(literal_side.value, expr.dtype, condition.lanes)
+        return self.masked_read(self.pointer_to(address, load.buffer), expr.dtype, condition, otherwise)
 
 
 def _may_fault(node: Expr) -> bool:
-    """Whether evaluating a node where its value is not wanted could stop the process."""
+    """Whether evaluating a node where its value is not needed could end the process."""
     return isinstance(node, Load) and node.buffer.scope != "register"
 
 
@@ -216,14 +215,14 @@ def _read_always(choice: Select) -> set[Expr]:
 
 def _unconditional(expr: Expr) -> list[Load]:
     """The loads that evaluating an expression makes, whatever its own choices."""
-    found: list[Load] = []
-    left, known = [expr], {id(expr)}
-    while left:
-        node = left.pop()
+    loads: list[Load] = []
+    stack, seen = [expr], {id(expr)}
+    while stack:
+        node = stack.pop()
         if isinstance(node, Load):
-            found.append(node)
+            loads.append(node)
         for child in (node.condition,) if isinstance(node, Select) else children(node):
-            if id(child) not in known:
-                known.add(id(child))
-                left.append(child)
-    return found
+            if id(child) not in seen:
+                seen.add(id(child))
+                stack.append(child)
+    return loads

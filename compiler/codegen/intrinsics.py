@@ -31,15 +31,15 @@ _INTRINSICS = {
     "fma": "fma",
 }
 FLOAT32: dict[str, Callable[..., Value]] = {"exp": exp, "log": log, "tanh": tanh, "erf": erf, "pow": pow}
-"""Our own functions; without them LLVM calls libm lane by lane."""
+"""Functions of this package; without them LLVM calls libm lane by lane."""
 _LIBRARY = {name: {"float32": f"{name}f", "float64": name} for name in ("erf", *LIBRARY_UNARY, *LIBRARY_BINARY)}
-"""libm functions, by type: those that LLVM has no name for, or makes into these calls itself."""
+"""libm functions, by type: those that LLVM has no name for, or turns into these calls."""
 DECLARATIONS = tuple(
     f"declare {llvm_type(dtype)} @{symbol}({', '.join([llvm_type(dtype)] * (2 if name in LIBRARY_BINARY else 1))})"
     for name, symbols in _LIBRARY.items()
     for dtype, symbol in symbols.items()
 )
-"""What a module that may call those says of them."""
+"""Declarations of a module that may call them."""
 _EXACT = frozenset({"floor", "ceil", "round", "trunc", "abs", "fma"})
 """Functions that half-width floats need no wider type for."""
 
@@ -48,9 +48,9 @@ def call_instruction(
     emit: Emit, name: str, args: Sequence[Value], dtype: str, permutes_tables: bool = False, library: bool = True
 ) -> Value:
     """Write a call of a math function on scalars or vectors of equal lanes, of the type `dtype` (isnan: of any type,
-    the result is a bool; bits: of any type of as many bytes; clz: of any integer type, the result is an int32);
-    `emit` appends an instruction. `permutes_tables`: see `vector_math.exp`. Without the C `library` the functions are
-    those of `libdevice`.
+    the result is a bool; bits: of any type of the same size; clz: of any integer type, the result is an int32); `emit`
+    appends an instruction. `permutes_tables`: see `vector_math.exp`. Without the C `library` the functions are those of
+    `libdevice`.
 
     Raises: LoweringError for a function that is not known for the type.
     """
@@ -82,10 +82,10 @@ def call_instruction(
 
 
 def _of_bits(emit: Emit, value: Value, dtype: str) -> Value:
-    """The bits of a value as one of another type; a bool is a byte of 0 or 1."""
+    """The bits of a value as another type; a bool is a byte of 0 or 1."""
     if "bool" in (value.dtype, dtype):
         return cast(emit, value, dtype)
-    before, after = (llvm_type(each, value.lanes) for each in (value.dtype, dtype))
+    before, after = (llvm_type(kind, value.lanes) for kind in (value.dtype, dtype))
     if before == after:
         return Value(value.text, value.lanes, dtype)
     return emit(f"bitcast {value.typed} to {after}", value.lanes, dtype)
@@ -120,7 +120,7 @@ def _reciprocal_root(emit: Emit, x: Value) -> Value:
 def _sigmoid(emit: Emit, x: Value, permutes_tables: bool, library: bool) -> Value:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), which does not overflow."""
     write = VectorBuilder(emit, x.lanes, x.dtype)
-    one = write.number(1.0)
+    unit = write.number(1.0)
     decay = call_instruction(emit, "exp", [write.negative(write.magnitude(x))], x.dtype, permutes_tables, library)
-    above = write.choose(write.test("olt", x, write.number(0.0)), decay, one)
-    return write.div(above, write.add(one, decay))
+    above = write.choose(write.test("olt", x, write.number(0.0)), decay, unit)
+    return write.div(above, write.add(unit, decay))

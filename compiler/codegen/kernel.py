@@ -2,8 +2,8 @@
 
     int32_t NAME(void** buffers, int32_t num_threads)
 
-Parallel statements run through the OpenMP runtime, unless one thread would have done them before others begin. The
-buffers of a kernel must not overlap: the generated functions declare them noalias.
+Parallel statements run through the OpenMP runtime, unless a single thread would finish before others begin. The buffers
+of a kernel must not overlap: the generated functions declare them noalias.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """LLVM text of a kernel, the size of the workspace it needs, and the functions that it calls."""
+    """LLVM text of a kernel, the size of its workspace, and the functions that it calls."""
 
     llvm: str
     workspace_bytes: int
@@ -43,9 +43,9 @@ def write_kernel(
 ) -> KernelText:
     """The module of one kernel.
 
-    `vector_bytes` is the width of a register, `stack_bytes` how much stack a thread may use, `attributes` are function
-    attributes in LLVM's syntax, `dots` the instructions for dot products that the target has, `permutes_tables` whether
-    it has those of `VectorBuilder.looked_up`. Raises: LoweringError when local buffers exceed the stack.
+    `vector_bytes` is the width of a register, `stack_bytes` the stack of a thread, `attributes` are function attributes
+    in LLVM's syntax, `dots` the target's dot-product instructions; `permutes_tables`: it has the instructions of
+    `VectorBuilder.looked_up`. Raises: LoweringError when local buffers exceed the stack.
     """
     body = function.body
     statements = body.statements if isinstance(body, Block) else (body,)
@@ -82,8 +82,8 @@ def write_kernel(
 
 
 def _loop_metadata(last: int) -> str:
-    """Metadata 0 to `last - 1`, one for each innermost loop: all ask for a start at a cache line. LLVM wants each node
-    to be distinct, with itself as its first operand.
+    """Metadata 0 to `last - 1`, one for each innermost loop: all align it to a cache line. LLVM requires each node to
+    be distinct, with itself as its first operand.
 
     Where two threads share a core, a register tile whose loop spans one more line of code runs at about 0.75 of its
     speed (Zen 3).
@@ -102,11 +102,11 @@ def _call_of(symbol: str, statement: Invoke) -> ExternCall:
 
 def _invocation(symbol: str, index: int, statement: Invoke, buffers: Sequence[Buffer]) -> str:
     """The lines that call a registered function with the addresses of its buffers, and stop the kernel if it fails."""
-    given = [buffers.index(arg) for arg in statement.args if isinstance(arg, Buffer)]
-    lines = [f"  %args{index} = alloca [{max(1, len(given))} x ptr], align 8"]
-    for place, number in enumerate(given):
-        lines.append(f"  %args{index}.{place} = getelementptr ptr, ptr %args{index}, i64 {place}")
-        lines.append(f"  store ptr %b{number}, ptr %args{index}.{place}, align 8")
+    numbers = [buffers.index(arg) for arg in statement.args if isinstance(arg, Buffer)]
+    lines = [f"  %args{index} = alloca [{max(1, len(numbers))} x ptr], align 8"]
+    for slot, number in enumerate(numbers):
+        lines.append(f"  %args{index}.{slot} = getelementptr ptr, ptr %args{index}, i64 {slot}")
+        lines.append(f"  store ptr %b{number}, ptr %args{index}.{slot}, align 8")
     lines.append(f"  %code{index} = call i32 @{symbol}(ptr %args{index})")
     lines.append(f"  %fails{index} = icmp ne i32 %code{index}, 0")
     lines.append(f"  br i1 %fails{index}, label %failed{index}, label %returned{index}")
@@ -145,7 +145,7 @@ def _part(
     outlined = _outlined(name, index, statement.extent, len(buffers))
     call = "\n".join(
         (
-            # One thread runs the body at once: no team is started, and no pointers go through memory.
+            # One thread runs the body directly: no team is started, and no pointers go through memory.
             f"  br i1 %single, label %serial{index}, label %fork{index}",
             f"serial{index}:",
             f"  call void @{name}.body{index}({arguments}, i64 0, i64 {statement.extent})",
@@ -160,7 +160,7 @@ def _part(
 
 
 def _outlined(name: str, index: int, extent: int, count: int) -> str:
-    """What each thread of a team runs: its share of the iterations, in one piece."""
+    """The function of each thread of a team: its share of the iterations, contiguous."""
     loads = []
     for number in range(count):
         loads.append(f"  %p{number} = getelementptr ptr, ptr %context, i64 {number}")
@@ -194,7 +194,7 @@ def _outlined(name: str, index: int, extent: int, count: int) -> str:
 
 
 def _entry(function: LoopFunction, buffers: Sequence[Buffer], calls: Sequence[str]) -> tuple[str, int]:
-    """The exported function, which finds the buffers and runs the statements in order."""
+    """The exported function, which loads the buffers' addresses and runs the statements in order."""
     lines = [
         f"define i32 @{function.name}(ptr %buffers, i32 %threads) #0 {{",
         "entry:",

@@ -1,7 +1,7 @@
 """Math functions of GPU kernels: calls of NVIDIA's libdevice, and the bitcode of the functions that a module calls.
 
-libdevice is LLVM bitcode, in the package nvidia-nvvm (extra `libdevice`). What a kernel calls is linked into its module
-and inlined. The functions are at most 4 ulp off, and `fmod` is exact.
+libdevice is LLVM bitcode, in the package nvidia-nvvm (extra `libdevice`). A kernel's functions are linked into its
+module and inlined. They are at most 4 ulp off, and `fmod` is exact.
 """
 
 import importlib
@@ -34,12 +34,12 @@ def call(emit: Emit, name: str, args: Sequence[Value]) -> Value:
 
 def declarations(module: str) -> list[str]:
     """The declarations of the functions that the text of a module calls."""
-    found = []
+    lines = []
     for symbol in sorted(set(_CALLED.findall(module))):
         name, dtype = _SYMBOLS[symbol]
         kind = llvm_type(dtype)
-        found.append(f"declare {kind} @{symbol}({', '.join([kind] * _ARGUMENTS.get(name, 1))})")
-    return found
+        lines.append(f"declare {kind} @{symbol}({', '.join([kind] * _ARGUMENTS.get(name, 1))})")
+    return lines
 
 
 def link(module: llvm.ModuleRef) -> None:
@@ -52,27 +52,27 @@ def link(module: llvm.ModuleRef) -> None:
         # The linker compares triple and layout, which are generic in libdevice.
         part.triple, part.data_layout = module.triple, module.data_layout
         module.link_in(part)
-        # Internal, so that nothing is left of it once it is inlined.
+        # Internal, so that it disappears once it is inlined.
         module.get_function(symbol).linkage = "internal"
 
 
 @lru_cache
 def _part(symbol: str) -> str:
-    """The LLVM text of one function and what it calls; PTX has no calls if slow paths are inlined too."""
+    """The LLVM text of one function and its callees; PTX has no calls if slow paths are inlined too."""
     return str(_kept(_library(), {symbol})).replace("noinline ", "alwaysinline ")
 
 
 @lru_cache(maxsize=1)
 def _library() -> bytes:
-    """The functions that we call: an eighth of libdevice, which takes 0.1 s to parse."""
+    """The functions in use: an eighth of libdevice, which takes 0.1 s to parse."""
     bitcode: bytes = _kept(_path().read_bytes(), _SYMBOLS).as_bitcode()
     return bitcode
 
 
 def _kept(bitcode: bytes, symbols: Collection[str]) -> llvm.ModuleRef:
-    """A module with only some of its functions and what these need."""
+    """A module with only `symbols` and their callees."""
     module = llvm.parse_bitcode(bitcode)
-    # Internal functions that no kept one calls are removed by global dead code elimination.
+    # Global dead code elimination removes internal functions that no kept function calls.
     for function in module.functions:
         if not function.is_declaration and function.name not in symbols:
             function.linkage = "internal"
@@ -84,9 +84,9 @@ def _kept(bitcode: bytes, symbols: Collection[str]) -> llvm.ModuleRef:
 
 
 def _path() -> Path:
-    """Where libdevice is: in NVIDIA's packages for Python, in a conda environment, or below CUDA_HOME.
+    """The path of libdevice: in NVIDIA's packages for Python, in a conda environment, or below CUDA_HOME.
 
-    Raises: TargetError when it is nowhere.
+    Raises: TargetError when it is in none of them.
     """
     try:
         return Path(importlib.import_module("cuda.pathfinder").find_bitcode_lib("device"))

@@ -1,7 +1,7 @@
 """Emits the addresses of buffer accesses, and the loads and stores.
 
-The part of an address that an outer loop adds is computed where that loop starts, index arithmetic of outer loops, such
-as divisions, included; unrolled loops only add constants.
+The part of an address that an outer loop adds is computed where that loop starts, including index arithmetic such as
+divisions; unrolled loops only add constants.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from retune.compiler.codegen.conversions import cast
 from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal, llvm_type, memory_type
-from retune.compiler.codegen.values import LoopCounter, Place, Ramp, Scalar, Storage, Value
+from retune.compiler.codegen.values import Address, LoopCounter, Ramp, Scalar, Storage, Value
 from retune.compiler.codegen.writer import FunctionWriter
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.affine import IndexForm, flat_index
@@ -18,12 +18,12 @@ from retune.compiler.ir.stmt import Stmt
 from retune.compiler.ir.visit import parts, walk
 
 _TOTAL = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.MIN, BinaryOp.MAX)
-"""Operations on integers that no operands make fail, as a divisor of 0 does."""
+"""Integer operations that are defined for all operands, unlike division by 0."""
 
 
 class MemoryEmitter(ABC):
-    """Finds addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width, `library` says
-    whether there are functions of C's library to call.
+    """Computes addresses. `pointers` are the buffers' base addresses, `vector_bytes` is the register width, `library`:
+    functions of the C library can be called.
     """
 
     library = True
@@ -36,14 +36,14 @@ class MemoryEmitter(ABC):
         self.env: dict[Var, int | Scalar | Ramp] = {}
         self.counters: dict[Var, LoopCounter] = {}
         self.vector: Var | None = None
-        # The lanes that are to do anything (None: all), and how many come first if that is a literal.
+        # The active lanes (None: all), and how many come first if that is a literal.
         self.mask: Value | None = None
         self.active: int | None = None
         self.stack_bytes = 0
         # The value that joins one more element to a reduction, while it is stored.
         self.fallbacks: dict[tuple[str, int, str], str] = {}
         self.temporaries: dict[tuple[Buffer, int], str] = {}
-        # These are keyed by identity, which is safe because the tuples are kept alive beside the answers.
+        # These are keyed by identity, which is safe because the tuples are kept alive with the answers.
         self.forms: dict[tuple[int, tuple[int, ...]], tuple[IndexForm, tuple[Expr, ...]]] = {}
         self.conditions: dict[int, tuple[list[tuple[Expr, IndexForm | None]], Expr]] = {}
         self.natives: dict[int, tuple[int, Stmt]] = {}
@@ -54,7 +54,7 @@ class MemoryEmitter(ABC):
         """Write the instructions of an expression."""
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
-        """The flat index, worked out once an access and not once an unrolled copy."""
+        """The flat index, computed once an access, not once an unrolled copy."""
         key = (id(indices), buffer.shape)
         if key not in self.forms:
             self.forms[key] = (flat_index(buffer.shape, indices), indices)
@@ -70,8 +70,8 @@ class MemoryEmitter(ABC):
             self.moves[key] = (any(node == self.vector for expr in exprs for node in parts(expr)), exprs)
         return ramp.lanes if self.moves[key][0] else 1
 
-    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Place:
-        """Where an element lies: literals, then what each outer loop adds, then the lanes."""
+    def locate(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
+        """The address of an element: literals, then the contribution of each outer loop, then the lanes."""
         storage = self.storage[buffer]
         form = self.form(buffer, indices)
         offset = form.const
@@ -94,7 +94,7 @@ class MemoryEmitter(ABC):
                 value, depth = self.atom(atom)
                 # A vector of indices, as in a gather: lanes are at no constant distance.
                 if value.lanes > 1:
-                    return Place("", 0, None)
+                    return Address("", 0, None)
                 by_depth.setdefault(depth, []).append((value.text, coefficient))
         kind = memory_type(buffer.dtype)
         pointer = storage.pointer
@@ -109,17 +109,17 @@ class MemoryEmitter(ABC):
                 pointer = self.writer.hoisted(
                     depth, ("gep", kind, pointer, text), f"getelementptr {kind}, ptr {pointer}, i64 {text}"
                 )
-        # What memory or this iteration decides comes last, after all that could be hoisted.
+        # Parts that depend on memory or this iteration come last, after everything that could be hoisted.
         for text, coefficient in current:
             scaled = self.writer.value(f"mul i64 {text}, {coefficient}")
             pointer = self.writer.value(f"getelementptr {kind}, ptr {pointer}, i64 {scaled}")
         # An accumulator inside a vector loop has a whole vector for each element.
-        return Place(pointer, offset * storage.lanes, stride)
+        return Address(pointer, offset * storage.lanes, stride)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
-        """The value of an index that is not affine, and the scope it belongs to (-1: here and now)."""
+        """The value of an index that is not affine, and its scope (-1: the current point)."""
         if any(isinstance(node, Load) for node in parts(expr)):
-            # Not remembered: what it reads may be written between two uses.
+            # Not cached: the memory it reads may be written between two uses.
             return self.as_index(self.evaluate(expr)), -1
         bindings = {node: self.env.get(node) for node in walk(expr) if isinstance(node, Var)}
         key = ("atom", expr, tuple(bindings.items()))
@@ -138,19 +138,18 @@ class MemoryEmitter(ABC):
         return value, -1
 
     def as_index(self, value: Value) -> Value:
-        """The value in the type of indices."""
         return cast(self.result, value, INDEX)
 
-    def address(self, place: Place, buffer: Buffer) -> str:
-        """The pointer of a place."""
-        if place.offset == 0:
-            return place.pointer
+    def pointer_to(self, address: Address, buffer: Buffer) -> str:
+        """The pointer of an address."""
+        if address.offset == 0:
+            return address.pointer
         kind = memory_type(buffer.dtype)
-        key = ("address", kind, place.pointer, place.offset)
-        return self.writer.once(key, f"getelementptr {kind}, ptr {place.pointer}, i64 {place.offset}")
+        key = ("address", kind, address.pointer, address.offset)
+        return self.writer.once(key, f"getelementptr {kind}, ptr {address.pointer}, i64 {address.offset}")
 
     def fallback(self, dtype: str, lanes: int, value: str) -> str:
-        """A pointer to memory that holds a literal in every lane, to read where there is nothing to read."""
+        """A pointer to memory with a literal in every lane, to read where the real address is not valid."""
         key = (dtype, lanes, value)
         if key not in self.fallbacks:
             kind = memory_type(dtype, lanes)
@@ -161,11 +160,11 @@ class MemoryEmitter(ABC):
         return self.fallbacks[key]
 
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:  # noqa: ARG002
-        """Bytes that divide the address of an access; CPUs ask for no more than an element."""
+        """Bytes that divide the address of an access; CPUs need no more than an element."""
         return item_bytes(buffer.dtype)
 
     def each_lane(self, make: Callable[[], str]) -> list[str]:
-        """`make` once an active lane, with the vector variable standing for that lane alone."""
+        """`make` once an active lane, with the vector variable bound to that lane."""
         assert self.vector is not None
         ramp, mask = self.env[self.vector], self.mask
         assert isinstance(ramp, Ramp)
@@ -180,29 +179,28 @@ class MemoryEmitter(ABC):
         return results
 
     def mask_of(self, lanes: int) -> Value | None:
-        """The mask that a memory access of so many lanes is under."""
+        """The mask of a memory access of `lanes` lanes."""
         return self.mask if lanes > 1 else None
 
     def masked_read(self, pointer: str, dtype: str, mask: Value, otherwise: str, align: int = 0) -> Value:
         """Neighboring elements where the mask holds, and a literal elsewhere; a bool comes as a byte."""
         kind = memory_type(dtype, mask.lanes)
         suffix = intrinsic_suffix("int8" if dtype == "bool" else dtype, mask.lanes)
-        place = f"ptr align {align or item_bytes(dtype)} {pointer}"
-        call = f"call {kind} @llvm.masked.load.{suffix}.p0({place}, {mask.typed}, {kind} {otherwise})"
+        operand = f"ptr align {align or item_bytes(dtype)} {pointer}"
+        call = f"call {kind} @llvm.masked.load.{suffix}.p0({operand}, {mask.typed}, {kind} {otherwise})"
         return self.result(call, mask.lanes, dtype)
 
     def masked_write(self, pointer: str, value: Value, mask: Value) -> None:
-        """Neighboring elements where the mask holds; the value is as it is stored."""
+        """Neighboring elements where the mask holds; the value is in its form in memory."""
         suffix = intrinsic_suffix(value.dtype, mask.lanes)
-        place = f"ptr align {item_bytes(value.dtype)} {pointer}"
-        self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {place}, {mask.typed})")
+        operand = f"ptr align {item_bytes(value.dtype)} {pointer}"
+        self.writer.put(f"call void @llvm.masked.store.{suffix}.p0({value.typed}, {operand}, {mask.typed})")
 
     def result(self, instruction: str, lanes: int, dtype: str) -> Value:
         """Append an instruction with a result."""
         return Value(self.writer.value(instruction), lanes, dtype)
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """The value in every lane."""
         if value.lanes == lanes:
             return value
         if value.lanes != 1:
@@ -219,19 +217,18 @@ class MemoryEmitter(ABC):
         return Value(self.writer.in_block[key], lanes, value.dtype)
 
     def aligned(self, values: Sequence[Value]) -> list[Value]:
-        """The values with the same number of lanes."""
         lanes = max(value.lanes for value in values)
         return [self.splat(value, lanes) for value in values]
 
     def from_memory(self, value: Value) -> Value:
-        """A loaded byte as a bool; other types are as they are."""
+        """A loaded byte as a bool; other types are unchanged."""
         if value.dtype != "bool":
             return value
         zero = literal(0, "int8", value.lanes)
         return self.result(f"icmp ne {memory_type('bool', value.lanes)} {value.text}, {zero}", value.lanes, "bool")
 
     def to_memory(self, value: Value, dtype: str) -> Value:
-        """A value as it is stored."""
+        """A value in its form in memory."""
         value = cast(self.result, value, dtype)
         if dtype != "bool":
             return value
@@ -239,7 +236,7 @@ class MemoryEmitter(ABC):
 
 
 def _is_speculatable(expr: Expr) -> bool:
-    """Whether an index is plain arithmetic that has a result for all operands, so that it may be computed early."""
+    """Whether an index is plain arithmetic that is defined for all operands, so that it may be computed early."""
     return all(
         isinstance(node, (Const, Var))
         or (isinstance(node, Binary) and (node.op in _TOTAL or isinstance(node.rhs, Const)))

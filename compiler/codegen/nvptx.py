@@ -39,17 +39,17 @@ from retune.compiler.target import Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _OLDEST = "sm_70"
-# What an instruction can name on sm_35 and later.
+# Registers that an instruction can name on sm_35 and later.
 _MOST_REGISTERS = 255
 _INDEX_REGISTERS = 40
 # A block of 256 threads with 64 sums each then asks for 128 registers a thread and not 168: two blocks fit on a
 # multiprocessor, and ptxas still spills nothing.
 _FACTOR_REGISTERS = 48
 _LAUNCHED_SHARED = "launched_shared"
-"""The shared memory that a launch gives."""
+"""The shared memory allocated by the launch."""
 _MOST_RESIDENT = 8
 _FENCE = 'call void asm sideeffect "", "~{memory}"()'
-"""Nothing, of which LLVM is told that it may write memory."""
+"""No instruction, but LLVM assumes that it writes memory."""
 _HALF = 1 << 31
 _REGISTERS = {
     LoopKind.BLOCK_X: "ctaid.x",
@@ -59,11 +59,11 @@ _REGISTERS = {
     LoopKind.THREAD_Y: "tid.y",
     LoopKind.THREAD_Z: "tid.z",
 }
-"""Where the hardware keeps the number of the block and of the thread."""
+"""The special registers with the number of the block and of the thread."""
 
 
 def ptx(function: DeviceFunction, target: Target) -> str:
-    """The PTX of all kernels, by default for the oldest GPU that is supported, which newer ones run too.
+    """The PTX of all kernels, by default for the oldest supported GPU, which newer GPUs run too.
 
     Raises: LoweringError for functions that a GPU kernel cannot call, TargetError when LLVM does not know the GPU.
     """
@@ -90,7 +90,7 @@ def ptx(function: DeviceFunction, target: Target) -> str:
 def check_gpu(target: Target) -> None:
     """Check that kernels can be made for the GPU of a target.
 
-    Raises: TargetError when it is for no GPU, LLVM does not know the GPU, or it is too old.
+    Raises: TargetError when it is no GPU, LLVM does not know it, or it is too old.
     """
     if not isinstance(target, Target) or target.kind != "cuda":
         raise TargetError(f"PTX is made for a Target such as Target('cuda -arch=sm_90'), not for {str(target)!r:.80}")
@@ -109,7 +109,7 @@ def _check_calls(name: str, text: str) -> None:
 
 
 def _check_tensor_cores(function: DeviceFunction, target: Target, arch: str) -> None:
-    """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow what they would round."""
+    """Raises: LoweringError where the GPU has no tensor cores, or the target does not allow their rounding."""
     statements = _tensor_statements(function)
     if any(isinstance(stmt, Mma) for stmt in statements) and capability_of(arch) < OLDEST:
         raise LoweringError(f"{function.name}: uses tensor cores as GPUs from sm_{OLDEST} on have them, not {arch}")
@@ -137,12 +137,12 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
     parts = [_kernel(function, kernel, number) for number, kernel in enumerate(function.kernels)]
     reads = (f"declare i32 @llvm.nvvm.read.ptx.sreg.{register}()" for register in _REGISTERS.values())
     tensors = tensor_declarations(_tensor_statements(function))
-    given = (
+    launched = (
         [f"@{_LAUNCHED_SHARED} = external addrspace(3) global [0 x i8], align {SHARED_BYTES}"]
         if any(kernel.dynamic_shared for kernel in function.kernels)
         else []
     )
-    declarations = "\n".join((*given, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES))
+    declarations = "\n".join((*launched, "declare void @llvm.nvvm.barrier0()", *reads, *tensors, *SHUFFLES))
     bounds = []
     for number, kernel in enumerate(function.kernels):
         extents = (f'!"maxntid{name}", i32 {extent}' for name, extent in zip("xyz", kernel.block, strict=True))
@@ -155,24 +155,24 @@ def write_device(function: DeviceFunction, arch: str = _OLDEST) -> str:
 
 
 def _resident(kernel: Kernel, arch: str) -> int:
-    """Blocks that a multiprocessor is to have room for: the assembler gives each thread its share of the registers. Of
-    these there are twice as many as its buffers take and some for indices, so that nothing need be spilled; of sums on
-    CUDA cores that are many fewer do, since each number that is loaded goes with many of them.
+    """Blocks that a multiprocessor should have room for: the assembler gives each thread its share of the registers. A
+    thread gets twice the registers of its buffers and some for indices, so that nothing need be spilled; for sums on
+    CUDA cores many fewer suffice, since each loaded number is used with many of them.
     """
-    wanted = 2 * kernel.registers + _INDEX_REGISTERS
+    registers = 2 * kernel.registers + _INDEX_REGISTERS
     if any(isinstance(stmt, WarpgroupMma) for stmt in walk_stmt(kernel.body.body)):
-        # A warpgroup reads its factors from shared memory: a thread holds sums alone.
-        wanted = kernel.registers + _INDEX_REGISTERS
+        # A warpgroup reads its factors from shared memory: a thread holds only sums.
+        registers = kernel.registers + _INDEX_REGISTERS
     elif not any(isinstance(stmt, Mma) for stmt in walk_stmt(kernel.body.body)):
-        wanted = min(wanted, kernel.registers * 5 // 4 + _FACTOR_REGISTERS)
-    wanted = min(_MOST_REGISTERS, wanted)
-    blocks = int(facts_of(arch).resident(kernel.threads, wanted, kernel.bytes_of("shared")))
+        registers = min(registers, kernel.registers * 5 // 4 + _FACTOR_REGISTERS)
+    registers = min(_MOST_REGISTERS, registers)
+    blocks = int(facts_of(arch).resident(kernel.threads, registers, kernel.bytes_of("shared")))
     return min(_MOST_RESIDENT, max(1, blocks))
 
 
 def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
     buffers = (*function.params, *function.workspace)
-    pointers = {buffer: f"%b{place}" for place, buffer in enumerate(buffers)}
+    pointers = {buffer: f"%b{number}" for number, buffer in enumerate(buffers)}
     emitter = _DeviceEmitter(pointers, f"shared{number}_", kernel)
     for kind, register in _REGISTERS.items():
         if kernel.sizes[kind] == 1:
@@ -185,7 +185,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
         emitter.env[INDICES[kind]] = Scalar(f"%{name}", 0)
     emitter.statement(kernel.body.body)
     emitter.writer.put("ret void")
-    # What is said of a pointer holds for its elements, see `element_alignment`; vectors say what they are aligned to.
+    # Attributes of a pointer hold for its elements, see `element_alignment`; vectors carry their own alignment.
     params = ", ".join(
         f"ptr noalias nocapture align {whole_alignment(buffer)} {pointer}" for buffer, pointer in pointers.items()
     )
@@ -194,7 +194,7 @@ def _kernel(function: DeviceFunction, kernel: Kernel, number: int) -> str:
 
 
 class _DeviceEmitter(BodyEmitter):
-    """Writes the body of one kernel; shared buffers that are part of the code are called `prefix` and their number."""
+    """Writes the body of one kernel; static shared buffers are called `prefix` and their number."""
 
     library = False
 
@@ -203,7 +203,7 @@ class _DeviceEmitter(BodyEmitter):
         self.prefix = prefix
         self.kernel = kernel
         self.threads = kernel.threads
-        self.places = kernel.shared_offsets if kernel.dynamic_shared else {}
+        self.offsets = kernel.shared_offsets if kernel.dynamic_shared else {}
         self.shared: dict[Buffer, str] = {}
         self.rings: dict[tuple[str, int, int], str] = {}
         self.ranges: Ranges = kernel.ranges
@@ -211,7 +211,7 @@ class _DeviceEmitter(BodyEmitter):
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
         return [
-            # Shared memory has no initial value on a GPU; LLVM's syntax wants one.
+            # Shared memory has no initial value on a GPU; LLVM's syntax requires one.
             f"@{self.shared[buffer]} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] "
             f"poison, align {start_alignment(buffer)}"
             # In this order the assembler leaves no gaps between them.
@@ -225,7 +225,7 @@ class _DeviceEmitter(BodyEmitter):
             self.ranges = ranges_inside(stmt, self.ranges)
         if isinstance(stmt, Barrier):
             self.writer.put("call void @llvm.nvvm.barrier0()")
-            self.writer.loaded.clear()  # others may have written since
+            self.writer.loaded.clear()  # other threads may have written since
         elif isinstance(stmt, TENSOR_STMTS):
             emit_tensor(self, stmt)
         elif isinstance(stmt, Allocate) and stmt.buffer.scope == "shared":
@@ -238,27 +238,27 @@ class _DeviceEmitter(BodyEmitter):
 
     def start(self, buffer: Buffer) -> str:
         """The address of a shared buffer."""
-        if buffer in self.places:
-            return f"getelementptr inbounds (i8, ptr addrspace(3) @{_LAUNCHED_SHARED}, i64 {self.places[buffer]})"
+        if buffer in self.offsets:
+            return f"getelementptr inbounds (i8, ptr addrspace(3) @{_LAUNCHED_SHARED}, i64 {self.offsets[buffer]})"
         return f"@{self.shared.setdefault(buffer, f'{self.prefix}{len(self.shared)}')}"
 
     def room(self, buffer: Buffer, count: int) -> int:
-        """Room on the stack is of whole vectors, for what LLVM reads beyond an element."""
+        """Room on the stack in whole vectors, for what LLVM reads past an element."""
         item = item_bytes(buffer.dtype)
         return -(-count * item // VECTOR_BYTES) * VECTOR_BYTES // item
 
     def shuffle(self, stmt: Shuffle) -> None:
-        """Write what another thread of the warp has."""
+        """Write the value of another thread of the warp."""
         value = shuffled(self.result, self.evaluate(stmt.value), stmt.distance, stmt.width, self.threads)
         stored = self.to_memory(value, stmt.buffer.dtype)
-        pointer = self.address(self.place(stmt.buffer, stmt.indices), stmt.buffer)
+        pointer = self.pointer_to(self.locate(stmt.buffer, stmt.indices), stmt.buffer)
         kind, align = memory_type(stmt.buffer.dtype), item_bytes(stmt.buffer.dtype)
         self.writer.put(f"store {kind} {stored.text}, ptr {pointer}, align {align}")
         self.writer.loaded.pop(stmt.buffer.name, None)
 
     def loop(self, loop: For) -> None:
-        """As for CPUs; but what an iteration loads for the next one is loaded there: LLVM would rather load it
-        once, at the beginning of the next, where tensor cores would wait for it.
+        """As for CPUs; but loads for the next iteration stay in this iteration: LLVM would rather load at the beginning
+        of the next, where tensor cores would wait.
         """
         if loop.kind is LoopKind.SERIAL and any(isinstance(stmt, Mma) for stmt in walk_stmt(loop.body)):
             self.counted(loop.var, "0", str(loop.extent), lambda: self.iteration(loop.body))
@@ -266,14 +266,13 @@ class _DeviceEmitter(BodyEmitter):
             super().loop(loop)
 
     def iteration(self, body: Stmt) -> None:
-        """An iteration of a loop that no access of memory may leave."""
+        """An iteration of a loop that no memory access may leave."""
         self.statement(body)
         self.writer.put(_FENCE)
 
     def atom(self, expr: Expr) -> tuple[Value, int]:
-        """As for CPUs, but the remainder of a loop's counter by a number that is no power of two, such as the
-        tile of a pipeline that an iteration is at, is counted along: dividing takes ten instructions, one after the
-        other.
+        """As for CPUs, but the remainder of a loop's counter by a number that is no power of two, such as the tile of a
+        pipeline in an iteration, is counted along: dividing takes ten dependent instructions.
         """
         if isinstance(expr, Binary) and expr.op is BinaryOp.FLOORMOD and isinstance(expr.rhs, Const):
             form, length = affine(expr.lhs), int(expr.rhs.value)
@@ -284,14 +283,14 @@ class _DeviceEmitter(BodyEmitter):
         return super().atom(expr)
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> IndexForm:
-        """As for CPUs, without digits of a number that are put together again."""
+        """As for CPUs, with the digits of one number joined again."""
         key = (id(indices), buffer.shape)
         if key not in self.forms:
             self.forms[key] = (join_digits(super().form(buffer, indices)), indices)
         return self.forms[key][0]
 
     def binary(self, expr: Binary) -> Value:
-        """As for CPUs, but an integer that 31 bits hold is divided as such: 64 take four times as long."""
+        """As for CPUs, but an integer that fits 31 bits is divided as such: 64 bits take four times as long."""
         if expr.op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD) and expr.dtype == INDEX and isinstance(expr.rhs, Const):
             low, high = limits(affine(expr.lhs), self.ranges)
             lhs = self.evaluate(expr.lhs)
@@ -303,7 +302,7 @@ class _DeviceEmitter(BodyEmitter):
         return super().binary(expr)
 
     def counter_of(self, form: IndexForm) -> LoopCounter | None:
-        """The loop from 0 on whose counter, moved by a constant, an index is; None for others."""
+        """The loop from 0 on whose counter, plus a constant, an index is; None for others."""
         (var,) = form.terms if len(form.terms) == 1 else (None,)
         bound = self.env.get(var) if isinstance(var, Var) else None
         counter = self.counters.get(var) if isinstance(var, Var) and form.terms[var] == 1 else None
@@ -329,23 +328,23 @@ class _DeviceEmitter(BodyEmitter):
         return Value(wide, 1, INDEX)
 
     def known(self, atom: Expr) -> int | None:
-        """The value of a variable whose loop is written out."""
+        """The value of a variable whose loop is unrolled; None for others."""
         bound = self.env.get(atom) if isinstance(atom, Var) else None
         return bound if isinstance(bound, int) else None
 
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:
-        """Bytes that divide the address of an access: a vector is moved at once only if all of its own do. Elements
-        that a thread reads or writes one by one are often neighbors, which LLVM moves at once where it knows as much.
+        """Bytes that divide the address of an access: a vector is one access only if all of its bytes are aligned.
+        Elements that a thread accesses one by one are often neighbors, which LLVM joins if it knows their alignment.
         """
         item = item_bytes(buffer.dtype)
         if lanes == 1:
-            own = buffer.scope in ("local", "register")
-            return item if own else element_alignment(buffer, self.form(buffer, indices), self.known)
+            is_private = buffer.scope in ("local", "register")
+            return item if is_private else element_alignment(buffer, self.form(buffer, indices), self.known)
         ramp = self.env.get(self.vector) if self.vector is not None else None
         if self.vector is None or not isinstance(ramp, Ramp):
             return item
         first = gcd(first_alignment(buffer, indices, self.vector), start_alignment(buffer))
         chunk = (
             ramp.lanes if ramp.base is not None else 0
-        )  # of a long loop's iterations each begins a multiple of it further
+        )  # each iteration of a long loop begins a multiple of it further
         return gcd(first, ramp.offset * item, chunk * item, VECTOR_BYTES)

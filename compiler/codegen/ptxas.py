@@ -1,6 +1,6 @@
 """Runs NVIDIA's assembler: PTX to machine code, with the resources each kernel uses.
 
-This is the only module that runs `ptxas`. Without it on the path nothing here works, and nothing else needs it.
+This is the only module that runs `ptxas`; nothing else needs it.
 """
 
 import re
@@ -18,7 +18,7 @@ from retune.compiler.errors import LoweringError
 from retune.compiler.gpu_facts import GpuFacts, facts_of
 
 _SECONDS = 120.0
-# An empty module: whatever else ptxas says of it, only an unknown architecture is looked for.
+# An empty module: only the error of an unknown architecture matters.
 _NOTHING = ".version 6.0\n.target sm_50\n.address_size 64\n"
 _UNKNOWN = "is not defined for option 'gpu-name'"
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
@@ -35,23 +35,23 @@ _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What ptxas gave a kernel."""
+    """The resources that ptxas gave a kernel."""
 
     name: str
     registers: int
-    """Of a thread, of 32 bits each."""
+    """32-bit registers of a thread."""
     spill_stores: int
-    """Bytes that a thread moves to its stack because registers do not suffice."""
+    """Bytes that a thread moves to its stack for lack of registers."""
     spill_loads: int
     """Bytes that it moves back."""
     stack: int
-    """Bytes of a thread."""
+    """Bytes of the stack of a thread."""
     shared: int
     """Bytes of the shared memory of a block."""
 
     @property
     def spilled(self) -> int:
-        """Bytes in memory that registers should hold: buffers that are indexed at run time are among them."""
+        """Bytes in memory that registers should hold, including buffers that are indexed at run time."""
         return max(self.stack, self.spill_stores)
 
 
@@ -64,18 +64,17 @@ class Assembled:
 
     @property
     def spilled(self) -> int:
-        """Those of all kernels together."""
         return sum(kernel.spilled for kernel in self.kernels)
 
 
 def assembler() -> str | None:
-    """Where `ptxas` is; None without one."""
+    """The path of `ptxas`; None without it."""
     return shutil.which("ptxas")
 
 
 def assembles(arch: str) -> bool:
-    """Whether there is a `ptxas` and it makes machine code for an architecture: each release drops old ones, and does
-    not know new ones.
+    """Whether `ptxas` exists and makes machine code for an architecture: each release drops old architectures, and does
+    not know newer ones.
     """
     path = assembler()
     return path is not None and _knows(path, arch)
@@ -94,7 +93,7 @@ def _knows(path: str, arch: str) -> bool:
 def assemble(text: str, arch: str) -> Assembled:
     """The machine code of PTX for an architecture, such as sm_90.
 
-    Raises: LoweringError when there is no assembler, it takes too long, or refuses the text; in its own words.
+    Raises: LoweringError when there is no assembler, it takes too long, or refuses the text; with its message.
     """
     path = assembler()
     if path is None:
@@ -113,8 +112,8 @@ def assemble(text: str, arch: str) -> Assembled:
 
 
 def assemble_roomy(text: str, arch: str) -> Assembled:
-    """As `assemble`; but where threads of a kernel keep something in memory since a multiprocessor is to have room for
-    several blocks, it may have room for fewer, as many as leave registers for that, if that helps.
+    """As `assemble`; but where threads spill because a multiprocessor is to have room for several blocks, it may have
+    room for fewer, as many as leave enough registers, if that helps.
     """
     first = assemble(text, arch)
     roomier = _roomier(text, {kernel.name: kernel for kernel in first.kernels}, facts_of(arch))
@@ -128,31 +127,31 @@ def assemble_roomy(text: str, arch: str) -> Assembled:
 def _roomier(text: str, kernels: Mapping[str, KernelResources], facts: GpuFacts) -> str:
     """The PTX with room for fewer blocks of the kernels that spill."""
 
-    def changed(found: re.Match[str]) -> str:
-        kernel, blocks = kernels.get(found["name"]), int(found["blocks"])
+    def changed(match: re.Match[str]) -> str:
+        kernel, blocks = kernels.get(match["name"]), int(match["blocks"])
         if kernel is None or not kernel.spilled or blocks == 1 or kernel.registers >= _MOST_REGISTERS:
-            return found[0]
-        threads = prod(int(extent) for extent in found["threads"].split(","))
+            return match[0]
+        threads = prod(int(extent) for extent in match["threads"].split(","))
         # A register for each word that a thread had spilled.
-        wanted = min(_MOST_REGISTERS, kernel.registers + -(-kernel.spilled // _WORD))
-        fewer = max(1, min(blocks - 1, int(facts.resident(threads, wanted, 0))))
-        return f"{found['head']}{fewer}"
+        registers = min(_MOST_REGISTERS, kernel.registers + -(-kernel.spilled // _WORD))
+        fewer = max(1, min(blocks - 1, int(facts.resident(threads, registers, 0))))
+        return f"{match['head']}{fewer}"
 
     return _BOUNDS.sub(changed, text)
 
 
-def resources_in(said: str) -> tuple[KernelResources, ...]:
-    """What `ptxas -v` said of each kernel."""
-    starts = [*(match.start() for match in _ENTRY.finditer(said)), len(said)]
-    return tuple(_resources(said[start:end]) for start, end in pairwise(starts))
+def resources_in(output: str) -> tuple[KernelResources, ...]:
+    """The resources of each kernel in the output of `ptxas -v`."""
+    starts = [*(match.start() for match in _ENTRY.finditer(output)), len(output)]
+    return tuple(_resources(output[start:end]) for start, end in pairwise(starts))
 
 
-def _resources(said: str) -> KernelResources:
+def _resources(output: str) -> KernelResources:
     def number(pattern: re.Pattern[str], group: str) -> int:
-        found = pattern.search(said)
-        return int(found.group(group)) if found else 0
+        match = pattern.search(output)
+        return int(match.group(group)) if match else 0
 
-    name = _ENTRY.search(said)
+    name = _ENTRY.search(output)
     return KernelResources(
         name.group("name") if name else "",
         number(_USED, "registers"),

@@ -14,9 +14,9 @@ define <16 x float> @probe(<16 x float> %a, <16 x i32> %b) ATTRIBUTES {
   ret <16 x float> %r
 }
 """
-"""Becomes vscalefps on zmm registers, whose extension has vpermps on them too."""
+"""Becomes vscalefps on zmm registers, whose extension also has vpermps."""
 PERMUTE_BYTES = 64
-"""How wide the registers must be."""
+"""The necessary width of the registers."""
 
 
 @lru_cache(maxsize=16)

@@ -40,7 +40,7 @@ from retune.compiler.ir.tensor_core import (
 )
 
 OLDEST = 80
-"""The first GPUs with these instructions are sm_80."""
+"""The oldest GPUs with these instructions are sm_80."""
 
 _EXCHANGE = "llvm.nvvm.shfl.sync.bfly.i32"
 _LAST_LANE = 31
@@ -49,7 +49,7 @@ _FLOATS = "{float, float, float, float}"
 
 
 def tensor_declarations(statements: Sequence[TensorStmt]) -> list[str]:
-    """The declarations of the intrinsics that some statements need, each once."""
+    """The declarations of the intrinsics that `statements` need, each once."""
     return sorted({line for stmt in statements for line in _declarations(stmt)})
 
 
@@ -77,8 +77,8 @@ def _declarations(stmt: TensorStmt) -> list[str]:
 
 
 def _copies(stmt: AsyncCopy) -> tuple[str, str]:
-    """The intrinsic that copies, and the one that reads fewer bytes and fills up with zeros; only 16 bytes at once may
-    bypass the first cache, where they would not be read again.
+    """The intrinsic that copies, and the one that reads fewer bytes and fills up with zeros; only copies of 16 bytes
+    may bypass the first cache, where they would not be read again.
     """
     size = stmt.count * item_bytes(stmt.target.dtype)
     name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
@@ -94,7 +94,7 @@ def _matrix_load(stmt: LoadMatrix) -> str:
 
 
 def _factor_type(kind: Instruction) -> str:
-    """How the intrinsic takes a register of a factor."""
+    """The type of a register of a factor in the intrinsic."""
     return "<2 x half>" if kind.dtype == "float16" else "i32"
 
 
@@ -104,7 +104,6 @@ def _multiplication(kind: Instruction) -> str:
 
 
 def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
-    """Write one statement."""
     match stmt:
         case AsyncCopy():
             _copy(emitter, stmt)
@@ -129,7 +128,7 @@ def emit_tensor(emitter: MemoryEmitter, stmt: TensorStmt) -> None:
 
 
 def _address(emitter: MemoryEmitter, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
-    return emitter.address(emitter.place(buffer, indices), buffer)
+    return emitter.pointer_to(emitter.locate(buffer, indices), buffer)
 
 
 def _in_space(emitter: MemoryEmitter, pointer: str, space: int) -> str:
@@ -151,12 +150,12 @@ def _copy(emitter: MemoryEmitter, stmt: AsyncCopy) -> None:
     emitter.writer.put(f"call void @{zeros}({pointers}, i32 {read})")
 
 
-def _registers(emitter: MemoryEmitter, buffer: Buffer, at: tuple[Expr, ...], count: int, step: int) -> list[str]:
+def _registers(emitter: MemoryEmitter, buffer: Buffer, indices: tuple[Expr, ...], count: int, step: int) -> list[str]:
     """The addresses of `count` neighbors, `step` elements apart."""
-    first = _address(emitter, buffer, at)
+    pointer = _address(emitter, buffer, indices)
     size = step * item_bytes(buffer.dtype)
-    return [first] + [
-        emitter.writer.value(f"getelementptr i8, ptr {first}, i64 {number * size}") for number in range(1, count)
+    return [pointer] + [
+        emitter.writer.value(f"getelementptr i8, ptr {pointer}, i64 {number * size}") for number in range(1, count)
     ]
 
 
@@ -164,72 +163,72 @@ def _load_matrix(emitter: MemoryEmitter, stmt: LoadMatrix) -> None:
     source = _in_space(emitter, _address(emitter, stmt.source, stmt.source_indices), 3)
     words = _words(stmt.count)
     loaded = emitter.writer.value(f"call {words} @{_matrix_load(stmt)}(ptr addrspace(3) {source})")
-    # Of each matrix a lane gets one word: two halves or a float32.
-    for number, place in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, stmt.lane_elements)):
+    # A lane gets one word of each matrix: two halves or a float32.
+    for number, address in enumerate(_registers(emitter, stmt.target, stmt.indices, stmt.count, stmt.lane_elements)):
         word = loaded if stmt.count == 1 else emitter.writer.value(f"extractvalue {words} {loaded}, {number}")
-        emitter.writer.put(f"store i32 {word}, ptr {place}, align 4")
+        emitter.writer.put(f"store i32 {word}, ptr {address}, align 4")
 
 
 def _multiply(emitter: MemoryEmitter, stmt: Mma) -> None:
     kind, writer = stmt.instruction, emitter.writer
     args: list[str] = []
     factors = (stmt.left, stmt.left_at, kind.left_elements), (stmt.right, stmt.right_at, kind.right_elements)
-    for buffer, at, elements in factors:
-        places = _registers(emitter, buffer, at, elements // kind.packed, kind.packed)
+    for buffer, first, elements in factors:
+        addresses = _registers(emitter, buffer, first, elements // kind.packed, kind.packed)
         if kind.packed == 1:
-            args.extend(f"i32 {word}" for word in _rounded(emitter, places))
+            args.extend(f"i32 {word}" for word in _rounded(emitter, addresses))
         else:
             word = _factor_type(kind)
             args.extend(
-                f"{word} {writer.value(f'load {word}, ptr {place}, align {REGISTER_BYTES}')}" for place in places
+                f"{word} {writer.value(f'load {word}, ptr {address}, align {REGISTER_BYTES}')}" for address in addresses
             )
     sums = _registers(emitter, stmt.sums, stmt.at, SUM_ELEMENTS, 1)
-    args.extend(f"float {writer.value(f'load float, ptr {place}, align {REGISTER_BYTES}')}" for place in sums)
-    made = writer.value(f"call {_FLOATS} @{_multiplication(kind)}({', '.join(args)})")
-    for number, place in enumerate(sums):
-        value = writer.value(f"extractvalue {_FLOATS} {made}, {number}")
-        writer.put(f"store float {value}, ptr {place}, align {REGISTER_BYTES}")
+    args.extend(f"float {writer.value(f'load float, ptr {address}, align {REGISTER_BYTES}')}" for address in sums)
+    results = writer.value(f"call {_FLOATS} @{_multiplication(kind)}({', '.join(args)})")
+    for number, address in enumerate(sums):
+        value = writer.value(f"extractvalue {_FLOATS} {results}, {number}")
+        writer.put(f"store float {value}, ptr {address}, align {REGISTER_BYTES}")
 
 
-def _rounded(emitter: MemoryEmitter, places: Sequence[str]) -> list[str]:
-    """The float32 at `places`, a lane's part of a factor, rounded to tf32: to the nearest, halves away from zero."""
+def _rounded(emitter: MemoryEmitter, addresses: Sequence[str]) -> list[str]:
+    """The float32 at `addresses`, a lane's part of a factor, rounded to tf32: to the nearest, halves away from zero."""
     writer = emitter.writer
-    words = [writer.value(f"load i32, ptr {place}, align {REGISTER_BYTES}") for place in places]
+    words = [writer.value(f"load i32, ptr {address}, align {REGISTER_BYTES}") for address in addresses]
     floats = [writer.value(f"bitcast i32 {word} to float") for word in words]
     half = len(words) // 2
     # `cvt.rna.tf32` is a comparison and an addition for every register. `cvt.rn.tf32`, one slow instruction of sm_90,
-    # made products of 2048 to 8192 slower by 2 to 9% on an H200.
-    # Two registers half of them apart belong to one row of the left factor, or to one column of the right one: if one
-    # is a NaN, so are all sums to which the other adds, and neither need be rounded. That saves half the comparisons.
-    # A NaN whose payload lies in the lowest 13 bits alone, as no arithmetic makes one, is read as infinity.
+    # made products of 2048 to 8192 slower by 2 to 9% on an H200. Two registers half of them apart belong to the same
+    # row of the left factor, or column of the right: if either is a NaN, so are all sums to which the other adds, and
+    # neither need be rounded. That saves half the comparisons. A NaN whose payload is in the lowest 13 bits alone,
+    # which no arithmetic produces, is read as infinity.
     unordered = [
-        writer.value(f"fcmp uno float {one}, {other}") for one, other in zip(floats[:half], floats[half:], strict=True)
+        writer.value(f"fcmp uno float {low}, {high}") for low, high in zip(floats[:half], floats[half:], strict=True)
     ]
-    found = []
+    rounded = []
     for number, word in enumerate(words):
         # Tensor cores ignore the lowest 13 bits. A carry out of the fraction into the exponent is right up to infinity,
         # which stays itself; only in a NaN it would run into the sign.
         near = writer.value(f"add i32 {word}, {HALF_STEP}")
-        found.append(writer.value(f"select i1 {unordered[number % half]}, i32 {word}, i32 {near}"))
-    return found
+        rounded.append(writer.value(f"select i1 {unordered[number % half]}, i32 {word}, i32 {near}"))
+    return rounded
 
 
 def _transpose_quad(emitter: MemoryEmitter, stmt: TransposeQuad) -> None:
     writer, lane = emitter.writer, INDICES[LoopKind.THREAD_X]
-    places = _registers(emitter, stmt.source, stmt.source_indices, QUAD, PAIR)
-    words = [writer.value(f"load i32, ptr {place}, align {REGISTER_BYTES}") for place in places]
-    # As a matrix is transposed by blocks: words whose numbers differ in a bit change places with those of the lane
-    # whose number differs in the same bit.
+    addresses = _registers(emitter, stmt.source, stmt.source_indices, QUAD, PAIR)
+    words = [writer.value(f"load i32, ptr {address}, align {REGISTER_BYTES}") for address in addresses]
+    # As a matrix is transposed by blocks: words whose numbers differ in a bit are exchanged with the lane whose number
+    # differs in the same bit.
     for bit in (1, 2):
         high = emitter.evaluate(binary(BinaryOp.EQ, lane // bit % 2, const(1))).text
         for low in (number for number in range(QUAD) if not number & bit):
-            one, other = words[low], words[low | bit]
-            given = writer.value(f"select i1 {high}, i32 {one}, i32 {other}")
-            got = writer.value(f"call i32 @{_EXCHANGE}(i32 -1, i32 {given}, i32 {bit}, i32 {_LAST_LANE})")
-            words[low] = writer.value(f"select i1 {high}, i32 {got}, i32 {one}")
-            words[low | bit] = writer.value(f"select i1 {high}, i32 {other}, i32 {got}")
-    for word, place in zip(words, _registers(emitter, stmt.target, stmt.indices, QUAD, PAIR), strict=True):
-        writer.put(f"store i32 {word}, ptr {place}, align {REGISTER_BYTES}")
+            low_word, high_word = words[low], words[low | bit]
+            sent = writer.value(f"select i1 {high}, i32 {low_word}, i32 {high_word}")
+            received = writer.value(f"call i32 @{_EXCHANGE}(i32 -1, i32 {sent}, i32 {bit}, i32 {_LAST_LANE})")
+            words[low] = writer.value(f"select i1 {high}, i32 {received}, i32 {low_word}")
+            words[low | bit] = writer.value(f"select i1 {high}, i32 {high_word}, i32 {received}")
+    for word, address in zip(words, _registers(emitter, stmt.target, stmt.indices, QUAD, PAIR), strict=True):
+        writer.put(f"store i32 {word}, ptr {address}, align {REGISTER_BYTES}")
 
 
 def _start_group(emitter: MemoryEmitter, stmt: WarpgroupMma) -> None:
@@ -240,35 +239,35 @@ def _start_group(emitter: MemoryEmitter, stmt: WarpgroupMma) -> None:
 
 
 def _wait_for_group(emitter: MemoryEmitter, stmt: WarpgroupWait) -> None:
-    # Sums that are read after the wait depend on it; those that stay under way are not named.
+    # Sums that are read after the wait depend on it; those still in flight are not named.
     sums = [] if stmt.pending else _registers(emitter, stmt.sums, stmt.at, stmt.count, 1)
     _update(emitter, sums, wait_text(stmt.pending), [])
 
 
-def _descriptor(emitter: MemoryEmitter, buffer: Buffer, at: tuple[Expr, ...], layout: GroupLayout) -> str:
-    """The descriptor of a factor that begins at an element."""
+def _descriptor(emitter: MemoryEmitter, buffer: Buffer, first: tuple[Expr, ...], layout: GroupLayout) -> str:
+    """The descriptor of a factor that begins at element `first`."""
     writer = emitter.writer
-    pointer = _in_space(emitter, _address(emitter, buffer, at), 3)
+    pointer = _in_space(emitter, _address(emitter, buffer, first), 3)
     address = writer.value(f"ptrtoint ptr addrspace(3) {pointer} to i64")
     inside = writer.value(f"and i64 {address}, {ADDRESS_MASK}")
     start = writer.value(f"lshr i64 {inside}, {ADDRESS_SHIFT}")
     return writer.value(f"or i64 {start}, {descriptor_bits(layout, buffer.dtype)}")
 
 
-def _update(emitter: MemoryEmitter, places: Sequence[str], text: str, given: Sequence[str]) -> None:
-    """Assembly that updates the floats at `places`, its first operands; `given` are 64-bit operands after them. Whole
-    warpgroups come to it together, so it is never moved into a branch.
+def _update(emitter: MemoryEmitter, addresses: Sequence[str], text: str, operands: Sequence[str]) -> None:
+    """Assembly that updates the floats at `addresses`, its first operands; `operands` are 64-bit operands after them.
+    Whole warpgroups execute it together, so it is never moved into a branch.
     """
     writer = emitter.writer
-    olds = [f"float {writer.value(f'load float, ptr {place}, align {REGISTER_BYTES}')}" for place in places]
-    args = ", ".join([*(f"i64 {value}" for value in given), *olds])
-    rules = ["=f"] * len(places) + ["l"] * len(given) + [str(number) for number in range(len(places))]
-    made = {0: "void", 1: "float"}.get(len(places), f"{{{', '.join(['float'] * len(places))}}}")
-    call = f'call {made} asm sideeffect "{text}", "{",".join([*rules, "~{memory}"])}"({args}) convergent'
-    if not places:
+    olds = [f"float {writer.value(f'load float, ptr {address}, align {REGISTER_BYTES}')}" for address in addresses]
+    args = ", ".join([*(f"i64 {value}" for value in operands), *olds])
+    rules = ["=f"] * len(addresses) + ["l"] * len(operands) + [str(number) for number in range(len(addresses))]
+    result_type = {0: "void", 1: "float"}.get(len(addresses), f"{{{', '.join(['float'] * len(addresses))}}}")
+    call = f'call {result_type} asm sideeffect "{text}", "{",".join([*rules, "~{memory}"])}"({args}) convergent'
+    if not addresses:
         writer.put(call)
         return
     news = writer.value(call)
-    for number, place in enumerate(places):
-        value = writer.value(f"extractvalue {made} {news}, {number}")
-        writer.put(f"store float {value}, ptr {place}, align {REGISTER_BYTES}")
+    for number, address in enumerate(addresses):
+        value = writer.value(f"extractvalue {result_type} {news}, {number}")
+        writer.put(f"store float {value}, ptr {address}, align {REGISTER_BYTES}")

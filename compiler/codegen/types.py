@@ -32,10 +32,7 @@ _SCALARS = {
 
 
 def llvm_type(dtype: str, lanes: int = 1) -> str:
-    """The LLVM type of a value in a register.
-
-    Raises: LoweringError for a type without one.
-    """
+    """The LLVM type of a value in a register. Raises: LoweringError for a type without any."""
     if dtype not in _SCALARS:
         raise LoweringError(f"the type {dtype} has no code; known: {', '.join(_SCALARS)}")
     scalar = _SCALARS[dtype]
@@ -66,7 +63,7 @@ def literal(value: float, dtype: str, lanes: int = 1) -> str:
 
 
 def intrinsic_suffix(dtype: str, lanes: int = 1) -> str:
-    """How LLVM names an intrinsic's instance for a type, as `v16f32`."""
+    """The suffix of an intrinsic's instance for a type, as `v16f32`."""
     if dtype == "bool":
         return "i1" if lanes == 1 else f"v{lanes}i1"
     scalar = f"{'f' if is_float(dtype) and dtype != BFLOAT16 else 'i'}{item_bytes(dtype) * 8}"

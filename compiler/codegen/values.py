@@ -42,9 +42,9 @@ class LoopCounter:
     """A loop at run time that is being written."""
 
     counter: str
-    """The register that counts."""
+    """The register of the counter."""
     low: str
-    """What it begins at."""
+    """Its first value."""
     before: str
     """The block before the first iteration."""
     tail: str
@@ -52,9 +52,9 @@ class LoopCounter:
     depth: int
     """The scope of the body."""
     carried: Lines = field(default_factory=list)
-    """Phis for whatever else one iteration hands to the next."""
+    """Phis for other values that an iteration passes to the next."""
     steps: Lines = field(default_factory=list)
-    """The lines that make their next values."""
+    """The lines that compute their next values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a buffer lives. `lanes` > 1 when every element is a vector: an accumulator inside a vector loop. `is_roomy`
-    says that nobody reads what lies past the end of the loops along its rows.
+    """The memory of a buffer. `lanes` > 1: every element is a vector, an accumulator inside a vector loop. `is_roomy`:
+    nothing reads past the end of the loops along its rows.
     """
 
     pointer: str
@@ -78,10 +78,8 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An address: a pointer, a constant offset in elements, and the distance between lanes (None: `lanes` are not at a
-    constant distance).
-    """
+class Address:
+    """A pointer, a constant offset in elements, and the distance between lanes (None: not constant)."""
 
     pointer: str
     offset: int

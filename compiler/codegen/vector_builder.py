@@ -1,6 +1,6 @@
 """`VectorBuilder`: one LLVM instruction per operation, on values with equal lanes.
 
-No operation is undefined, whatever its operands: there is no conversion of a NaN and no shift by too much.
+Every operation is defined for all operands: there is no conversion of a NaN and no shift by too much.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from retune.compiler.codegen.types import intrinsic_suffix, item_bytes, literal,
 from retune.compiler.codegen.values import Emit, Value
 
 PERMUTE_LANES = 16
-"""Lanes that one instruction looks up in a register of as many numbers, where the target has such."""
+"""Lanes that one instruction looks up in a register of as many numbers, where the target has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class VectorBuilder:
 
     @property
     def integer(self) -> str:
-        """The signed integer type that a float's bits fit."""
+        """The signed integer type of a float's size."""
         return f"int{item_bytes(self.dtype) * 8}"
 
     def number(self, value: float) -> Value:
@@ -52,12 +52,12 @@ class VectorBuilder:
         if self.lanes == 1:
             return self.emit(f"call {scalar} @{symbol}({', '.join(arg.typed for arg in args)})", 1, dtype)
         # LLVM has no vector form of a library call, so lanes are unpacked and packed again.
-        made = Value("poison", self.lanes, dtype)
+        result = Value("poison", self.lanes, dtype)
         for lane in range(self.lanes):
             items = [self.emit(f"extractelement {arg.typed}, i64 {lane}", 1, dtype) for arg in args]
             value = self.emit(f"call {scalar} @{symbol}({', '.join(item.typed for item in items)})", 1, dtype)
-            made = self.emit(f"insertelement {kind} {made.text}, {value.typed}, i64 {lane}", self.lanes, dtype)
-        return made
+            result = self.emit(f"insertelement {kind} {result.text}, {value.typed}, i64 {lane}", self.lanes, dtype)
+        return result
 
     def add(self, lhs: Value, rhs: Value) -> Value:
         """`lhs + rhs` of floats."""
@@ -75,23 +75,23 @@ class VectorBuilder:
         """`lhs / rhs` of floats."""
         return self.binary("fdiv", lhs, rhs)
 
-    def fma(self, factor: Value, other: Value, addend: Value) -> Value:
-        """`factor * other + addend`, rounded once."""
-        return self.call("fma", factor, other, addend)
+    def fma(self, factor: Value, multiplier: Value, addend: Value) -> Value:
+        """`factor * multiplier + addend`, rounded once."""
+        return self.call("fma", factor, multiplier, addend)
 
     def scaled_by_floor(self, value: Value, power: Value) -> Value:
-        """`value` times two to the floor of a float power, rounded once: 16 lanes, where `permutes_tables` are."""
+        """`value` times two to the floor of a float power, rounded once: 16 lanes, where `permutes_tables` holds."""
         kind = llvm_type(value.dtype, self.lanes)
         # A mask of all sixteen lanes; 4 is the current rounding mode (_MM_FROUND_CUR_DIRECTION).
         call = f"call {kind} @llvm.x86.avx512.mask.scalef.ps.512"
         return self.emit(f"{call}({value.typed}, {power.typed}, {kind} poison, i16 -1, i32 4)", self.lanes, value.dtype)
 
-    def looked_up(self, table: Sequence[float], places: Value) -> Value:
-        """The number of the table at the place that the low four bits say: 16 lanes, where `permutes_tables` are."""
+    def looked_up(self, table: Sequence[float], indices: Value) -> Value:
+        """The numbers of `table` at the low four bits of `indices`: 16 lanes, where `permutes_tables` holds."""
         kind = llvm_type(self.dtype, self.lanes)
         numbers = ", ".join(f"float {literal(number, self.dtype, 1)}" for number in table)
         call = f"call {kind} @llvm.x86.avx512.permvar.sf.512"
-        return self.emit(f"{call}({kind} <{numbers}>, {places.typed})", self.lanes, self.dtype)
+        return self.emit(f"{call}({kind} <{numbers}>, {indices.typed})", self.lanes, self.dtype)
 
     def polynomial(self, variable: Value, coefficients: tuple[float, ...]) -> Value:
         """The sum of `coefficients[k] * variable**k`, by Horner's rule."""
@@ -110,35 +110,33 @@ class VectorBuilder:
         """`then` in the lanes where the condition holds."""
         return self.emit(f"select {condition.typed}, {then.typed}, {otherwise.typed}", self.lanes, then.dtype)
 
-    def both(self, one: Value, other: Value) -> Value:
+    def both(self, lhs: Value, rhs: Value) -> Value:
         """Where both conditions hold."""
-        return self.binary("and", one, other)
+        return self.binary("and", lhs, rhs)
 
-    def either(self, one: Value, other: Value) -> Value:
+    def either(self, lhs: Value, rhs: Value) -> Value:
         """Where one of the conditions holds."""
-        return self.binary("or", one, other)
+        return self.binary("or", lhs, rhs)
 
     def negate(self, condition: Value) -> Value:
         """Where the condition does not hold."""
         return self.emit(f"xor {condition.typed}, {literal(True, 'bool', self.lanes)}", self.lanes, "bool")
 
     def at_most(self, value: Value, limit: float) -> Value:
-        """The value, or the limit if that is less; a NaN stays."""
+        """The lesser of the value and `limit`; a NaN stays."""
         # A comparison and a choice instead of `minnum`, which would replace a NaN by the limit.
         top = self.number(limit)
         return self.choose(self.test("ogt", value, top), top, value)
 
     def at_least(self, value: Value, limit: float) -> Value:
-        """The value, or the limit if that is greater; a NaN stays."""
+        """The greater of the value and `limit`; a NaN stays."""
         bottom = self.number(limit)
         return self.choose(self.test("olt", value, bottom), bottom, value)
 
     def bits(self, value: Value) -> Value:
-        """The float's bits as an integer."""
         return self.emit(f"bitcast {value.typed} to {llvm_type(self.integer, self.lanes)}", self.lanes, self.integer)
 
     def from_bits(self, value: Value) -> Value:
-        """The float that has these bits."""
         return self.emit(f"bitcast {value.typed} to {llvm_type(self.dtype, self.lanes)}", self.lanes, self.dtype)
 
     def to_float(self, value: Value) -> Value:
@@ -154,12 +152,12 @@ class VectorBuilder:
         return self.call("fabs", value)
 
     def with_sign(self, value: Value, sign: Value) -> Value:
-        """The magnitude of one value with the sign of another."""
+        """The magnitude of `value` with the sign of `sign`."""
         return self.call("copysign", value, sign)
 
 
 def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value], Value]) -> Value:
-    """`function` of float32 lanes, sixteen at a time; those that fill up the last sixteen are dropped."""
+    """`function` of float32 lanes, sixteen at a time; padding lanes are dropped."""
     write = VectorBuilder(emit, PERMUTE_LANES)
     if x.lanes == PERMUTE_LANES:
         return function(write, x)
@@ -167,29 +165,29 @@ def in_sixteens(emit: Emit, x: Value, function: Callable[[VectorBuilder, Value],
     kind = f"<{x.lanes} x float>"
     parts = []
     for first in range(0, x.lanes, PERMUTE_LANES):
-        # Lanes beyond the end repeat the last one, so that every lane is defined.
-        places = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(PERMUTE_LANES))
-        text = f"shufflevector {kind} {wide.text}, {kind} poison, <{PERMUTE_LANES} x i32> <{places}>"
+        # Lanes beyond the end repeat the last, so that every lane is defined.
+        lane_indices = ", ".join(f"i32 {min(first + lane, x.lanes - 1)}" for lane in range(PERMUTE_LANES))
+        text = f"shufflevector {kind} {wide.text}, {kind} poison, <{PERMUTE_LANES} x i32> <{lane_indices}>"
         parts.append(function(write, emit(text, PERMUTE_LANES, x.dtype)))
     if x.lanes == 1:
         return emit(f"extractelement {parts[0].typed}, i64 0", 1, x.dtype)
     while len(parts) > 1:
-        # `shufflevector` joins two vectors of one length; the last part is doubled to make pairs and cut off at the
-        # end.
+        # `shufflevector` joins two vectors of the same length; the last part is doubled to make pairs and cut off at
+        # the end.
         if len(parts) % 2:
             parts.append(parts[-1])
-        parts = [_joined(emit, one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)]
+        parts = [_joined(emit, low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
     return _first(emit, parts[0], x.lanes)
 
 
-def _joined(emit: Emit, one: Value, other: Value) -> Value:
-    places = ", ".join(f"i32 {lane}" for lane in range(2 * one.lanes))
-    text = f"shufflevector {one.typed}, {other.typed}, <{2 * one.lanes} x i32> <{places}>"
-    return emit(text, 2 * one.lanes, one.dtype)
+def _joined(emit: Emit, low: Value, high: Value) -> Value:
+    lane_indices = ", ".join(f"i32 {lane}" for lane in range(2 * low.lanes))
+    text = f"shufflevector {low.typed}, {high.typed}, <{2 * low.lanes} x i32> <{lane_indices}>"
+    return emit(text, 2 * low.lanes, low.dtype)
 
 
 def _first(emit: Emit, value: Value, lanes: int) -> Value:
     if value.lanes == lanes:
         return value
-    places = ", ".join(f"i32 {lane}" for lane in range(lanes))
-    return emit(f"shufflevector {value.typed}, {value.typed}, <{lanes} x i32> <{places}>", lanes, value.dtype)
+    lane_indices = ", ".join(f"i32 {lane}" for lane in range(lanes))
+    return emit(f"shufflevector {value.typed}, {value.typed}, <{lanes} x i32> <{lane_indices}>", lanes, value.dtype)

@@ -1,11 +1,11 @@
 """Vectorized float32 math functions with an error of at most 4 ulp.
 
 The code has no calls, branches or memory tables. NaN in, NaN out. Subnormal arguments and results are exact like others
-(the CPU's flushing modes are off in our threads). Results round to infinity, zero and one where the exact values do. An
-ulp is the distance of the two float32 that enclose the exact value.
+(the CPU's flushing modes are off in the kernels' threads). Results round to infinity, zero and one where the exact
+values do. An ulp is the distance of the two float32 that enclose the exact value.
 
 The coefficients minimize the largest relative error of the function (Lawson's iteration on least squares), and were
-rounded to float32 one after the other, each time refitting the remaining ones.
+rounded to float32 one after another, each time refitting the remaining ones.
 """
 
 import math
@@ -25,7 +25,7 @@ _LN2_HIGH = 0.693147182464599609375
 _LN2_LOW = -1.9046543235e-9
 """ln 2 - `_LN2_HIGH`, the second part of a Cody-Waite reduction."""
 _ROUNDER = 1.5 * 2.0**23
-"""Added to a small number it leaves the nearest integer in the low bits of the sum."""
+"""Adding it to a small number leaves the nearest integer in the low bits of the sum."""
 _ROUNDER_BITS = 0x4B400000
 
 _EXP_BELOW = -104.0
@@ -37,8 +37,8 @@ _EXPM1 = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.0083662
 
 _SIXTEENTHS_ROUNDER = 1.5 * 2.0**19
 """As `_ROUNDER`, for the nearest sixteenth."""
-_ROOTS = tuple(2.0 ** (place / 16) for place in range(PERMUTE_LANES))
-"""2**(j/16), as many as a vector permutation looks up at once: the argument left is at most ln 2 / 32."""
+_ROOTS = tuple(2.0 ** (sixteenth / 16) for sixteenth in range(PERMUTE_LANES))
+"""2**(j/16), as many as a vector permutation looks up: the remaining argument is at most ln 2 / 32."""
 _SMALL_EXPM1 = (0.5, 1.0 / 6.0)
 """(expm1(r) - r) / r**2 for |r| <= ln 2 / 32, to 2**-26 of exp."""
 
@@ -92,9 +92,9 @@ def exp(emit: Emit, x: Value) -> Value:
     power = write.binary("sub", write.bits(shifted), write.whole(_ROUNDER_BITS))
     # One factor 2**n would overflow or be subnormal at both ends; two halves are normal for every n.
     half = write.binary("ashr", power, write.whole(1))
-    rest = write.binary("sub", power, half)
+    other_half = write.binary("sub", power, half)
     scaled = write.mul(write.add(grown, write.number(1.0)), _power_of_two(write, half))
-    return write.mul(scaled, _power_of_two(write, rest))
+    return write.mul(scaled, _power_of_two(write, other_half))
 
 
 def exp_by_permute(emit: Emit, x: Value) -> Value:
@@ -110,11 +110,11 @@ def _sixteen_exps(write: VectorBuilder, x: Value) -> Value:
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_SIXTEENTHS_ROUNDER))
     count = write.sub(shifted, write.number(_SIXTEENTHS_ROUNDER))
     # Cody-Waite reduction: ln 2 in two parts, so that the cancellation in x - n ln 2 costs no bits.
-    rest = write.fma(count, write.number(-_LN2_HIGH), x)
-    rest = write.fma(count, write.number(-_LN2_LOW), rest)
-    grown = write.fma(write.mul(rest, rest), write.polynomial(rest, _SMALL_EXPM1), rest)
+    remainder = write.fma(count, write.number(-_LN2_HIGH), x)
+    remainder = write.fma(count, write.number(-_LN2_LOW), remainder)
+    grown = write.fma(write.mul(remainder, remainder), write.polynomial(remainder, _SMALL_EXPM1), remainder)
     # The low four bits of the shifted sum are the sixteenths, which number the root; `scalef` takes the floor of the
-    # rest.
+    # remainder.
     root = write.looked_up(_ROOTS, write.bits(shifted))
     return write.scaled_by_floor(write.fma(root, grown, root), count)
 
@@ -124,14 +124,14 @@ def _reduced_expm1(write: VectorBuilder, x: Value) -> tuple[Value, Value]:
     shifted = write.fma(x, write.number(_LOG2_E), write.number(_ROUNDER))
     # The float addition rounded to the nearest integer; subtracting the constant again leaves that integer as a float.
     count = write.sub(shifted, write.number(_ROUNDER))
-    rest = write.fma(count, write.number(-_LN2_HIGH), x)
-    rest = write.fma(count, write.number(-_LN2_LOW), rest)
-    square = write.mul(rest, rest)
-    return shifted, write.fma(square, write.polynomial(rest, _EXPM1), rest)
+    remainder = write.fma(count, write.number(-_LN2_HIGH), x)
+    remainder = write.fma(count, write.number(-_LN2_LOW), remainder)
+    square = write.mul(remainder, remainder)
+    return shifted, write.fma(square, write.polynomial(remainder, _EXPM1), remainder)
 
 
 def _power_of_two(write: VectorBuilder, power: Value) -> Value:
-    """2**power for powers -126 .. 127, of an integer whose higher bits may be anything that is shifted out."""
+    """2**power for powers -126 .. 127, of an integer whose higher bits are shifted out."""
     exponent = write.binary("shl", power, write.whole(_MANTISSA_BITS))
     return write.from_bits(write.binary("add", exponent, write.whole(_ONE_BITS)))
 
@@ -149,11 +149,11 @@ def log(emit: Emit, x: Value) -> Value:
     mantissa = write.binary("and", offset, write.whole(_MANTISSA_MASK))
     reduced = write.from_bits(write.binary("add", mantissa, write.whole(_ROOT_HALF_BITS)))
     count = write.to_float(power)
-    rest = write.sub(reduced, write.number(1.0))
-    curve = write.fma(rest, write.polynomial(rest, _LOG), write.number(-0.5))
+    fraction = write.sub(reduced, write.number(1.0))
+    curve = write.fma(fraction, write.polynomial(fraction, _LOG), write.number(-0.5))
     # Small terms are added first: only the last addition, of k ln 2, rounds at the size of the result.
-    tail = write.fma(write.mul(rest, rest), curve, write.mul(count, write.number(_LN2_LOW)))
-    result = write.fma(count, write.number(_LN2_HIGH), write.add(rest, tail))
+    tail = write.fma(write.mul(fraction, fraction), curve, write.mul(count, write.number(_LN2_LOW)))
+    result = write.fma(count, write.number(_LN2_HIGH), write.add(fraction, tail))
     # Special cases last: infinity and NaN pass through, a negative number gives NaN, zero minus infinity.
     result = write.choose(write.test("olt", x, write.number(math.inf)), result, x)
     result = write.choose(write.test("olt", x, write.number(0.0)), write.number(math.nan), result)
@@ -165,11 +165,11 @@ def tanh(emit: Emit, x: Value) -> Value:
     write = VectorBuilder(emit, x.lanes)
     size = write.at_most(write.magnitude(x), _TANH_ONE)
     shifted, grown = _reduced_expm1(write, write.add(size, size))
-    # n is at most 20 / ln 2, below 30, so that unlike in `exp` one factor is a normal number.
+    # n is at most 20 / ln 2, below 30, so that unlike in `exp` a single factor is a normal number.
     scale = _power_of_two(write, write.bits(shifted))
     # expm1(2|x|) = 2**n expm1(r) + (2**n - 1): for small x there is no cancellation, which exp(2x) - 1 would suffer.
-    whole = write.fma(scale, grown, write.sub(scale, write.number(1.0)))
-    return write.with_sign(write.div(whole, write.add(whole, write.number(2.0))), x)
+    expm1 = write.fma(scale, grown, write.sub(scale, write.number(1.0)))
+    return write.with_sign(write.div(expm1, write.add(expm1, write.number(2.0))), x)
 
 
 def erf(emit: Emit, x: Value) -> Value:
@@ -181,6 +181,6 @@ def erf(emit: Emit, x: Value) -> Value:
     # erfc falls like exp(-x**2): its eighth root is smooth enough for degree 6, three squarings restore it.
     fourth = write.mul(write.mul(root, root), write.mul(root, root))
     outer = write.sub(write.number(1.0), write.mul(fourth, fourth))
-    # Both forms are computed: without branches that is cheaper than to separate the lanes.
+    # Both forms are computed: without branches that is cheaper than separating the lanes.
     chosen = write.choose(write.test("olt", size, write.number(1.0)), inner, outer)
     return write.with_sign(chosen, x)

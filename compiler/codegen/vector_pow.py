@@ -21,7 +21,7 @@ _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 _WHOLE_BITS = 0x4330000000000000
 """The bits of 2**52: with a small integer in the lowest bits, 2**52 plus that number."""
 _ROUNDER = 1.5 * 2.0**52
-"""Added to a small number it leaves the nearest integer in the low bits of the sum."""
+"""Adding it to a small number leaves the nearest integer in the low bits of the sum."""
 _MOST = 200.0
 """2 to this power overflows float32, and to its negative is zero."""
 
@@ -48,13 +48,13 @@ def pow(emit: Emit, base: Value, exponent: Value) -> Value:
 
 
 def _with_special_powers(write: VectorBuilder, base: Value, exponent: Value, power: Value) -> Value:
-    """The power of a base, given that of its magnitude: the sign, and the special values."""
+    """The power of a base, from that of its magnitude: the sign, and the special values."""
     size = write.magnitude(base)
-    one, zero = write.number(1.0), write.number(0.0)
-    # Whatever the other operand is, a NaN or infinity too.
-    no_power = write.either(write.test("oeq", size, one), write.test("oeq", exponent, zero))
-    result = write.choose(no_power, one, power)
-    # An even number, an odd one, or none: halving tells them apart, infinities are even.
+    unit, zero = write.number(1.0), write.number(0.0)
+    # Whatever the other operand, NaN and infinity included.
+    no_power = write.either(write.test("oeq", size, unit), write.test("oeq", exponent, zero))
+    result = write.choose(no_power, unit, power)
+    # An even number, an odd number, or none: halving tells them apart; infinities are even.
     half = write.mul(exponent, write.number(0.5))
     fraction = write.test("une", write.call("floor", exponent), exponent)
     uneven = write.test("une", write.call("floor", half), half)
@@ -79,11 +79,11 @@ def _log2(emit: Emit, size: Value) -> Value:
     )
     mantissa = write.binary("and", offset, write.whole(_MANTISSA_MASK))
     reduced = write.from_bits(write.binary("add", mantissa, write.whole(_ROOT_HALF_BITS)))
-    one = write.number(1.0)
+    unit = write.number(1.0)
     # atanh's series in s = (m - 1)/(m + 1) has odd powers only and |s| < 0.172, so five terms reach 2**-37.
-    ratio = write.div(write.sub(reduced, one), write.add(reduced, one))
+    ratio = write.div(write.sub(reduced, unit), write.add(reduced, unit))
     result = write.fma(ratio, write.polynomial(write.mul(ratio, ratio), _LOG2), count)
-    # Infinity and zero cannot be taken apart into exponent and mantissa.
+    # Infinity and zero cannot be split into exponent and mantissa.
     result = write.choose(write.test("olt", wide, write.number(math.inf)), result, wide)
     return write.choose(write.test("oeq", wide, write.number(0.0)), write.number(-math.inf), result)
 
@@ -95,9 +95,9 @@ def _two_to(emit: Emit, logarithm: Value, exponent: Value) -> Value:
     # Within the range of the exponent arithmetic below; a NaN passes both comparisons.
     total = write.at_least(write.at_most(total, _MOST), -_MOST)
     shifted = write.add(total, write.number(_ROUNDER))
-    rest = write.sub(total, write.sub(shifted, write.number(_ROUNDER)))
-    # The integer is in the low bits of the sum; the shift moves it to the exponent and drops what was above.
+    fraction = write.sub(total, write.sub(shifted, write.number(_ROUNDER)))
+    # The integer is in the low bits of the sum; the shift moves it to the exponent and drops the rest.
     scale = write.binary("shl", write.bits(shifted), write.whole(_MANTISSA_BITS))
     scale = write.from_bits(write.binary("add", scale, write.whole(_ONE_BITS)))
-    wide = write.mul(write.polynomial(rest, _EXP2), scale)
+    wide = write.mul(write.polynomial(fraction, _EXP2), scale)
     return emit(f"fptrunc {wide.typed} to {llvm_type('float32', wide.lanes)}", wide.lanes, "float32")

@@ -1,6 +1,6 @@
 """Emits warp shuffles: a thread gets the value of another thread of its warp.
 
-The hardware moves 32-bit words; narrower values use one word, wider ones two. No bit changes.
+The hardware moves 32-bit words; narrower values use one word, wider values two. No bit changes.
 """
 
 from retune.compiler.codegen.types import item_bytes, llvm_type
@@ -13,40 +13,42 @@ DECLARATIONS = tuple(
     for mode in ("down", "idx")
     for kind, suffix in (("i32", "i32"), ("float", "f32"))
 )
-"""What a module says of the instructions."""
+"""Declarations of the instructions."""
 
 _WORD_BITS = 32
 _LAST_LANE = 31
 
 
 def shuffled(emit: Emit, value: Value, distance: int | None, width: int, threads: int) -> Value:
-    """What the thread `distance` further on in its group of `width` has (None: the first of the group), in a block of
-    so many `threads`.
+    """The value of the thread `distance` further on in its group of `width` (None: of the first of the group), in a
+    block of `threads` threads.
 
     Raises: LoweringError where the last warp of several is not whole.
     """
     if threads > WARP and threads % WARP:
         raise LoweringError(f"a shuffle in a block of {threads} threads, whose last warp is not whole")
-    # The mask names the threads that take part: all that the block has, since one that never comes would be awaited.
+    # The mask names the participating threads: all of the block, since the instruction would wait for a missing thread.
     lanes = -1 if threads >= WARP else (1 << threads) - 1
     # PTX's operand c: bits 8 to 12 divide the warp into groups, bits 0 to 4 are the last lane of a group.
     group = (WARP - width) << 8 | _LAST_LANE
     mode, step = ("idx", 0) if distance is None else ("down", distance)
 
     def word(text: str, kind: str, suffix: str, dtype: str) -> Value:
-        given = f"i32 {lanes}, {kind} {text}, i32 {step}, i32 {group}"
-        return emit(f"call {kind} @llvm.nvvm.shfl.sync.{mode}.{suffix}({given})", 1, dtype)
+        operands = f"i32 {lanes}, {kind} {text}, i32 {step}, i32 {group}"
+        return emit(f"call {kind} @llvm.nvvm.shfl.sync.{mode}.{suffix}({operands})", 1, dtype)
 
     if value.dtype == "float32":
         return word(value.text, "float", "f32", value.dtype)
     bits = 1 if value.dtype == "bool" else 8 * item_bytes(value.dtype)
-    whole, kind = f"i{bits}", llvm_type(value.dtype)
-    plain = value.text if kind == whole else emit(f"bitcast {kind} {value.text} to {whole}", 1, value.dtype).text
+    bits_type, kind = f"i{bits}", llvm_type(value.dtype)
+    plain = (
+        value.text if kind == bits_type else emit(f"bitcast {kind} {value.text} to {bits_type}", 1, value.dtype).text
+    )
     if bits < _WORD_BITS:
-        wide = emit(f"zext {whole} {plain} to i32", 1, "int32")
-        given = emit(f"trunc i32 {word(wide.text, 'i32', 'i32', 'int32').text} to {whole}", 1, value.dtype)
+        wide = emit(f"zext {bits_type} {plain} to i32", 1, "int32")
+        received = emit(f"trunc i32 {word(wide.text, 'i32', 'i32', 'int32').text} to {bits_type}", 1, value.dtype)
     elif bits == _WORD_BITS:
-        given = word(plain, "i32", "i32", value.dtype)
+        received = word(plain, "i32", "i32", value.dtype)
     else:
         above = emit(f"lshr i64 {plain}, {_WORD_BITS}", 1, "int64")
         halves = [emit(f"trunc i64 {text} to i32", 1, "int32") for text in (plain, above.text)]
@@ -54,5 +56,5 @@ def shuffled(emit: Emit, value: Value, distance: int | None, width: int, threads
             emit(f"zext i32 {word(half.text, 'i32', 'i32', 'int32').text} to i64", 1, "int64") for half in halves
         )
         shifted = emit(f"shl i64 {high.text}, {_WORD_BITS}", 1, "int64")
-        given = emit(f"or i64 {low.text}, {shifted.text}", 1, value.dtype)
-    return given if kind == whole else emit(f"bitcast {whole} {given.text} to {kind}", 1, value.dtype)
+        received = emit(f"or i64 {low.text}, {shifted.text}", 1, value.dtype)
+    return received if kind == bits_type else emit(f"bitcast {bits_type} {received.text} to {kind}", 1, value.dtype)

@@ -1,7 +1,7 @@
 """The PTX of warpgroup instructions, as inline assembly.
 
-LLVM has no intrinsics for them. What starts a multiplication is one piece of assembly, so that nothing comes between
-its instructions: registers that are touched between them would make the assembler serialize them.
+LLVM has no intrinsics for them. The start of a multiplication is one piece of assembly, so that nothing comes between
+its instructions: touching registers between them would make the assembler serialize them.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from retune.compiler.ir.tensor_core import COLUMNS, CORE, GROUP_ROWS, SUM_ELEMEN
 PROXY_FENCE = "fence.proxy.async.shared::cta;"
 
 ADDRESS_MASK, ADDRESS_SHIFT = (1 << 18) - 1, 4
-"""PTX ISA, matrix descriptors: of byte addresses and distances, 18 bits count, in units of 16 bytes."""
+"""PTX ISA, matrix descriptors: 18 bits of byte addresses and distances, in units of 16 bytes."""
 _LEADING_BIT, _STRIDE_BIT, _SWIZZLE_BIT = 16, 32, 62
 _SWIZZLES = dict(zip((CORE, *SWIZZLED), (0, 3, 2, 1), strict=True))
 """The number of a swizzling mode by the halves in a line."""
@@ -20,15 +20,15 @@ _TYPES = {"float16": "f16", BFLOAT16: "bf16"}
 
 
 def wait_text(pending: int) -> str:
-    """The instruction that waits for multiplications but the youngest."""
+    """The instruction that waits for all multiplications but the `pending` youngest."""
     return f"wgmma.wait_group.sync.aligned {pending};"
 
 
 def descriptor_bits(layout: GroupLayout, dtype: str) -> int:
-    """The descriptor of a factor but for its address."""
+    """The descriptor of a factor, without its address."""
     size = item_bytes(dtype)
     # PTX ISA, canonical layouts: from slab to slab, and from eight lines to the next eight. Without swizzle and with
-    # neighbors along the rows the two change places.
+    # neighbors along the rows the two are swapped.
     leading, stride = layout.lines * layout.width * size, CORE * layout.width * size
     if layout.transposed and layout.width == CORE:
         leading, stride = stride, leading
@@ -49,14 +49,14 @@ def multiply_text(stmt: WarpgroupMma) -> Iterator[str]:
     yield ".reg .b64 left, right;"
     yield "setp.eq.u32 add, 0, 0;"
     yield "wgmma.fence.sync.aligned;"
-    each = shape.columns * SUM_ELEMENTS
-    # An instruction's factors begin in a line whose pieces are in their order; the tensor cores swizzle the addresses.
+    row_sums = shape.columns * SUM_ELEMENTS
+    # An instruction's factors begin in a line whose pieces are in order; the tensor cores swizzle the addresses.
     for step in range(shape.steps):
         depth = step * stmt.instruction.depth
         right = _encoded(stmt.right_layout.offset(0, depth) * size)
         for row in range(shape.rows):
             left = _encoded(stmt.left_layout.offset(row * GROUP_ROWS, depth) * size)
-            sums = ", ".join(f"${row * each + number}" for number in range(each))
+            sums = ", ".join(f"${row * row_sums + number}" for number in range(row_sums))
             yield f"add.s64 left, ${shape.sums}, {left};"
             yield f"add.s64 right, ${shape.sums + 1}, {right};"
             yield f"{name} {{{sums}}}, left, right, add, 1, 1, {transposed};"

@@ -1,4 +1,4 @@
-"""Estimates how long a loop takes, to tell which parallel loops are worth starting threads for."""
+"""Estimates the time of a loop, to tell which parallel loops justify starting threads."""
 
 from retune.compiler.codegen.intrinsics import FLOAT32
 from retune.compiler.dtype import item_bytes
@@ -6,26 +6,24 @@ from retune.compiler.ir.expr import Binary, BinaryOp, Call, Const, Expr, Load
 from retune.compiler.ir.stmt import Allocate, Block, For, If, Let, LoopKind, Stmt, Store
 from retune.compiler.ir.visit import children
 
-# Measured on Zen 3: 2.3 µs where the threads still wait for work, and 57 µs where they have gone to sleep.
+# Measured on Zen 3: 2.3 µs where the threads still spin, and 57 µs where they have gone to sleep.
 _FORK_CYCLES = 7_000
-"""What it takes to hand a loop to waiting threads, and to wait for them."""
+"""The cost of handing a loop to waiting threads, and of waiting for them."""
 _LOAD, _STORE, _OPERATION, _DIVISION, _CALL = 0.5, 1.5, 0.25, 5.0, 10.0
-"""Cycles of a vector of each."""
+"""Cycles per vector of each."""
 _WHOLE_DIVISION, _LIBRARY_CALL = 40.0, 100.0
-"""Cycles of an element: of integers divided by what is not constant, and of a function of the C library."""
+"""Cycles per element: of integers divided by a variable, and of a function of the C library."""
 _SIMPLE = frozenset({"sqrt", "rsqrt", "floor", "ceil", "round", "trunc", "abs", "fma", "isnan", "bits", "clz"})
-"""Functions that are a few instructions."""
+"""Functions of a few instructions."""
 
 
 def is_worth_threads(loop: For, vector_bytes: int) -> bool:
-    """Whether two threads finish a loop earlier than one, though one of them has to be handed its share."""
+    """Whether two threads finish a loop earlier than one, including the cost of handing over its share."""
     return cycles_of(loop, vector_bytes) >= 2 * _FORK_CYCLES
 
 
 def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
-    """The cycles of a core, within a factor of about two where the caches hold the data; infinite where it is not
-    known.
-    """
+    """The cycles of a core, within a factor of about two where the caches hold the data; infinite where unknown."""
     match stmt:
         case For(kind=LoopKind.VECTOR, body=Store(buffer=buffer) as store):
             lanes = max(1, vector_bytes // item_bytes(buffer.dtype))
@@ -35,7 +33,7 @@ def cycles_of(stmt: Stmt, vector_bytes: int) -> float:
         case Let() | If() | Allocate():
             return cycles_of(stmt.body, vector_bytes)
         case Block():
-            return sum(cycles_of(one, vector_bytes) for one in stmt.statements)
+            return sum(cycles_of(statement, vector_bytes) for statement in stmt.statements)
         case Store():
             return _cycles_of_store(stmt, 1)
     return float("inf")
@@ -47,16 +45,16 @@ def _cycles_of_store(store: Store, lanes: int) -> float:
 
 def _cycles_of(expr: Expr, lanes: int) -> float:
     match expr:
-        # The indices of a load take little beside it.
+        # The indices of a load cost little in comparison.
         case Load():
             return 0.0 if expr.buffer.scope == "register" else _LOAD
         case Binary(op=BinaryOp.DIV):
-            own = _DIVISION
+            cost = _DIVISION
         case Binary(op=BinaryOp.FLOORDIV | BinaryOp.FLOORMOD, rhs=rhs) if not isinstance(rhs, Const):
-            own = _WHOLE_DIVISION * lanes
+            cost = _WHOLE_DIVISION * lanes
         case Call(name=name, dtype=dtype):
-            own = _CALL if name in _SIMPLE or (name in FLOAT32 and dtype != "float64") else _LIBRARY_CALL * lanes
+            cost = _CALL if name in _SIMPLE or (name in FLOAT32 and dtype != "float64") else _LIBRARY_CALL * lanes
         case _:
-            own = _OPERATION
+            cost = _OPERATION
     inner = children(expr)
-    return own + sum(_cycles_of(one, lanes) for one in inner) if inner else 0.0
+    return cost + sum(_cycles_of(operand, lanes) for operand in inner) if inner else 0.0

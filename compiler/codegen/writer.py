@@ -13,19 +13,19 @@ Lines = list["str | Lines"]
 
 @dataclass(slots=True)
 class Scope:
-    """The start of a loop body: where hoisted lines go and what they computed."""
+    """The start of a loop body: its hoisted lines and their results."""
 
     lines: "Lines" = field(default_factory=list)
     known: dict[object, str] = field(default_factory=dict)
 
 
 class FunctionWriter:
-    """Collects the lines of one function; names of values and labels are made unique here. So many `loops` are
-    finished.
+    """Collects the lines of one function, with unique names of values and labels. `loops` is the number of finished
+    loops.
     """
 
     def __init__(self) -> None:
-        # Lists in lists, so that what is hoisted later still comes at the start of its loop.
+        # Nested lists, so that lines hoisted later still come at the start of their loop.
         self.entry: Lines = []
         self.root: Lines = [self.entry]
         self.out: Lines = self.root
@@ -47,16 +47,16 @@ class FunctionWriter:
         self.out.append(f"  {line}")
 
     def value(self, instruction: str, prefix: str = "v") -> str:
-        """Append an instruction; its result's name."""
+        """Append an instruction and return its result's name."""
         name = self.fresh(prefix)
         self.out.append(f"  {name} = {instruction}")
         return name
 
     def start_block(self, label: str) -> None:
-        """Begin a basic block; what the last one computed is forgotten."""
+        """Begin a basic block; the results of the last block are forgotten."""
         self.out.append(f"{label}:")
         self.label = label
-        # A value of another block need not dominate this one, and memory may have changed on the way here.
+        # A value of another block need not dominate this block, and memory may have changed in between.
         self.in_block.clear()
         self.loaded.clear()
 
@@ -82,7 +82,7 @@ class FunctionWriter:
 
     @contextmanager
     def at_scope(self, depth: int) -> Iterator[Scope]:
-        """What is written meanwhile, all in one block, stands at the start of scope `depth`."""
+        """Lines written inside this context, all in one block, go to the start of scope `depth`."""
         out, in_block, scope = self.out, self.in_block, self.scopes[depth]
         self.out, self.in_block = scope.lines, {}
         try:

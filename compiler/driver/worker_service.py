@@ -33,7 +33,7 @@ from retune.compiler.measure.fleet import (
     LimitsRequest,
     Request,
     TimeRequest,
-    asked,
+    ask,
     device_queue,
 )
 from retune.compiler.measure.options import MeasureOptions
@@ -78,7 +78,7 @@ class DeviceFacts:
     @classmethod
     def of_device(cls, engine: Engine, key: str) -> Self:
         """What a worker of the key says of its machine. Raises: MeasureError."""
-        return cls(**asked(engine, device_queue(key), DescribeRequest()))
+        return cls(**ask(engine, device_queue(key), DescribeRequest()))
 
 
 def compare_on_device(
@@ -86,14 +86,14 @@ def compare_on_device(
 ) -> Comparison:
     """`compare_networks` on the device of a fleet. Raises: MeasureError."""
     contents = {name: path.read_bytes() for name, path in networks.items()}
-    found = asked(engine, device_queue(device), CompareRequest(contents, model, threads, seed))
+    found = ask(engine, device_queue(device), CompareRequest(contents, model, threads, seed))
     contenders = tuple(Contender(**each) for each in found["contenders"])
     return Comparison(found["reference"], contenders, found["note"], found["tolerance"], found.get("contention"))
 
 
 def limits_of_device(engine: Engine, device: str, threads: int) -> MachineLimits:
     """`measure_limits` on the device of a fleet. Raises: MeasureError."""
-    return MachineLimits(**asked(engine, device_queue(device), LimitsRequest(threads)))
+    return MachineLimits(**ask(engine, device_queue(device), LimitsRequest(threads)))
 
 
 class WorkerService:

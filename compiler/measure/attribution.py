@@ -1,7 +1,7 @@
 """Attributes the results and failures of a worker that handles many candidates in one stream.
 
-A candidate that kills or stalls its worker costs one result, its own: earlier ones keep theirs, and later ones run in a
-new worker. A failure before any candidate has begun is raised as an exception.
+A candidate that kills or stalls its worker costs only its own result: earlier candidates keep theirs, and later ones
+run in a new worker. A failure before the first candidate is raised as an exception.
 """
 
 import time
@@ -14,19 +14,19 @@ from retune.compiler.measure.worker_process import WorkerFailedError
 Result = TypeVar("Result")
 
 STARTED = "started"
-"""The first item of a stream: preparations are over, what fails from now on is the fault of a candidate."""
+"""The first item of a stream: preparations are over; later failures are the candidates' fault."""
 
 
 def collect(
     count: int, stream_from: Callable[[int], Iterator[object]], failed: Callable[[WorkerFailedError, float], Result]
 ) -> list[Result]:
-    """`count` results: those that `stream_from(first)` yields after STARTED, and `failed(error, seconds)`
-    where it broke off.
+    """`count` results: those that `stream_from(first)` yields after STARTED, and `failed(error, seconds)` where it
+    broke off.
 
-    A worker that was ended from outside (by the kernel's memory guard, say) is given the same candidate once
-    more; the second time it counts as the candidate's doing.
+    A worker that was ended from outside (for example by the kernel's OOM killer) gets the same candidate once more; the
+    second time it counts as the candidate's failure.
 
-    Raises: MeasureError when a stream fails before STARTED, and whatever else a stream raises.
+    Raises: MeasureError when a stream fails before STARTED, and any other exception of a stream.
     """
     results: list[Result] = []
     tried_again = -1

@@ -1,7 +1,7 @@
 """Measures the memory bandwidth that a number of threads reaches, with a kernel that only reads and writes.
 
-Every call touches the same bytes, so data that fits into a cache stays there, as for the kernels it is compared with.
-The kernel is LLVM text, compiled by our own back end.
+Every call touches the same bytes, so data that fits into a cache stays there, as for the kernels compared with it. The
+kernel is LLVM text, compiled by Retune's own back end.
 """
 
 from retune.compiler.codegen.backend import backend_of
@@ -12,13 +12,14 @@ from retune.compiler.runtime.loader import BoundKernel, load_kernels
 from retune.compiler.target import Target
 
 UNROLL = 8
-"""Vectors an iteration: independent, so that many accesses are under way at a time."""
+"""Vectors an iteration: independent, so that many accesses are in flight."""
 
 
 def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[BoundKernel, int]:
-    """A call that reads and writes about so many bytes, each once and in order, and how many they are in all.
+    """A call that reads and writes about `read_bytes` and `written_bytes`, each byte once and in order, and the total
+    bytes.
 
-    What is read is added up, or copied as far as there is anything to write; the larger side's rest comes after that.
+    Reads are summed, or copied as far as there is anything to write; the excess of the larger side comes after that.
     """
     target = Target.host()
     width = backend_of(target).hardware(target, threads).vector_unit_bytes
@@ -40,16 +41,16 @@ def stream_kernel(read_bytes: int, written_bytes: int, threads: int) -> tuple[Bo
 
 
 def _module(lanes: int, read: int, written: int, threads: int, attributes: str) -> str:
-    """A kernel: each thread copies, then reads or writes what is left, in blocks of `UNROLL` vectors."""
+    """A kernel: each thread copies, then reads or writes the excess, in blocks of `UNROLL` vectors."""
     vector, block = f"<{lanes} x float>", lanes * UNROLL
     # The smaller side is moved as a copy, so that loads and stores overlap as they do in a kernel.
-    both = min(read, written)
+    copied = min(read, written)
     alone = "call void @stream.team(ptr %buffers)"
     team = "call void @GOMP_parallel(ptr @stream.team, ptr %buffers, i32 %threads, i32 0)"
     loops = [
-        _loop("copy", "entry", 0, both, vector, lanes, loads=True, stores=True),
-        _loop("read", "copy.done", both, read, vector, lanes, loads=True, stores=False),
-        _loop("write", "read.done", both, written, vector, lanes, loads=False, stores=True),
+        _loop("copy", "entry", 0, copied, vector, lanes, loads=True, stores=True),
+        _loop("read", "copy.done", copied, read, vector, lanes, loads=True, stores=False),
+        _loop("write", "read.done", copied, written, vector, lanes, loads=False, stores=True),
     ]
     return f"""
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -84,7 +85,7 @@ attributes #0 = {{ nounwind {attributes} }}
 
 
 def _loop(name: str, before: str, first: int, end: int, vector: str, lanes: int, *, loads: bool, stores: bool) -> str:
-    """Blocks `first` to `end`, from where block `before` ends to a block called `name.done`."""
+    """Blocks `first` to `end`, from the end of block `before` to a block called `name.done`."""
     if first == end:
         return f"  br label %{name}.done\n{name}.done:"
     # One accumulator a vector of the iteration: a single chain of fadd would measure its latency, not the memory.

@@ -1,6 +1,5 @@
-"""Builds the kernels of candidates in a worker process.
-
-A candidate that cannot be built is a value, not an exception.
+"""Builds the kernels of candidates in a worker process. A candidate that cannot be built is a value, not an
+exception.
 """
 
 import time
@@ -17,24 +16,24 @@ from retune.compiler.schedule.steps import Step
 from retune.compiler.schedule.task import SearchTask
 
 KERNEL_NAME = "retune_kernel"
-"""The name of the kernel of a task whose own name is none of a function."""
+"""The kernel's name for a task whose own name is no function name."""
 
 _tasks: dict[str, SearchTask] = {}
 
 
 def knows(key: str) -> bool:
-    """Whether this worker was given the task of that key."""
+    """Whether this worker has the task with this key."""
     return key in _tasks
 
 
 def remember(key: str, task: SearchTask, build_func: str) -> None:
-    """Keep a task, so that it travels once per worker and not once per candidate, and import what will build it."""
+    """Keep a task, so that it travels once per worker and not once per candidate, and import its builder."""
     resolve(build_func)
     _tasks[key] = task
 
 
 def kernel_name(task: SearchTask) -> str:
-    """The name of a task's kernels: the one they have in a network, so that a network can take them as they are."""
+    """The name of a task's kernels: that of the kernel in a network, so that a network can use them directly."""
     # A task with a key is a user's workload, whose name may be that of a C function and is in no network.
     return task.name if not task.key and is_function_name(task.name) else KERNEL_NAME
 

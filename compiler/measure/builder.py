@@ -1,4 +1,4 @@
-"""Building candidates of a task in worker processes, several at once.
+"""Builds candidates of a task in several worker processes.
 
 One `BuiltProgram` a candidate, in order; a candidate that crashes the compiler or takes too long costs one result.
 """
@@ -23,7 +23,7 @@ from retune.compiler.schedule.task import SearchTask
 
 _WORKER = "retune.compiler.measure.build_worker"
 _DEFAULT = "retune.compiler.codegen.build:build_kernel"
-# A fresh process every 2,000 programs bounds what the compiler leaks (TVM issue 11096), at the price of one import.
+# A fresh process every 2,000 programs bounds the compiler's leaks (TVM issue 11096), at the price of one import.
 _USES_PER_WORKER = 2000
 
 
@@ -31,11 +31,11 @@ class LocalBuilder:
     """Builds candidates on this machine with `n_parallel` processes, by default one per core.
 
     Parameters and defaults are those of TVM's builder. `timeout` is in seconds for one candidate. `build_func` is
-    "default" for our own, or (task, steps, kernel name) -> KernelArtifact: a function of a module that the processes
-    can import, or its path `package.module:name`. `lane` names CPUs on
-    which programs are timed: as many processes as there are others are bound to those others and build at any time, the
-    rest only while nothing is timed, see `quiet`. Several threads may build at once.
-    Raises: OptionError for what makes no sense, NotYetError for "ndk".
+    "default" for Retune's builder, or (task, steps, kernel name) -> KernelArtifact: a function of a module that the
+    processes can import, or its path `package.module:name`. `lane` names CPUs on which programs are timed: processes
+    bound to the other CPUs, one each, build at any time, the remaining processes only while nothing is timed, see
+    `quiet`. Several threads may build concurrently.
+    Raises: OptionError for invalid values, NotYetError for "ndk".
     """
 
     def __init__(
@@ -46,25 +46,27 @@ class LocalBuilder:
         *,
         lane: Sequence[int] = (),
     ) -> None:
-        others = tuple(cpu for cpu in usable_cpus() if cpu not in lane)
+        other_cpus = tuple(cpu for cpu in usable_cpus() if cpu not in lane)
         self.n_parallel = len(usable_cpus()) if n_parallel is None else n_parallel
-        timed = isinstance(timeout, Real) and 0 < timeout < math.inf
-        if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not timed:
+        has_timeout = isinstance(timeout, Real) and 0 < timeout < math.inf
+        if not isinstance(self.n_parallel, int) or self.n_parallel < 1 or not has_timeout:
             raise OptionError(
                 f"a builder needs at least one process and some time, not {n_parallel!r} and {timeout!r} s"
             )
         self.lane = tuple(lane)
         self.timeout_s = float(timeout)
         self.build_func = _path_of(build_func)
-        # As many as there are CPUs beside the timed ones; a build on those would disturb a timing.
-        self.n_steady = min(self.n_parallel, len(others))
+        # As many as there are CPUs outside the lane; a build on the lane would disturb a timing.
+        self.n_steady = min(self.n_parallel, len(other_cpus))
         initializer = "retune.compiler.runtime.affinity:bind_process"
-        bound = [WorkerProcess(initializer, (others if lane else (),), _USES_PER_WORKER) for _ in range(self.n_steady)]
+        bound = [
+            WorkerProcess(initializer, (other_cpus if lane else (),), _USES_PER_WORKER) for _ in range(self.n_steady)
+        ]
         guests = [WorkerProcess(maximum_uses=_USES_PER_WORKER) for _ in range(self.n_parallel - self.n_steady)]
         self._pool = WorkerPool([*bound, *guests], self.n_steady)
 
     def leaves_alone(self, cpus: Sequence[int]) -> bool:
-        """Whether some processes build while programs are timed on `cpus`, and none of them on these."""
+        """Whether some processes build while programs are timed on `cpus`, none of them on these CPUs."""
         return bool(cpus) and self.n_steady > 0 and set(cpus) <= set(self.lane)
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
@@ -82,7 +84,7 @@ class LocalBuilder:
     def start(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]]
     ) -> AbstractContextManager[list[Future[BuiltProgram]]]:
-        """Begin to build; what is unfinished when the block ends is ended."""
+        """Begin to build; unfinished builds are ended with the block."""
         return self._pool.start(lambda worker, steps: self._build_one(worker, task, steps), candidates)
 
     def quiet(self) -> AbstractContextManager[None]:
@@ -90,7 +92,7 @@ class LocalBuilder:
         return self._pool.quiet()
 
     def stop(self) -> None:
-        """From any thread or a signal handler: make the build in progress and all later ones fail, until `close`."""
+        """From any thread or a signal handler: make the current build and all later builds fail, until `close`."""
         self._pool.stop()
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class LocalBuilder:
                 f"{_WORKER}:build_stream", key, self.build_func, [tuple(steps)], timeout_s=self.timeout_s
             )
 
-        # One candidate a stream, so that the pool hands the next one to whichever process is free.
+        # One candidate a stream, so that the pool hands the next candidate to any free process.
         (result,) = collect(1, stream_from, self._failed)
         return result
 
@@ -127,7 +129,7 @@ class LocalBuilder:
 
 
 def _path_of(build_func: Callable[..., KernelArtifact] | str) -> str:
-    """By which path worker processes find a function that builds."""
+    """The path by which worker processes import a builder function."""
     if build_func == "default":
         return _DEFAULT
     if build_func == "ndk":

@@ -1,7 +1,7 @@
 """The kernels of each task's fastest programs, kept from their measurement until the network is compiled.
 
-So a program that wins is built and checked once: its confirmation and the compiled network take the kernel that was
-timed. What is not kept, such as a record of an earlier run, is built.
+A winning program is built and checked once: its confirmation and the compiled network use the kernel that was timed.
+Other programs, such as those of earlier runs, are built again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.schedule.task import SearchTask
 
-# One timing of a few ms is too noisy to rank near-equal programs; each program more costs seven passes.
+# One timing of a few ms is too noisy to rank near-equal programs; each additional program costs seven passes.
 SHORTLIST = 5
-"""How many of a task's fastest programs are timed again before one may serve."""
+"""Fastest programs of a task that are timed again before one may win."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptProgram:
-    """A program as it was `built` and `measured`. Lower in `rank` are those to keep first."""
+    """A program as it was `built` and `measured`, ordered by `rank`, lowest first."""
 
     rank: tuple[bool, bool, float]
     built: BuiltProgram
@@ -25,8 +25,8 @@ class KeptProgram:
 
 
 class BuiltPrograms:
-    """At most `most` built programs of each task, and its default schedule. A plain class, so that Prefect hands it on
-    as it is.
+    """At most `most` built programs of each task, and its default schedule. A plain class, so that Prefect passes it on
+    unchanged.
     """
 
     def __init__(self, most: int = SHORTLIST) -> None:
@@ -37,19 +37,21 @@ class BuiltPrograms:
         self, task: SearchTask, texts: Sequence[str], builds: Sequence[BuiltProgram], measured: Iterable[Measurement],
         default: str = "",
     ) -> None:  # fmt: skip
-        """Keep the fastest of a round, by their steps strings, and the program with the text `default`. One that was
-        too slow for repeats comes after all others.
+        """Keep the fastest programs of a round, by the text of their steps, and the program with the text `default`.
+        Censored programs come after all others.
         """
         kept = self._kept.setdefault(task.identity, {})
-        for text, built, one in zip(texts, builds, measured, strict=True):
-            if built.artifact is not None and one.costs:
-                # The rank sorts the default schedule first, so that the cut below, which has one more place for it,
-                # never drops it.
-                kept[text] = KeptProgram((text != default, one.censored, min(one.costs)), built, one)
-        has_default = any(not each.rank[0] for each in kept.values())
-        for text in sorted(kept, key=lambda each: kept[each].rank)[self._most + has_default :]:
+        for text, built, measurement in zip(texts, builds, measured, strict=True):
+            if built.artifact is not None and measurement.costs:
+                # The rank sorts the default schedule first, so that the cut below, with an extra slot for it, never
+                # drops it.
+                kept[text] = KeptProgram(
+                    (text != default, measurement.censored, min(measurement.costs)), built, measurement
+                )
+        has_default = any(not program.rank[0] for program in kept.values())
+        for text in sorted(kept, key=lambda key: kept[key].rank)[self._most + has_default :]:
             del kept[text]
 
     def find(self, task: SearchTask, text: str) -> KeptProgram | None:
-        """The program with this steps text; None where it is not kept."""
+        """The program with these steps; None where it is not kept."""
         return self._kept.get(task.identity, {}).get(text)

@@ -1,7 +1,7 @@
 """Seeded inputs for kernels, and the comparison of two results.
 
-Inputs depend only on the seed, the task and the position. NaN where the reference has none is a mismatch. Whatever the
-allowance, zeros are one, and so is the negated result.
+Inputs depend only on the seed, the task and the position. NaN where the reference has none is a mismatch. Zeros are
+always a mismatch, and so is the negated result.
 """
 
 import math
@@ -47,8 +47,8 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
 
 
 def poison(array: Array, right: Array | None = None) -> None:
-    """Fill an output so that an element that is not computed shows: NaN, or the largest integer; True for bools. Where
-    the `right` values are known, with others than these.
+    """Fill an output so that missing elements show: NaN, or the largest integer; True for bools. Where the `right`
+    values are known, with others.
     """
     if is_float(array.dtype.name):
         array.fill(np.nan)
@@ -61,7 +61,7 @@ def poison(array: Array, right: Array | None = None) -> None:
 
 
 def roundings_of(dag: ComputeDAG) -> tuple[int, tuple[str, ...]]:
-    """The terms of the sums and products that follow each other in a graph, and the float types that it rounds to."""
+    """The terms of consecutive sums and products in a graph, and the float types that it rounds to."""
     terms, types = 1, set[str]()
     for op in dag.ops:
         if not isinstance(op, ComputeOp):
@@ -75,13 +75,13 @@ def roundings_of(dag: ComputeDAG) -> tuple[int, tuple[str, ...]]:
 
 
 def _widened(array: Array) -> Array:
-    """Floats of two bytes as float32, so that differences are not rounded; others as they are."""
+    """16-bit floats as float32, so that differences are not rounded; other types are unchanged."""
     return array.astype(np.float32) if array.dtype.name in HALVES else array
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an output should hold, and by how much each element may differ; floats of two bytes are held as float32."""
+    """The expected values of an output, and each element's tolerance; 16-bit floats are held as float32."""
 
     name: str
     values: Array
@@ -89,12 +89,11 @@ class Expected:
 
     @classmethod
     def of(cls, name: str, values: Array, terms: int = 1, types: Sequence[str] = (), factor: float = 1.0) -> "Expected":
-        """Allow what sums of `terms` in another order, and rounding to `types`, can do to an element; nothing for
-        integers.
+        """Allow for sums of `terms` in another order, and rounding to `types`; nothing for integers.
 
-        Sums are kept in float32 at least and rounded to two bytes once, so that their length counts for the wide type
-        alone. The allowance is relative to the largest element, since terms may cancel; a fixed part covers exp, tanh
-        and their like.
+        Sums are kept in float32 at least and rounded to 16 bits once, so that their length counts only for the wide
+        type. The allowance is relative to the largest element, since terms may cancel; a fixed part covers exp, tanh
+        and similar functions.
         """
         if not is_float(values.dtype.name):
             return cls(name, values, np.zeros(values.shape, np.int8))
@@ -112,7 +111,7 @@ class Expected:
         return cls(name, values, allowed.astype(values.dtype))
 
     def mismatch(self, actual: Array) -> str:
-        """How `actual` differs, in words; empty when it does not."""
+        """The differences of `actual`, as text; empty if there are none."""
         if not is_float(actual.dtype.name):
             wrong = actual != self.values
             if not wrong.any():
@@ -125,8 +124,8 @@ class Expected:
                 # The usual case, without the masks for NaN and infinity below.
                 if (error <= self.allowed).all():
                     return ""
-                same = (actual == self.values) | (np.isnan(actual) & np.isnan(self.values))  # infinities and NaN
-                error = np.where(same, 0.0, error)
+                is_equal = (actual == self.values) | (np.isnan(actual) & np.isnan(self.values))  # infinities and NaN
+                error = np.where(is_equal, 0.0, error)
             # Negated "<=" and not ">": a comparison with NaN is false, so a NaN counts as wrong.
             wrong = ~(error <= self.allowed)
             if not wrong.any():
@@ -136,7 +135,7 @@ class Expected:
     def _describe(self, actual: Array, wrong: Array, error: Array) -> str:
         order = np.where(np.isnan(error), np.inf, error)
         worst = tuple(
-            int(place) for place in np.unravel_index(int(np.argmax(np.where(wrong, order, -1.0))), wrong.shape)
+            int(index) for index in np.unravel_index(int(np.argmax(np.where(wrong, order, -1.0))), wrong.shape)
         )
         relative = float(error[worst]) / max(abs(float(self.values[worst])), 1e-30)
         return (

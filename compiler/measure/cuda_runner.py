@@ -1,7 +1,7 @@
-"""Timing of programs that were built for a GPU, in a worker process.
+"""Times GPU programs in a worker process.
 
-CUDA is used in the worker process alone, so a kernel that breaks its context breaks nothing else; the right
-answers are those of the default schedule on the CPU.
+Only the worker process uses CUDA, so a kernel that breaks its context breaks nothing else; the right answers are those
+of the default schedule on the CPU.
 """
 
 import re
@@ -22,10 +22,10 @@ _KEY = re.compile(r"cuda([:-](?P<number>\d+))?")
 
 
 class CudaRunner(LocalRunner):
-    """Times kernels on one GPU of this machine, its number `gpu` in CUDA.
+    """Times kernels on GPU number `gpu` (CUDA's) of this machine.
 
-    Of `options` all but `threads`, `rotate_bytes` and what has to do with other processes means what it does on a
-    CPU; `enable_cpu_cache_flush` empties the GPU's own cache before each call.
+    `options` mean the same as on a CPU, except `threads`, `rotate_bytes` and those about other processes;
+    `enable_cpu_cache_flush` empties the GPU's own cache before each call.
     """
 
     worker = "retune.compiler.measure.cuda_worker"
@@ -55,11 +55,11 @@ class CudaRunner(LocalRunner):
 
 
 RUNNERS: dict[str, type[LocalRunner]] = {"cpu": LocalRunner, "cuda": CudaRunner}
-"""What times kernels on each kind of device that a target may name."""
+"""The runner of each kind of device that a target may name."""
 
 
 def runner_for(target: Target, options: MeasureOptions, gpu: int = 0) -> LocalRunner:
-    """A runner on the target's kind of device, or on the GPU number `gpu`, once the device has been found.
+    """A runner on the target's kind of device, or on GPU number `gpu`, once the device is known to exist.
 
     Raises: DeviceError when there is no such GPU.
     """
@@ -73,17 +73,17 @@ def runner_for(target: Target, options: MeasureOptions, gpu: int = 0) -> LocalRu
 
 
 def gpu_here(number: int) -> GpuDevice | None:
-    """The GPU of that number of this machine, asked in its own process; None when it cannot be used."""
+    """GPU number `number` of this machine, examined in a process of its own; None when it cannot be used."""
     with WorkerProcess() as worker:
-        found: GpuDevice | None = worker.call(
+        device: GpuDevice | None = worker.call(
             f"{CudaRunner.worker}:described", number, timeout_s=worker.start_timeout_s
         )
-    return found
+    return device
 
 
 def gpu_of_key(key: str) -> int | None:
-    """The number of the GPU that a device of a fleet is: 1 for the key cuda:1 (or cuda-1), 0 for cuda; None for any
-    other key.
+    """The number of the GPU with this device key in a fleet: 1 for cuda:1 (or cuda-1), 0 for cuda; None for any other
+    key.
     """
-    found = _KEY.fullmatch(key)
-    return int(found.group("number") or 0) if found else None
+    match = _KEY.fullmatch(key)
+    return int(match.group("number") or 0) if match else None

@@ -1,7 +1,7 @@
-"""Measures and verifies GPU kernels inside the one worker process that uses the GPU.
+"""Measures and verifies GPU kernels inside the only worker process that uses the GPU.
 
 The default schedule runs first, on the CPU, and every candidate must compute the same results. A worker whose CUDA
-context is broken by a kernel ends, and a fresh one replaces it.
+context a kernel has broken ends, and a fresh worker replaces it.
 """
 
 import math
@@ -29,12 +29,12 @@ from retune.compiler.runtime.cuda_program import DeviceProgram, Stopwatch
 
 # After a sticky error every CUDA call of the process fails: NVIDIA's only remedy is to end the process.
 BROKEN = 86
-"""With this code a worker ends whose CUDA does nothing more."""
+"""The exit code of a worker whose CUDA context is broken."""
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """The open device, and what flushes its cache."""
+    """The open device, and the buffer that flushes its cache."""
 
     driver: Driver
     number: int
@@ -43,14 +43,13 @@ class _Gpu:
     spare: DeviceArray | None = None
 
     def flush(self) -> None:
-        """Queue more writing than the cache holds."""
+        """Queue a write larger than the cache."""
         if self.spare is None:
             # Twice the cache, as for CPUs: one sweep then replaces everything in it.
             self.spare = self.array((2 * max(self.cache, 1 << 20),), "uint8")
         self.driver.fill(self.spare.address, 0, self.spare.nbytes, self.stream)
 
     def array(self, shape: Sequence[int], dtype: str) -> DeviceArray:
-        """A new array."""
         return DeviceArray.allocate(self.driver, self.stream, self.number, shape, dtype)
 
 
@@ -64,7 +63,7 @@ class _OnDevice:
 
     @property
     def outputs(self) -> Iterator[tuple[DeviceArray, Any]]:
-        """The outputs, with where they are checked."""
+        """The outputs, each with its host array for checks."""
         pairs = zip(self.host.specs, self.arrays, strict=True)
         return zip((array for spec, array in pairs if spec.is_output), self.host.outputs, strict=True)
 
@@ -79,7 +78,7 @@ _tasks: dict[str, _OnDevice] = {}
 
 
 def set_up(cpus: tuple[int, ...], number: int) -> None:
-    """Bind this process to `cpus`; the GPU of that number, if it is there, is its own from now on."""
+    """Bind this process to `cpus`, and to GPU number `number` if it exists."""
     global _gpu
     run_worker.set_up(cpus)
     _gpu = None
@@ -91,7 +90,7 @@ def set_up(cpus: tuple[int, ...], number: int) -> None:
 
 
 def missing(number: int) -> str:
-    """Why the GPU of that number cannot be used here, in one sentence; "" when it can."""
+    """Why GPU number `number` cannot be used here, in one sentence; "" when it can."""
     if text := why_not():
         return text
     count = len(driver().devices())
@@ -99,23 +98,23 @@ def missing(number: int) -> str:
 
 
 def described(number: int) -> GpuDevice | None:
-    """The GPU of that number; None when it cannot be used here."""
+    """GPU number `number`; None when it cannot be used here."""
     return None if missing(number) else driver().devices()[number]
 
 
 def knows(key: str) -> bool:
-    """Whether this worker has the buffers of the task of that key."""
+    """Whether this worker has the buffers of the task with this key."""
     return key in _tasks
 
 
 def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: MeasureOptions) -> None:
-    """Make the buffers of a task, and what they should hold: `pattern` is its default kernel for the CPU.
+    """Allocate the buffers of a task, and compute the expected outputs: `pattern` is its default kernel for the CPU.
 
     Raises: DeviceError when there is no GPU, or it has no memory; as `run_worker.prepare`.
     """
     gpu = _open()
-    for other in list(_tasks):  # one at a time: the GPU may be smaller than this machine
-        _tasks.pop(other).free()
+    for old_key in list(_tasks):  # one task at a time: the GPU may be smaller than this machine
+        _tasks.pop(old_key).free()
     if pattern.device is None:
         run_worker.prepare(key, pattern, setup, options)
         host = run_worker.buffers_of(key)
@@ -143,8 +142,8 @@ def run_stream(
 def compare_stream(
     key: str, artifacts: Sequence[KernelArtifact], passes: int, options: MeasureOptions
 ) -> Iterator[str | Measurement]:
-    """A sign of life after each of `passes`, in which every kernel is timed once after the other; then one result per
-    kernel, whose costs are those of the passes. The kernels were run and checked before.
+    """STARTED after each of `passes`, in which every kernel is timed once in turn; then one result per kernel, with the
+    costs of the passes. The kernels were run and checked before.
     """
     gpu, task = _open(), _task(key)
     yield STARTED
@@ -152,18 +151,18 @@ def compare_stream(
     try:
         watch = _watch(gpu, options)
         calls = [_bound(gpu, task, artifact) for artifact in artifacts]
-        # All are bound and probed before the first pass: loading a module between passes would disturb what follows it.
+        # All are bound and probed before the first pass: loading a module between passes would disturb the next.
         probes = [watch.probe(call) for call in calls]
         for _ in range(passes):
-            for call, probe, found in zip(calls, probes, costs, strict=True):
-                found.extend(watch.passes(call, 1, probe))
+            for call, probe, times in zip(calls, probes, costs, strict=True):
+                times.extend(watch.passes(call, 1, probe))
             yield STARTED
     except DeviceError as failure:
-        if failure.lasting:  # what comes next is not to find CUDA broken
+        if failure.lasting:  # later calls must not meet a broken CUDA context
             _end(failure)
         raise
-    for found in costs:
-        yield Measurement(tuple(found), MeasureStatus.OK, "")
+    for times in costs:
+        yield Measurement(tuple(times), MeasureStatus.OK, "")
 
 
 def _open() -> _Gpu:
@@ -201,7 +200,7 @@ def _run(
     try:
         call = _bound(gpu, task, artifact)
     except DeviceError as failure:  # a candidate that cannot be loaded is a result
-        if failure.lasting:  # of one before it
+        if failure.lasting:  # caused by an earlier candidate
             _end(failure)
         return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
     try:
@@ -212,9 +211,9 @@ def _run(
         if probe > best_seconds * options.give_up_factor:
             return Measurement((probe,), MeasureStatus.OK, "", censored=True)
         costs = watch.passes(call, options.repeat, probe)
-        if wrong := _check(gpu, task):  # threads in a race are not wrong every time
+        if wrong := _check(gpu, task):  # data races do not fail on every run
             return replace(wrong, error=f"right at first, later not: {wrong.error}")
-    except DeviceError as failure:  # so is one that fails while it runs
+    except DeviceError as failure:  # so is a candidate that fails while it runs
         if failure.lasting:
             _end(failure)
         return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
@@ -222,7 +221,7 @@ def _run(
 
 
 def _end(failure: DeviceError) -> None:
-    """Nothing works any more in this process: the parent sees the last words and starts another."""
+    """End this process, in which nothing works any more: the parent reads its last output and starts another."""
     sys.stderr.write(f"{failure}\n")
     sys.stderr.flush()
     # Not sys.exit: finalizers would free memory in the broken context.
@@ -230,7 +229,7 @@ def _end(failure: DeviceError) -> None:
 
 
 def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> Measurement | None:
-    """Run a kernel on poisoned outputs; what is wrong with it."""
+    """Run a kernel on poisoned outputs; returns the failure, if any."""
     if task.host.expected:
         task.host.poison_outputs()
         for array, host in task.outputs:
@@ -241,7 +240,7 @@ def _once(gpu: _Gpu, task: _OnDevice, call: Callable[[], None]) -> Measurement |
 
 
 def _check(gpu: _Gpu, task: _OnDevice) -> Measurement | None:
-    """What is wrong with what the last run left."""
+    """The failure in the outputs of the last run, if any."""
     gpu.driver.wait(gpu.stream)
     texts = []
     named = [(spec.name, array) for spec, array in zip(task.host.specs, task.arrays, strict=True)]
@@ -251,7 +250,7 @@ def _check(gpu: _Gpu, task: _OnDevice) -> Measurement | None:
             array.mend()
     if texts:
         return _failed(MeasureStatus.RUNTIME_DEVICE, f"out of bounds: {'; '.join(texts)}")
-    if not task.host.expected:  # to copy large outputs would take longer than to compute them
+    if not task.host.expected:  # copying large outputs would take longer than computing them
         return None
     for array, host in task.outputs:
         host[...] = array.numpy()

@@ -1,8 +1,8 @@
 """The right to time on a device of this machine: the kernel's lock on a file.
 
-It is held by one process at a time, of any user, and released when that process ends. A process that hangs keeps it:
-those that wait say which one it is, since only a person can know whether to end it. What another user does with the
-file stops no one for ever: after a warning a lock is taken that only this user's processes share.
+One process at a time has it, of any user; it is released when that process ends. A hanging process keeps it: the
+waiting processes name it, since only a person can decide whether to end it. Another user cannot block it for ever:
+after a warning a lock is taken that only this user's processes share.
 """
 
 import fcntl
@@ -26,37 +26,36 @@ from retune.compiler.measure.cuda_runner import gpu_of_key
 CPU = "cpu"
 
 WAIT_SECONDS = 60.0
-"""How long a process waits for a device before it says who holds it, and then again."""
+"""Seconds between warnings of a process that waits for a device."""
 
 OTHERS_SECONDS = 1800.0
-"""How long a process waits for one of another user. A measurement takes minutes."""
+"""Longest wait for a process of another user. A measurement takes minutes."""
 
 _ADVICE = "remove it, or ask its owner or root to; nothing is lost"
 _LOG = logging.getLogger(__name__)
 
 
 def device_key(gpu: int | None = None) -> str:
-    """The key of the CPU of this machine, or of its GPU of a number."""
+    """The key of the CPU of this machine, or of GPU number `gpu`."""
     return CPU if gpu is None else f"cuda:{gpu}"
 
 
 def lock_name(device: str = CPU) -> str:
-    """The lock of the device of this machine that a worker of a fleet with this key times on: every GPU is one, and the
-    CPU is one, whatever its key.
+    """The name of the lock of the device with this key of a fleet: each GPU of this machine has one, and the CPU,
+    whatever its key.
     """
     gpu = gpu_of_key(device)
     return f"retune-device-{_safe(config.host_name())}-{CPU if gpu is None else f'cuda-{gpu}'}"
 
 
 def lock_path(device: str = CPU) -> Path:
-    """The file that is locked."""
-    # The one folder that all users of a machine can write to.
+    # The only folder that all users of a machine can write to.
     return Path(tempfile.gettempdir()) / f"{lock_name(device)}.lock"
 
 
 @contextmanager
 def device_lock(device: str = CPU) -> Iterator[None]:
-    """Hold a device of this machine. Raises: MeasureError when there can be no lock."""
+    """Lock a device of this machine. Raises: MeasureError when there can be no lock."""
     path, folder = lock_path(device), config.cache_folder()
     with ExitStack() as stack:
         try:
@@ -77,10 +76,9 @@ def _warn_once(sentence: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the kernel's lock on a file, which is made where there is none and never written.
+    """Hold the kernel's lock on a file, which is created if missing and never written.
 
-    Its folder is open to everybody, its name is no secret, and all users of the machine have to meet there: so nothing
-    but an empty file of its own is taken for the lock, least of all a link to somewhere else.
+    All users share its folder and know its name: so only an empty regular file is accepted, never a link.
     Raises: MeasureError.
     """
     while True:
@@ -91,7 +89,7 @@ def locked(path: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 _wait(path, handle)
-            if _is_at(path, handle):  # else it was tidied up meanwhile, and others lock another file of that name
+            if _is_at(path, handle):  # otherwise it was deleted meanwhile, and others lock another file of that name
                 yield
                 return
         finally:
@@ -99,46 +97,46 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _wait(path: Path, handle: int) -> None:
-    """Wait for the lock, with a warning every `WAIT_SECONDS`. Raises: MeasureError where a process of another user does
-    not give it back.
+    """Wait for the lock, with a warning every `WAIT_SECONDS`. Raises: MeasureError where another user's process does
+    not release it.
     """
-    taken: Future[None] = Future()
+    acquired: Future[None] = Future()
 
-    def take() -> None:
+    def acquire() -> None:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # blocks, so that those who wait are served in order
-            taken.set_result(None)
+            fcntl.flock(handle, fcntl.LOCK_EX)  # blocks, so that waiting processes are served in order
+            acquired.set_result(None)
         except OSError as error:
-            taken.set_exception(error)
+            acquired.set_exception(error)
 
-    # A daemon, since the kernel's call cannot be ended: what it takes too late is closed with `handle`.
-    threading.Thread(target=take, daemon=True).start()
+    # A daemon, since the kernel's call cannot be ended: a lock acquired too late is closed with `handle`.
+    threading.Thread(target=acquire, daemon=True).start()
     holder, began = "", time.monotonic()
     while True:
         try:
-            return taken.result(WAIT_SECONDS)
+            return acquired.result(WAIT_SECONDS)
         except TimeoutError:
-            before, (holder, is_others) = holder, _holder_of(handle)
-            began = began if holder == before else time.monotonic()
+            last_holder, (holder, is_others) = holder, _holder_of(handle)
+            began = began if holder == last_holder else time.monotonic()
             if is_others and time.monotonic() - began > OTHERS_SECONDS:
                 raise MeasureError(f"{path} is held by {holder} of another user: ask its owner to end it") from None
             _LOG.warning("waiting for %s, which %s holds: end that process if it hangs", path, holder)
 
 
 def _holder_of(handle: int) -> tuple[str, bool]:
-    """The process that holds the lock, as far as Linux says it in /proc/locks, and whether it may be another user's."""
-    found = os.fstat(handle)
-    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    """The process that holds the lock, from /proc/locks, and whether it may be another user's."""
+    status = os.fstat(handle)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         match line.split():
-            case [_, "FLOCK", _, _, process, place, *_] if place == file:
+            case [_, "FLOCK", _, _, process, lock_file, *_] if lock_file == file:
                 with suppress(OSError):
                     return f"process {process}", os.stat(f"/proc/{process}").st_uid != os.geteuid()
     return "a process", True
 
 
 def _opened(path: Path) -> int:
-    """A handle of the file to lock; anybody may open it, and only to look. Raises: MeasureError."""
+    """A read-only handle of the lock file, which everybody may open. Raises: MeasureError."""
     # Read-only suffices for flock, and the kernel refuses to open another user's file in a sticky folder with O_CREAT
     # (fs.protected_regular). O_NONBLOCK: opening a FIFO of that name must not block.
     safe = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -147,15 +145,15 @@ def _opened(path: Path) -> int:
             try:
                 handle = os.open(path, safe)
             except FileNotFoundError:
-                # O_EXCL: never a file or link that another user put there meanwhile.
+                # O_EXCL: never a file or link that another user created meanwhile.
                 handle = os.open(path, safe | os.O_CREAT | os.O_EXCL, 0o444)
                 os.fchmod(handle, 0o444)  # whatever the umask: other users open it too
-        except FileExistsError:  # another process was quicker
+        except FileExistsError:  # another process was faster
             continue
         except OSError as error:
             raise MeasureError(f"{path} cannot be locked ({error.strerror}): {_ADVICE}") from error
-        found = os.fstat(handle)
-        if stat.S_ISREG(found.st_mode) and found.st_size == 0:
+        status = os.fstat(handle)
+        if stat.S_ISREG(status.st_mode) and status.st_size == 0:
             return handle
         os.close(handle)
         raise MeasureError(f"{path} is not the empty file that processes of this machine lock: {_ADVICE}")

@@ -1,8 +1,8 @@
 """Building and timing on workers in other processes: the requests, and the builder and runner that send them.
 
-An `Engine` (Prefect's task runners, Dask) takes a request to a worker that serves a queue, finds another worker when
-that one is lost, and brings the answer. Programs are built in chunks on any worker of the queue `BUILD`, and timed on
-one of the device's queue.
+An `Engine` (Prefect's task runners, Dask) sends a request to a worker of a queue, finds another worker when that worker
+is lost, and returns the answer. Programs are built in chunks on any worker of the queue `BUILD`, and timed on a worker
+of the device's queue.
 """
 
 import logging
@@ -33,7 +33,7 @@ BUILD = "build"
 """The queue of the workers that build."""
 
 WARN_SECONDS = 30.0
-"""After so many seconds without a worker for a queue a warning is logged."""
+"""Seconds without a worker for a queue before a warning."""
 
 CONNECT_SECONDS = 10.0
 """How long a scheduler of Dask may take to answer."""
@@ -41,7 +41,7 @@ CONNECT_SECONDS = 10.0
 _GREETING = b"pickle-protocol"
 
 CHUNK = 8
-"""Programs in a request: enough to make its way worthwhile, few enough that several workers have something to do."""
+"""Programs in a request: enough to amortize it, few enough to keep several workers busy."""
 
 
 def device_queue(key: str) -> str:
@@ -50,7 +50,7 @@ def device_queue(key: str) -> str:
 
 
 def queues_of(key: str) -> tuple[str, ...]:
-    """The queues that the worker of a device serves: that of its key. A GPU, such as cuda:1, has one of its own, and
+    """The queues that the worker of a device serves: that of its key. A GPU, such as cuda:1, has its own queue, and
     shares one with all others, for runs that ask for `cuda`.
     """
     gpu = gpu_of_key(key)
@@ -68,11 +68,11 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeRequest:
-    """Time kernels of a task, in a process that has begun for this where `fresh` says so. Answer: one `Measurement`
-    each; with `passes` as `LocalRunner.compare`.
+    """Time kernels of a task, if `fresh` in a process started for it. Answer: one `Measurement` each; with `passes` as
+    `LocalRunner.compare`.
 
-    `best` is the task's best cost so far. A worker that gets several requests with one `round` remembers the best cost
-    that it has found for it.
+    `best` is the task's best cost so far. A worker that gets several requests with the same `round` remembers the best
+    cost that it has measured for it.
     """
 
     task: SearchTask
@@ -86,27 +86,27 @@ class TimeRequest:
 
     @classmethod
     def of(cls, task: SearchTask, builds: Sequence[BuiltProgram], options: MeasureOptions, **more: Any) -> Self:
-        """A request to time what was built, with the arrays that are registered for the task's inputs."""
+        """A request to time the built programs, with the arrays registered for the task's inputs."""
         kernels = [build.artifact for build in builds if build.artifact is not None]
-        inputs = {task.dag.inputs[place].name: array for place, array in special_inputs(task).items()}
+        inputs = {task.dag.inputs[index].name: array for index, array in special_inputs(task).items()}
         return cls(task, kernels, options, inputs=inputs, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest:
-    """Say what the worker's device is. Answer: the fields of `DeviceFacts`."""
+    """Describe the worker's device. Answer: the fields of `DeviceFacts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsRequest:
-    """Measure what the device can do at best. Answer: the fields of `MachineLimits`."""
+    """Measure the limits of the device. Answer: the fields of `MachineLimits`."""
 
     threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class CompareRequest:
-    """Time compiled networks, by name, beside ONNX Runtime with the model. Answer: the fields of a `Comparison`."""
+    """Time compiled networks, by name, with the model in ONNX Runtime. Answer: the fields of a `Comparison`."""
 
     networks: Mapping[str, bytes]
     model: bytes
@@ -118,15 +118,11 @@ Request = BuildRequest | TimeRequest | DescribeRequest | LimitsRequest | Compare
 
 
 class Pending(Protocol):
-    """A request under way."""
-
     def result(self) -> Any:
         """Wait for the answer. Raises: MeasureError when no worker can give one."""
         ...
 
-    def cancel(self) -> object:
-        """Give the request up."""
-        ...
+    def cancel(self) -> object: ...
 
 
 def require_scheduler(address: str) -> None:
@@ -169,7 +165,7 @@ def _greeting(address: str, limit: float) -> bytes:
 
 
 class Patience:
-    """How long a request has been waiting for a worker to exist."""
+    """The time a request has been waiting for any worker."""
 
     def __init__(self, queue: str, seconds: float) -> None:
         self._queue, self._seconds = queue, seconds
@@ -191,14 +187,14 @@ class Patience:
 
 
 class Engine(Protocol):
-    """What takes requests to workers."""
+    """Sends requests to workers."""
 
     def submit(self, queue: str, request: Request, name: str = "") -> Pending:
-        """Begin a request, which users see under its name. Raises: MeasureError."""
+        """Begin a request, which users see as `name`. Raises: MeasureError."""
         ...
 
 
-def asked(engine: Engine, queue: str, request: Request) -> Any:
+def ask(engine: Engine, queue: str, request: Request) -> Any:
     """The answer to one request. Raises: MeasureError."""
     pending = engine.submit(queue, request)
     try:
@@ -223,8 +219,8 @@ class FleetBuilder:
         try:
             return [build for each in pending for build in each.result()]
         except BaseException:
-            for each in pending:
-                each.cancel()
+            for request in pending:
+                request.cancel()
             raise
 
 
@@ -236,7 +232,7 @@ class FleetRunner:
     def __init__(
         self, engine: Engine, key: str, options: MeasureOptions, at_once: int = CHUNK, in_flight: int = 0
     ) -> None:
-        """`in_flight` chunks are on their way at once, 0: as many as there are."""
+        """`in_flight` is the most chunks sent concurrently, 0: all."""
         self.engine = engine
         self.key = key
         self.options = options
@@ -250,21 +246,21 @@ class FleetRunner:
         """As `LocalRunner.run`. Raises: MeasureError."""
         built = [build for build in builds if build.artifact is not None]
         best = math.inf if best_seconds is None else best_seconds
-        left, pending = deque(chunks(built, self.at_once)), deque[Pending]()
-        found: list[Measurement] = []
+        waiting, pending = deque(chunks(built, self.at_once)), deque[Pending]()
+        measured: list[Measurement] = []
         try:
-            while left or pending:
-                while left and not (self.in_flight and len(pending) >= self.in_flight):
-                    pending.append(self._submit(task, left.popleft(), best=best))
-                found += pending[0].result()
+            while waiting or pending:
+                while waiting and not (self.in_flight and len(pending) >= self.in_flight):
+                    pending.append(self._submit(task, waiting.popleft(), best=best))
+                measured += pending[0].result()
                 pending.popleft()
                 # Chunks submitted from now on give up on slow programs as early as a local runner would.
-                best = min([best, *(cost for time in found for cost in time.costs)])
+                best = min([best, *(cost for measurement in measured for cost in measurement.costs)])
         except BaseException:
             for each in pending:
                 each.cancel()
             raise
-        return in_order(builds, found)
+        return in_order(builds, measured)
 
     def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
         """As `LocalRunner.compare`. Raises: MeasureError."""
@@ -279,7 +275,7 @@ class FleetRunner:
             raise
 
     def restart(self) -> None:
-        """Time what comes next in a fresh process."""
+        """Time the next programs in a fresh process."""
         self._fresh = True
 
     def close(self) -> None:

@@ -1,11 +1,9 @@
 """The best trials of tuning logs for a workload. Failures never count as best.
 
-A trial of another size can stand in where nothing better is known: `distance` says how much slower the workload is
-expected to be.
+A trial of another size can serve where nothing better is known: `distance` estimates how much slower the workload is.
 
-The layout option of a task is no part of its key, as a program fits all three. But its time does not say how fast it is
-under another one (laying weights out in every call takes time), so where an option is asked for, trials that were
-measured with it come first.
+The layout option of a task is no part of its key, as a program fits all three. But times differ between options
+(rewriting weights in every call takes time), so with a requested option its trials come first.
 """
 
 import json
@@ -22,31 +20,30 @@ _ROUNDED = "-math=tf32"
 """A program for such a target rounds factors of float32, which no other target allows."""
 
 
-def distance(wanted: str, known: str) -> float:
-    """How many times as much work the workload `wanted` is as `known`; infinite when one's programs say nothing of the
-    other.
+def distance(workload: str, other: str) -> float:
+    """How many times as much work `workload` is as `other`; infinite when their programs cannot be compared.
 
-    Two keys compare when they name the same function with as many arguments. Whole numbers must be multiples of what is
-    known, everything else equal.
+    Two keys compare when they name the same function with as many arguments. Integers must be multiples of those of
+    `other`, everything else equal.
     """
-    if wanted == known:
+    if workload == other:
         return 1.0
     try:
-        (name, *wanted_args), (known_name, *known_args) = json.loads(wanted), json.loads(known)
+        (name, *wanted_args), (known_name, *known_args) = json.loads(workload), json.loads(other)
     except (ValueError, TypeError, RecursionError):
         return math.inf
-    ours, theirs = list(_leaves(wanted_args)), list(_leaves(known_args))
-    if name != known_name or len(ours) != len(theirs):
+    workload_leaves, other_leaves = list(_leaves(wanted_args)), list(_leaves(known_args))
+    if name != known_name or len(workload_leaves) != len(other_leaves):
         return math.inf
     factor = 1.0
-    for one, other in zip(ours, theirs, strict=True):
-        # Work is taken to grow with the product of the extents, as it does for every operator with dense loops.
-        factor *= _factor(one, other)
+    for size, other_size in zip(workload_leaves, other_leaves, strict=True):
+        # Work is assumed to grow with the product of the extents, as for every operator with dense loops.
+        factor *= _factor(size, other_size)
     return factor
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The arguments with lists taken apart; a list's length counts, so that nothing is paired across lists."""
+    """The arguments with lists flattened; a list's length counts, so that nothing is paired across lists."""
     if isinstance(value, list):
         yield ["of", len(value)]
         for item in value:
@@ -55,20 +52,20 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _factor(wanted: Any, known: Any) -> float:
-    if wanted == known and type(wanted) is type(known):
+def _factor(size: Any, other: Any) -> float:
+    if size == other and type(size) is type(other):
         return 1.0
-    if not all(type(number) is int for number in (wanted, known)) or wanted <= 0 or known <= 0 or wanted % known:
+    if not all(type(number) is int for number in (size, other)) or size <= 0 or other <= 0 or size % other:
         return math.inf
-    return float(wanted // known)
+    return float(size // other)
 
 
-def carries_over(known: str, wanted: str) -> bool:
-    """Whether programs for the target `known` are right for `wanted`: both are of one kind, the first word, and
-    no product is rounded that may not be.
+def carries_over(source: str, target: str) -> bool:
+    """Whether programs for the target `known` are right for `wanted`: both are of the same kind (first word), and no
+    product is rounded that may not be.
     """
-    theirs, ours = known.split(), wanted.split()
-    return theirs[:1] == ours[:1] and (_ROUNDED not in theirs or _ROUNDED in ours)
+    source_words, target_words = source.split(), target.split()
+    return source_words[:1] == target_words[:1] and (_ROUNDED not in source_words or _ROUNDED in target_words)
 
 
 def best_trial(
@@ -81,9 +78,9 @@ def best_trial(
 ) -> LoggedTrial | None:
     """The trial of the lowest cost, the first of equals, or None.
 
-    With `workload_key` only trials of it, or with `include_compatible` also those of smaller sizes, their costs
+    With `workload_key` only its trials, or with `include_compatible` also those of smaller sizes, their costs
     multiplied by `distance`. With `target` only trials on targets that carry over to it, see `carries_over`. With
-    `layout` trials of other layout options count only when there is none of that one.
+    `layout` trials of other layout options count only when it has none.
     """
     best: LoggedTrial | None = None
     lowest = (True, math.inf)
@@ -95,7 +92,7 @@ def best_trial(
         factor = 1.0 if workload_key is None else distance(workload_key, trial.task.workload_key)
         if factor != 1.0 and not include_compatible:
             continue
-        # A tuple: the layout decides first, the cost only among trials of equal standing.
+        # A tuple: the layout decides first, the cost only among trials of equal layout.
         rank = (layout not in (None, trial.task.layout), trial.seconds * factor)
         if rank < lowest:
             best, lowest = trial, rank
@@ -103,7 +100,7 @@ def best_trial(
 
 
 def best_trials(trials: Iterable[LoggedTrial]) -> list[LoggedTrial]:
-    """The best trial of every target, workload and layout option, in the order in which these appear."""
+    """The best trial of every target, workload and layout option, in their order of appearance."""
     best: dict[tuple[str, str, int], LoggedTrial] = {}
     for trial in trials:
         if trial.status is MeasureStatus.OK:
@@ -114,18 +111,18 @@ def best_trials(trials: Iterable[LoggedTrial]) -> list[LoggedTrial]:
 
 
 def distill(source: Path, destination: Path) -> int:
-    """Rewrite `destination` with the best trials of both logs; how many there are. It need not exist.
+    """Rewrite `destination`, which may be missing, with the best trials of both logs; returns their number.
 
-    Raises: LogFormatError when one cannot be read, or the result not be written.
+    Raises: LogFormatError when a log cannot be read, or the result not be written.
     """
-    known = read_log(destination) if destination.exists() else iter(())
-    found = best_trials([*known, *read_log(source)])
+    existing = read_log(destination) if destination.exists() else iter(())
+    best = best_trials([*existing, *read_log(source)])
     unfinished = destination.with_name(f"{destination.name}.part")
     unfinished.unlink(missing_ok=True)
-    append_log(unfinished, found)
+    append_log(unfinished, best)
     try:
-        # A rename is atomic: a reader sees the old log or the new one, never a part.
+        # A rename is atomic: a reader sees the old log or the new, never a part.
         unfinished.replace(destination)
     except OSError as error:
         raise LogFormatError(f"cannot write the log {destination}: {error.strerror}") from error
-    return len(found)
+    return len(best)

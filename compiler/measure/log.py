@@ -1,11 +1,11 @@
-"""The JSON log of TVM's auto-scheduler: what each line says, and the other way round.
+"""The JSON log of TVM's auto-scheduler: reading and writing its lines.
 
-Version "v0.6" is written, every older one is read; a line that is read and written again says the same.
+Version "v0.6" is written, every older version is read; reading and writing a line preserves its content.
 
     {"i": [[key, target, [8 hardware parameters], host, layout option, [input names]], [[], [steps …]]],
      "r": [[seconds …], error number, seconds in all, timestamp], "v": "v0.6"}
 A line holds no error text and no stages. Unknown keys are ignored, so that a newer writer does no harm. Several
-processes may append to one log; a line that was cut off, because its writer was killed, costs that line and no other.
+processes may append to one log; a line that was cut off, because its writer was killed, costs only that line.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ from retune.compiler.target import HardwareParams, Target, split_options
 
 LOG_VERSION = "v0.6"
 FAILED_COST = 1e10
-"""Seconds that the log's format writes for a failure; nothing here ever counts with it."""
+"""Seconds that the log's format writes for a failure; they are never used as a cost."""
 
 _log = logging.getLogger(__name__)
 
 _HARDWARE_COUNT = 8
 _HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16,}|-?\d{9,}")
-"""What stands for a computation in a key, where no function is named: an MD5 sum, or what another function made."""
+"""The identifier of a computation in a key without a function name: an MD5 sum, or another function's hash."""
 _LONGEST_NAME = 100
 _TIMES = "x"
 _NUMBER = re.compile(r"\d+\.[\de+-]*")
@@ -45,13 +45,13 @@ _NUMBER = re.compile(r"\d+\.[\de+-]*")
 _PARAMETER = 2**31 - 1
 _ULID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _GENERATED_OPTIONS = ("-mtriple", "-mcpu", "-mattr", "-arch", "-math")
-"""Options of a target that decide which code is made; TVM's others steer its own library calls and printing."""
+"""Options of a target that decide the generated code; TVM's others steer its own library calls and printing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTask:
-    """What a line says of its task, under the names of `SearchTask`. The computation is not there. `hardware` holds the
-    eight parameters in the log's order, empty in old logs.
+    """The task of a line, under the names of `SearchTask`, without the computation. `hardware` holds the eight
+    parameters in the log's order, empty in old logs.
     """
 
     workload_key: str
@@ -63,19 +63,19 @@ class LoggedTask:
 
     @classmethod
     def of(cls, task: SearchTask, target_host: str = "", task_input_names: Sequence[str] = ()) -> "LoggedTask":
-        """What a line says of a task of ours."""
+        """The line's fields for a task of Retune."""
         hardware = tuple(task.hardware.to_row())
         names = tuple(task_input_names)
         return cls(task.workload_key, str(task.target), hardware, target_host, int(task.layout), names)
 
     @property
     def compute_dag(self) -> None:
-        """Nothing: `recover_measure_input` of `retune.compiler.auto_scheduler` finds the computation."""
+        """None: `recover_measure_input` of `retune.compiler.auto_scheduler` looks up the computation."""
         return
 
     @property
     def target(self) -> Target:
-        """The machine, by what decides its code. Raises: TargetError for a kind of machine that is unknown here."""
+        """The machine, by the options that decide its code. Raises: TargetError for an unknown kind of machine."""
         return Target(code_target(self.target_text))
 
     @property
@@ -90,16 +90,16 @@ class LoggedTask:
 
     @property
     def layout_rewrite_option(self) -> LayoutRewriteOption:
-        """What was done about inputs of free layout."""
+        """The layout option of inputs of free layout."""
         return LayoutRewriteOption(self.layout)
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTrial:
-    """One line: the task, the program's steps, and how it ended.
+    """One line: the task, the program's steps, and the outcome.
 
-    `costs` are seconds per call, empty for a failure; `elapsed` is the seconds that building and running took;
-    `timestamp` is in seconds since 1970.
+    `costs` are seconds per call, empty for a failure; `elapsed` is the seconds of building and running; `timestamp` is
+    in seconds since 1970.
     """
 
     task: LoggedTask
@@ -112,15 +112,12 @@ class LoggedTrial:
 
     @property
     def seconds(self) -> float:
-        """The cost that counts: the fastest repeat, as everywhere here (TVM takes the mean); infinite for a failure."""
+        """The deciding cost: the fastest repeat (TVM takes the mean); infinite for a failure."""
         return min(self.costs, default=math.inf)
 
 
 def read_line(text: str) -> LoggedTrial:
-    """What one line says.
-
-    Raises: LogFormatError that tells what is wrong with it.
-    """
+    """The trial of one line. Raises: LogFormatError that says what is wrong with it."""
     try:
         line = json.loads(text)
         (task, state), result = line["i"], line["r"]
@@ -140,11 +137,11 @@ def read_line(text: str) -> LoggedTrial:
         raise LogFormatError(
             f"the line {_shortened(text)} is no record of a tuning log ({type(error).__name__}: {error})"
         ) from None
-    timed = trial.status is MeasureStatus.OK and is_timed(trial.costs)
-    if trial.status is MeasureStatus.OK and not timed:
+    has_times = trial.status is MeasureStatus.OK and is_timed(trial.costs)
+    if trial.status is MeasureStatus.OK and not has_times:
         raise LogFormatError(f"the line {_shortened(text)} claims success with costs of {list(trial.costs)} seconds")
     # TVM writes the cost 1e10 for a failure; kept, it would enter means and plots.
-    return trial if timed else replace(trial, costs=())
+    return trial if has_times else replace(trial, costs=())
 
 
 def is_timed(costs: Sequence[float]) -> bool:
@@ -188,11 +185,11 @@ def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator
     """
     try:
         with path.open(encoding="utf-8") as file:
-            known = sum(1 for _ in file)
+            line_count = sum(1 for _ in file)
             file.seek(0)
-            numbered = ((number, text.strip()) for number, text in enumerate(islice(file, known), 1))
-            wanted = ((number, text) for number, text in numbered if _is_trial(text, path, number))
-            for number, text in islice(wanted, skip, None if lines is None else skip + lines):
+            numbered = ((number, text.strip()) for number, text in enumerate(islice(file, line_count), 1))
+            trial_lines = ((number, text) for number, text in numbered if _is_trial(text, path, number))
+            for number, text in islice(trial_lines, skip, None if lines is None else skip + lines):
                 try:
                     yield read_line(text)
                 except LogFormatError as error:
@@ -202,10 +199,10 @@ def read_log(path: Path, *, lines: int | None = None, skip: int = 0) -> Iterator
 
 
 def append_log(path: Path, trials: Iterable[LoggedTrial]) -> int:
-    """Add the trials to a log, which is made with its folders when it is missing; how many were written.
+    """Append the trials to a log, which is created with its folders when missing; returns their number.
 
-    They are written at once, so those of another process do not get between them, and begin their own line
-    whatever the file ends with.
+    They are one write, so those of another process do not get between them, and begin a new line whatever the file ends
+    with.
     Raises: LogFormatError when the file cannot be written.
     """
     text = "".join(write_line(trial) + "\n" for trial in trials)
@@ -213,19 +210,19 @@ def append_log(path: Path, trials: Iterable[LoggedTrial]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
             # O_APPEND writes of one call do not interleave; buffering could split them.
-            rest = memoryview((text if _ends_a_line(file) else f"\n{text}").encode())
-            while rest:
-                rest = rest[file.write(rest) :]
+            remaining = memoryview((text if _ends_a_line(file) else f"\n{text}").encode())
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
     except OSError as error:
         raise LogFormatError(f"cannot write the log {path}: {error.strerror}") from error
     return text.count("\n")
 
 
 def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
-    """The trial as the store keeps it, measured on `device`.
+    """The trial as a record of the store, measured on `device`.
 
-    Its id is made of what it says, so storing it a second time changes nothing. What our records have no column for
-    goes into `options`, from where `from_record` takes it back.
+    Its id is a hash of its content, so storing it a second time changes nothing. Fields without a column of records go
+    into `options`, from where `from_record` restores them.
     """
     # A content hash: the same line imported twice is one record.
     identity = json.dumps([_line(trial), device])
@@ -260,21 +257,21 @@ def to_record(trial: LoggedTrial, device: str) -> MeasureRecord:
 def from_record(record: MeasureRecord) -> LoggedTrial:
     """The record as a line of a log.
 
-    Records do not say what was done about inputs of free layout: those of our own are of kernels of networks, so the
-    line says what is done in a network. A log that was imported comes back as it was.
+    Records do not contain the option for inputs of free layout: Retune's own are of kernels of networks, so the line
+    has the option of networks. An imported log is restored unchanged.
     Raises: LogFormatError when its steps cannot be read.
     """
     try:
         steps = load_steps(record.steps)
     except ScheduleError as error:
         raise LogFormatError(f"record {record.record_id}: {error}") from None
-    # A record keeps the threads alone: 64-byte vectors and cache lines stand in, which are TVM's defaults for a CPU.
+    # A record keeps only the threads: 64-byte vectors and cache lines are filled in, TVM's defaults for a CPU.
     hardware = (record.threads, 64, 64, 0, 0, 0, 0, 0)
     task = LoggedTask(record.task_key, record.target, hardware, "", _network_layout(record.target))
-    known = _logged_options(record.options)
-    if known is not None:
+    logged = _logged_options(record.options)
+    if logged is not None:
         try:
-            task = _task_of([record.task_key, *known])
+            task = _task_of([record.task_key, *logged])
         except DAMAGE as error:
             raise LogFormatError(f"record {record.record_id}: its options name no task: {error}") from None
     elapsed = record.build_seconds + record.run_seconds
@@ -283,11 +280,11 @@ def from_record(record: MeasureRecord) -> LoggedTrial:
 
 
 def code_target(text: str) -> str:
-    """The part of a TVM target that decides which code is made, in our words; an unreadable text as it is."""
+    """The part of a TVM target that decides the generated code, in Retune's syntax; an unreadable text unchanged."""
     words = split_options(text)
-    kept = [word for word in words[1:] if word.partition("=")[0] in _GENERATED_OPTIONS]
+    code_options = [word for word in words[1:] if word.partition("=")[0] in _GENERATED_OPTIONS]
     try:
-        return str(Target(" ".join([*words[:1], *kept])))
+        return str(Target(" ".join([*words[:1], *code_options])))
     except TargetError:
         return text
 
@@ -308,7 +305,7 @@ def _task_of(row: Any) -> LoggedTask:
 
 
 def _bounded(number: Any, most: int) -> int:
-    """An integer of no more digits than its field has room for."""
+    """An integer within the size of its field."""
     if not -most <= int(number) <= most:
         raise ValueError(f"{number} is too large")
     return int(number)
@@ -327,9 +324,7 @@ def _finite(number: Any) -> float:
 
 
 def _is_trial(text: str, path: Path, number: int) -> bool:
-    """Whether a line is neither blank, nor a comment, nor the beginning of a line whose writer did not come to its
-    end.
-    """
+    """Whether a line is neither blank, nor a comment, nor cut off."""
     if text.startswith("{") and not text.endswith("}"):
         _log.warning("%s:%d: the line was cut off and is left out", path, number)
         return False
@@ -337,7 +332,7 @@ def _is_trial(text: str, path: Path, number: int) -> bool:
 
 
 def _ends_a_line(file: IO[bytes]) -> bool:
-    """Whether a file that is written at its end is empty or ends with the end of a line."""
+    """Whether a file open for appending is empty or ends with a newline."""
     if not file.seek(0, os.SEEK_END):
         return True
     file.seek(-1, os.SEEK_END)
@@ -345,18 +340,17 @@ def _ends_a_line(file: IO[bytes]) -> bool:
 
 
 def _options_of(task: LoggedTask) -> list[Any]:
-    """A task array without its key."""
     names = list(task.task_input_names)
     return [task.target_text, list(task.hardware), task.target_host_text, task.layout, names]
 
 
 def _logged_options(options: str) -> list[Any] | None:
-    """What `to_record` put aside, or None for a record of our own."""
+    """The fields that `to_record` saved, or None for a record of Retune."""
     try:
-        found = json.loads(options).get("log")
+        fields = json.loads(options).get("log")
     except (ValueError, AttributeError, RecursionError):
         return None
-    return found if isinstance(found, list) else None
+    return fields if isinstance(fields, list) else None
 
 
 def _network_layout(target: str) -> int:
@@ -367,8 +361,8 @@ def _network_layout(target: str) -> int:
 
 
 def readable_name(key: str) -> str:
-    """A workload key for people: the registered function and its arguments, or the shapes of a computation that has no
-    other name than its hash; a string that is no key as it is.
+    """A workload key for people: the registered function and its arguments, or the shapes of a computation named by its
+    hash; a string that is no key unchanged.
     """
     try:
         decoded = json.loads(key)
@@ -376,16 +370,16 @@ def readable_name(key: str) -> str:
         return key
     if not isinstance(decoded, list) or not decoded:
         return key
-    name, *rest = decoded
-    shapes = [_TIMES.join(map(str, one)) or "1" for one in rest if isinstance(one, list)]
-    if _HASH.fullmatch(str(name)) and shapes and len(shapes) == len(rest):
+    name, *arguments = decoded
+    shapes = [_TIMES.join(map(str, argument)) or "1" for argument in arguments if isinstance(argument, list)]
+    if _HASH.fullmatch(str(name)) and shapes and len(shapes) == len(arguments):
         *inputs, output = shapes
         return _cut(f"{str(name)[:8]}: {', '.join(inputs) or 'nothing'} to {output}")
-    return _cut(f"{name}({', '.join(map(_worded, rest))})" if rest else str(name))
+    return _cut(f"{name}({', '.join(map(_worded, arguments))})" if arguments else str(name))
 
 
 def _worded(argument: Any) -> str:
-    """An argument of a workload key in a few letters: tensors and other sequences of numbers as 1x2x3."""
+    """An argument of a workload key, abbreviated: tensors and other sequences of numbers as 1x2x3."""
     if isinstance(argument, list) and len(argument) == 3 and argument[0] == "TENSOR":
         return f"{_worded(argument[1])} {argument[2]}"
     if isinstance(argument, list):

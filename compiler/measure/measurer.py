@@ -1,7 +1,7 @@
-"""What measures candidates of a task: `Measurer`, its two halves `Builder` and `Runner`, and the one of this machine.
+"""The interface `Measurer` of measuring candidates, its two halves `Builder` and `Runner`, and this machine's measurer.
 
-One `Measurement` a candidate, in order. A bad candidate is a value; MeasureError means that measuring itself is
-impossible just now and may be tried again.
+One `Measurement` a candidate, in order. A bad candidate is a value; MeasureError means that measuring is impossible at
+present and may be tried again.
 """
 
 import math
@@ -21,26 +21,26 @@ from retune.compiler.schedule.task import SearchTask
 
 __all__ = ["LocalMeasurer", "Measurement", "Measurer"]
 
-# A group pays one request to the worker; larger ones leave built programs waiting and the timing CPU idle.
+# A group pays one request to the worker; larger groups leave built programs waiting and the timing CPU idle.
 _GROUP = 4
-"""How many programs are timed between two looks at what was built meanwhile."""
+"""Programs that are timed between two checks for finished builds."""
 
 
 class Measurer(Protocol):
-    """Whatever can say how fast programs are."""
+    """Measures the speed of programs."""
 
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
     ) -> list[Measurement]:
         """One measurement per candidate, in order; `best_seconds` is the best cost of the task so far.
 
-        Raises: MeasureError when nothing could be measured for reasons that lie outside the candidates.
+        Raises: MeasureError when nothing could be measured for reasons outside the candidates.
         """
         ...
 
 
 class Builder(Protocol):
-    """Whatever makes kernels of programs."""
+    """Builds kernels of programs."""
 
     def build(self, task: SearchTask, candidates: Sequence[Sequence[Step]]) -> list[BuiltProgram]:
         """One result per candidate, in order. Raises: MeasureError when nothing can be built."""
@@ -48,7 +48,7 @@ class Builder(Protocol):
 
 
 class Runner(Protocol):
-    """Whatever times kernels, on one device; see `LocalRunner`."""
+    """Times kernels, on one device; see `LocalRunner`."""
 
     def run(
         self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
@@ -57,20 +57,20 @@ class Runner(Protocol):
         ...
 
     def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
-        """The builds timed in turn, or None when the process that did it was lost. Raises: MeasureError."""
+        """The builds timed in turn, or None when the process was lost. Raises: MeasureError."""
         ...
 
     def restart(self) -> None:
-        """Time what comes next in a fresh process."""
+        """Time the next programs in a fresh process."""
         ...
 
 
 class LocalMeasurer:
     """Builds candidates on this machine, and runs them here or on a device of a fleet.
 
-    Builds overlap timing where that leaves the timing alone: programs are timed in small groups as soon as they are
-    built, on CPUs of their own, while the others go on building (see `LocalBuilder`). With as many threads as
-    there are CPUs there are no others, and everything is built before anything is timed.
+    Builds overlap timing if they do not disturb it: programs are timed in small groups as soon as they are built, on
+    CPUs of their own, while building goes on (see `LocalBuilder`). With as many threads as CPUs there are no other
+    CPUs, and everything is built before anything is timed.
     """
 
     def __init__(self, builder: LocalBuilder, runner: LocalRunner | FleetRunner) -> None:
@@ -79,7 +79,7 @@ class LocalMeasurer:
 
     @classmethod
     def with_options(cls, options: MeasureOptions, n_parallel: int | None = None, gpu: int | None = None) -> Self:
-        """A builder and a runner that follow `options`; programs run on the GPU number `gpu`, if one is given."""
+        """A builder and a runner with `options`; programs run on GPU number `gpu`, if any."""
         runner = LocalRunner(options=options) if gpu is None else CudaRunner(options, gpu)
         lane = runner.cpus if options.overlap else ()
         return cls(LocalBuilder(options.build_timeout_s, n_parallel, lane=lane), runner)
@@ -87,13 +87,13 @@ class LocalMeasurer:
     def measure(
         self, task: SearchTask, candidates: Sequence[Sequence[Step]], best_seconds: float | None = None
     ) -> list[Measurement]:
-        """Build all candidates and run them one after the other. Raises: MeasureError, see `Measurer`."""
+        """Build all candidates and run them one after another. Raises: MeasureError, see `Measurer`."""
         best = math.inf if best_seconds is None else best_seconds
         overlaps = self.runner.options.overlap and self.builder.leaves_alone(self.runner.cpus)
         group = _GROUP if overlaps else len(candidates)
-        found: dict[int, Measurement] = {}
+        measured: dict[int, Measurement] = {}
         with self.builder.start(task, candidates) as builds:
-            places = {build: place for place, build in enumerate(builds)}
+            positions = {build: position for position, build in enumerate(builds)}
             done = as_completed(builds)
             while ready := list(islice(done, group)):
                 built = [build.result() for build in ready]
@@ -101,9 +101,9 @@ class LocalMeasurer:
                 with self.builder.quiet():
                     runs = self.runner.run(task, built, best)
                 for future, run in zip(ready, runs, strict=True):
-                    found[places[future]] = run
+                    measured[positions[future]] = run
                     best = min(best, *run.costs, math.inf)
-        return [found[place] for place in range(len(candidates))]
+        return [measured[position] for position in range(len(candidates))]
 
     def close(self) -> None:
         """End the worker processes."""

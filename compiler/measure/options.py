@@ -1,7 +1,4 @@
-"""`MeasureOptions`: how thoroughly to measure, and its text form for records.
-
-Options are frozen and checked when made.
-"""
+"""`MeasureOptions`: how thoroughly to measure, and its text form for records. Options are frozen and validated."""
 
 import json
 import math
@@ -26,8 +23,8 @@ _NUMBERS = (
 class MeasureOptions:
     """How candidates are built and timed.
 
-    Other defaults differ from TVM's (number 3, repeat 1, min_repeat_ms 100): a candidate of half a millisecond would be
-    timed for 100 ms, a round of 64 for six seconds. Other load can only make a call slower, so the fastest of `repeat`
+    Some defaults differ from TVM's (number 3, repeat 1, min_repeat_ms 100): a candidate of half a millisecond would be
+    timed for 100 ms, a round of 64 for six seconds. Other load only makes a call slower, so the fastest of `repeat`
     repeats of `min_repeat_ms` is as steady as the mean of one long repeat, at a tenth of its price.
     """
 
@@ -46,30 +43,32 @@ class MeasureOptions:
     cooldown_interval: float = 0.0
     """A pause in seconds after every repeat."""
     enable_cpu_cache_flush: bool = False
-    """Take all arguments but the first out of the caches before each repeat, which is one call then."""
+    """Evict all arguments but the first from the caches before each repeat, which is then one call."""
     rotate_bytes: int = 0
-    """How programs find the constants of their task (weights): 0 leaves them in the caches from one call to the next;
-    otherwise every call finds them in another place of a pool of so many bytes, so that they come from memory as they
-    do in a network whose weights exceed the last cache.
+    """The location of a task's constants (weights): 0 leaves them in the caches from call to call; otherwise every call
+    uses another copy in a pool of so many bytes, so that they come from memory, as in a network whose weights exceed
+    the last cache.
     """
     first_look_ms: float = 0.3
-    """Racing: the length in milliseconds of the look that decides whether a program gets its repeats."""
+    """The length in milliseconds of the probe that decides whether a program gets its repeats."""
     give_up_factor: float = 1.5
-    """A program slower than so many times the best of its task gets no repeats; its record is marked as censored."""
+    """A program slower than this factor times the best of its task gets no repeats; its record is marked as
+    censored.
+    """
     max_contention: float = 0.02
-    """A repeat that loses more than this share to other processes is made again. TVM has no such check."""
+    """A repeat that loses more than this share to other processes is repeated. TVM has no such check."""
     contended_passes: int = 3
-    """How many repeats of a candidate may be made again."""
+    """Repeats of a candidate that may be repeated."""
     overlap: bool = True
     """While a program is timed, build others on CPUs that the timing does not use. TVM builds everything first."""
     check: bool = True
-    """Compare every candidate's outputs with those of the default schedule on the same random inputs. TVM does not look
-    at results.
+    """Compare every candidate's outputs with those of the default schedule on the same random inputs. TVM does not
+    check results.
     """
     tolerance_factor: float = 1.0
-    """Scales how far outputs may differ, up to 45%: zeros are never right."""
+    """Scales the tolerance of outputs, up to 45%: zeros are never right."""
     seed: int = 0
-    """What the random inputs are made from."""
+    """The seed of the random inputs."""
 
     def __post_init__(self) -> None:
         for name in ("threads", "number", "repeat", "seed", "rotate_bytes", "contended_passes"):
@@ -102,10 +101,7 @@ class MeasureOptions:
 
     @classmethod
     def from_json(cls, text: str) -> "MeasureOptions":
-        """The inverse of `to_json`.
-
-        Raises: OptionError when the text is not of that form.
-        """
+        """The inverse of `to_json`. Raises: OptionError for any other text."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Measures the peak of float32 operations per second that a number of threads reaches.
 
-It is measured with fused multiply-adds on full registers, compiled by our own back end, never looked up.
+It runs fused multiply-adds on full registers, compiled by Retune's own back end; nothing is looked up.
 """
 
 import time
@@ -15,16 +15,16 @@ from retune.compiler.runtime.sequence import KernelSequence
 from retune.compiler.target import Target
 
 ACCUMULATORS = 12
-"""Independent chains: more than latency times throughput of any CPU we know, fewer than the 16 registers of AVX2."""
+"""Independent chains: more than latency times throughput of any known CPU, fewer than the 16 registers of AVX2."""
 
-# 12 chains at two multiply-adds a cycle take 6 cycles a step: 0.3 ms at 4 GHz, long beside the fork of threads and
-# short beside a time slice.
+# 12 chains at two multiply-adds a cycle take 6 cycles a step: 0.3 ms at 4 GHz, long compared with the fork of threads
+# and short compared with a time slice.
 STEPS = 200_000
 REPEATS = 20
 MOST_REPEATS = 200
 AGREEING, NEARLY, SCALING = 5, 1.02, 0.97
-"""Enough tries: so many lie so close to the best one, and several threads reach that share of as many times the peak
-of one. A machine that is busy, or clocks down, takes `MOST_REPEATS`.
+"""Enough tries: this many are this close to the best, and several threads reach this share of the scaled peak of one
+thread. A machine that is busy, or throttles, takes `MOST_REPEATS`.
 """
 
 # Between tries other processes get the CPU, so that the next try does not lose its core in the middle.
@@ -33,13 +33,13 @@ _PAUSE_SECONDS = 0.01
 
 @cache
 def measured_peak(threads: int) -> float:
-    """GFLOP/s of `threads` threads: the best of several tries, since other load can only slow one down."""
+    """GFLOP/s of `threads` threads: the best of several tries, since other load only slows them down."""
     kernel, work = peak_kernel(threads)
     run = KernelSequence([kernel])
     run()
-    wanted = SCALING * threads * measured_peak(1) if threads > 1 else 0.0
+    expected = SCALING * threads * measured_peak(1) if threads > 1 else 0.0
     times: list[float] = []
-    while len(times) < REPEATS or (len(times) < MOST_REPEATS and not (_agree(times) and work / min(times) >= wanted)):
+    while len(times) < REPEATS or (len(times) < MOST_REPEATS and not (_agree(times) and work / min(times) >= expected)):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
@@ -48,9 +48,7 @@ def measured_peak(threads: int) -> float:
 
 
 def peak_kernel(threads: int, steps: int = STEPS) -> tuple[BoundKernel, float]:
-    """A call that does nothing but `steps` times as many multiply-adds as there are chains, on each of `threads`
-    threads, and how many GFLOP it does.
-    """
+    """A call of `steps` multiply-adds of each chain, on each of `threads` threads, and its GFLOP."""
     target = Target.host()
     text, lanes = peak_module(target, steps)
     args = (

@@ -1,6 +1,6 @@
-"""Measured programs as plain data: the row that is stored, and the program that serves a task.
+"""Measured programs as plain data: the stored row, and the winning program of a task.
 
-`MeasureRecord` is the only compiler type that storage sees.
+`MeasureRecord` is the only compiler type that storage uses.
 """
 
 import math
@@ -9,10 +9,10 @@ from enum import IntEnum
 
 # 2 added `censored` and `contention`.
 SCHEMA_VERSION = 2
-"""Version of the row layout; a store refuses files of a higher one."""
+"""Version of the row layout; a store refuses files of a higher version."""
 
 GUESSES = TOP_CANDIDATE, FITTED_CANDIDATE = "guess", "guess, transfer"
-"""The `mutation` of the record of a top candidate, and of one that was fitted from a similar task."""
+"""The `mutation` of the record of an untested candidate, and of one fitted from a similar task."""
 
 CONFIRMED = "confirmed"
 """How the `mutation` of a confirmation begins: the row of a program that a run timed again at its end and that serves
@@ -20,13 +20,13 @@ from then on. The program's own mutation follows, and `parent_id` is its record.
 """
 
 DISTURBED = 0.2
-"""Above this contention a cost says more of the machine than of the program."""
+"""Above this contention a cost depends more on the machine than on the program."""
 
 DEFAULT_SCHEDULE = "default"
-"""The `mutation` of the program that is the default schedule."""
+"""The `mutation` of the default schedule."""
 
 MOMENTS = range(-62_135_596_800, 253_402_300_800)
-"""The seconds since 1970 of the years 1 to 9999, which is what dates of Python can show."""
+"""The seconds since 1970 of the years 1 to 9999, the range of Python's dates."""
 
 
 class MeasureStatus(IntEnum):
@@ -61,7 +61,7 @@ class MeasureStatus(IntEnum):
 
     @property
     def tvm_name(self) -> str:
-        """What TVM's messages call it, such as `CompileHostError`."""
+        """TVM's name, such as `CompileHostError`."""
         if self is MeasureStatus.OK:
             return "NoError"
         return "".join(word.capitalize() for word in self.name.split("_")) + "Error"
@@ -69,14 +69,13 @@ class MeasureStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MeasureRecord:
-    """One trial, whole: what was tried, where, how it ended, and where it came from.
+    """One trial: the program, the device, the outcome, and its origin.
 
-    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK. A `censored` trial was out of
-    reach of the best program of its task: its one cost is a short look, good enough to learn from and too rough to win.
-    `contention` is the share of the fastest repeat that other processes took from its threads, or of the machine's
-    speed that was lacking then, 0 to 1, None when that is not known.
-    `error` holds the full text of a failure. `elapsed` is the run's own clock in seconds when the trial's round was
-    stored; it goes on counting across a resume.
+    `costs` are seconds per call, one entry per repeat, and empty when `status` is not OK. A `censored` trial was too
+    slow compared with the best program of its task: its only cost is a probe, good enough to learn from and too rough
+    to win. `contention` is the share of the fastest repeat that other processes took from its threads, or of the
+    machine's speed that was lacking then, 0 to 1, None when unknown. `error` holds the full text of a failure.
+    `elapsed` is the run's own clock in seconds when the trial's round was stored; it continues across a resume.
     """
 
     record_id: str
@@ -119,12 +118,12 @@ class MeasureRecord:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether its cost is too long to learn from."""
+        """Whether its cost is too disturbed to learn from."""
         return (self.contention or 0.0) > DISTURBED
 
     @property
     def seconds(self) -> float:
-        """The cost that counts: the fastest repeat, since other load can only slow one down; infinite for a failure."""
+        """The deciding cost: the fastest repeat, since other load only slows it down; infinite for a failure."""
         if self.status is not MeasureStatus.OK or not self.costs:
             return float("inf")
         return min(self.costs)
@@ -132,9 +131,8 @@ class MeasureRecord:
 
 @dataclass(frozen=True, slots=True)
 class BestProgram:
-    """The program that serves a task, or may serve a similar one: its task's key, `steps` as text, and the seconds that
-    a call takes, infinite while unknown. `record_id` is that of its record, empty where it has none; `mutation` is as
-    in a record.
+    """The winning program of a task, or of a similar task: its task's key, `steps` as text, and the seconds of a call,
+    infinite while unknown. `record_id` is that of its record, empty without a record; `mutation` is as in a record.
     """
 
     task_key: str

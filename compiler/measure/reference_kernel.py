@@ -1,8 +1,8 @@
-"""A short kernel that tells how fast the machine runs now, to be run beside timings.
+"""A short kernel, run next to timings, that measures the current speed of the machine.
 
-The counters of contention do not see what happens outside the operating system: a clock that was lowered, or a host
-that runs two virtual CPUs on one core. The latter was seen on a virtual machine after its CPUs had waited: for tenths
-of a second at a time every kernel took twice as long. A load on all threads ends it within half a second.
+The counters of contention do not see effects outside the operating system: a lowered clock, or a host that runs two
+virtual CPUs on one core. The latter was seen on a virtual machine after its CPUs had been idle: for tenths of a second
+at a time every kernel took twice as long. A load on all threads ends it within half a second.
 """
 
 import logging
@@ -15,21 +15,21 @@ from retune.compiler.measure.peak import peak_kernel
 
 _log = logging.getLogger(__name__)
 
-# 0.05 to 0.1 ms at 4 GHz: short beside a repeat of 3 ms, long beside the fork of threads.
+# 0.05 to 0.1 ms at 4 GHz: short compared with a repeat of 3 ms, long compared with the fork of threads.
 _STEPS = 32_000
 _MOST_SECONDS = 1e-3
-"""A kernel that takes longer, as on a CPU without fused multiply-adds, would cost more than the timings."""
+"""A slower kernel, as on a CPU without fused multiply-adds, would cost more than the timings."""
 _SLOW = 1.2
-"""So many times the usual time of the kernel count as slow, and a time so many times shorter as a new usual one."""
+"""The kernel is slow at this factor times its usual time, and a time shorter by the factor becomes the usual time."""
 _START_SECONDS, _RECOVERY_SECONDS = 0.1, 0.5
 _RECOVERED = 3
-"""So many fast calls in a row show that the machine has recovered."""
+"""Consecutive fast calls that show that the machine has recovered."""
 
 
 @cache
 def reference_kernel(threads: int) -> "ReferenceKernel | None":
-    """The kernel for so many threads; it is compiled and run once in a process, in 0.2 s. None where it cannot be
-    built or takes too long.
+    """The kernel for `threads`; compiled and run once in a process, in 0.2 s. None where it cannot be built or takes
+    too long.
     """
     try:
         reference = ReferenceKernel(peak_kernel(threads, _STEPS)[0])
@@ -52,17 +52,17 @@ class ReferenceKernel:
         self.usual_seconds = min(self.usual_seconds, statistics.median(calls))
 
     def measure_slowdown(self) -> float:
-        """The share of its speed, 0 to 1, that the machine lacks now; 0 where that may be noise."""
+        """The share of its speed, 0 to 1, that the machine lacks now; 0 where it may be noise."""
         seconds = self._time_call()
         if self._is_slow(seconds):
-            # An interrupt hits one call, a slow machine both.
+            # An interrupt affects one call, a slow machine both.
             seconds = min(seconds, self._time_call())
         return 1 - self.usual_seconds / seconds if self._is_slow(seconds) else 0.0
 
     def recover(self, most_seconds: float = _RECOVERY_SECONDS) -> None:
         """Keep the threads busy until the machine runs at its usual speed, for half a second or `most_seconds`.
 
-        A machine that is slow after half a second has another speed from now on.
+        If the machine is still slow after half a second, this becomes its usual speed.
         """
         calls: list[float] = []
         end = time.perf_counter() + min(most_seconds, _RECOVERY_SECONDS)

@@ -1,6 +1,6 @@
-"""What building and timing a program came to, as plain values that travel between processes.
+"""The outcome of building and timing a program, as plain values that travel between processes.
 
-A failure carries its status and a string whose first line says it all, never a made-up cost.
+A failure carries its status and a string whose first line is a full description, never an invented cost.
 """
 
 import traceback
@@ -37,12 +37,12 @@ class Measurement:
 
 
 def in_order(builds: Sequence[BuiltProgram], times: Sequence[Measurement]) -> list[Measurement]:
-    """One measurement a build, with the time it took: `times` are those of the builds that succeeded, in order; the
-    others fail as they did.
+    """One measurement a build, with its build time: `times` are those of the successful builds, in order; the others
+    fail as their builds did.
     """
-    left = iter(times)
+    remaining = iter(times)
     return [
-        replace(next(left), build_seconds=build.seconds)
+        replace(next(remaining), build_seconds=build.seconds)
         if build.artifact is not None
         else Measurement((), build.status, build.error, build.seconds)
         for build in builds

@@ -1,4 +1,4 @@
-"""Measures and verifies CPU kernels inside the one worker process that times.
+"""Measures and verifies CPU kernels inside the only worker process that times.
 
 The default schedule runs first, and every candidate must compute the same results, on the buffers of
 `retune.compiler.measure.task_buffers`.
@@ -27,7 +27,7 @@ from retune.compiler.runtime.contention import ContentionMeter
 from retune.compiler.runtime.loader import BoundKernel, RotatingKernel
 from retune.compiler.runtime.openmp import openmp_runtime
 
-# Rounds alternate between tasks: filling them again and running the reference costs more than the memory.
+# Rounds alternate between tasks: refilling buffers and running the reference cost more than the memory.
 _KEPT_BYTES = 1 << 30
 
 _tasks: OrderedDict[str, TaskBuffers] = OrderedDict()
@@ -40,16 +40,16 @@ def set_up(cpus: tuple[int, ...]) -> None:
 
 
 def knows(key: str) -> bool:
-    """Whether this worker has the buffers of the task of that key."""
+    """Whether this worker has the buffers of the task with this key."""
     return key in _tasks
 
 
 def prepare(key: str, pattern: KernelArtifact, setup: TaskSetup, options: MeasureOptions) -> None:
-    """Make the buffers of a task; `pattern` is its default kernel, run here for what it computes when answers
-    are checked.
+    """Allocate the buffers of a task; `pattern` is its default kernel, run here for its results when answers are
+    checked.
 
     Raises: ArtifactError when the default kernel cannot be run or writes out of bounds; MemoryError; OptionError when
-    an input given in `setup` does not fit.
+    an input of `setup` does not fit.
     """
     reference_kernel(options.threads)  # before a candidate's time runs
     buffers = TaskBuffers.filled(pattern.args, options.seed, key, setup)
@@ -79,7 +79,7 @@ def run_stream(
     for artifact in artifacts:
         begun = time.perf_counter()
         result = _run(buffers, artifact, best_seconds, options)
-        # A fast program of the batch raises the bar for those after it, which then get one look only.
+        # A fast program of the batch raises the bar for later programs, which then get only a probe.
         best_seconds = min(best_seconds, *result.costs, math.inf)
         yield replace(result, run_seconds=time.perf_counter() - begun)
 
@@ -87,8 +87,8 @@ def run_stream(
 def compare_stream(
     key: str, artifacts: Sequence[KernelArtifact], passes: int, options: MeasureOptions
 ) -> Iterator[str | Measurement]:
-    """A sign of life after each of `passes`, in which every kernel is timed once after the other, so that a noisy
-    moment hits them all alike; then one result per kernel, whose costs are those of the passes.
+    """STARTED after each of `passes`, in which every kernel is timed once in turn, so that a disturbance affects them
+    all; then one result per kernel, with the costs of the passes.
 
     The kernels were run and checked before: here they share packed constants, in whatever order those are.
     """
@@ -113,7 +113,7 @@ def compare_stream(
 
 
 def buffers_of(key: str) -> TaskBuffers:
-    """The buffers of the task of that key. Raises: MeasureError when this worker was not told of it."""
+    """The buffers of the task with this key. Raises: MeasureError when this worker does not have them."""
     if key not in _tasks:
         raise MeasureError("this worker was replaced before it was told of the task; ask again")
     _tasks.move_to_end(key)
@@ -123,7 +123,7 @@ def buffers_of(key: str) -> TaskBuffers:
 def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, options: MeasureOptions) -> Measurement:
     try:
         kernel = buffers.bind(artifact, options.threads)
-    except MemoryError as failure:  # no memory for what it wants to run on
+    except MemoryError as failure:  # no memory for its workspace
         return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
     except Exception as failure:  # a candidate that cannot be loaded is a result
         return _failed(MeasureStatus.COMPILE_DEVICE, describe(failure))
@@ -133,15 +133,15 @@ def _run(buffers: TaskBuffers, artifact: KernelArtifact, best_seconds: float, op
         timing = _time(buffers, kernel, best_seconds * options.give_up_factor, options)
         if options.rotate_bytes and buffers.constants:
             kernel()  # on its own constants again
-        if wrong := _check(buffers):  # threads in a race are not wrong every time
+        if wrong := _check(buffers):  # data races do not fail on every run
             return replace(wrong, error=f"right at first, later not: {wrong.error}")
-    except Exception as failure:  # so is one that fails while it runs
+    except Exception as failure:  # so is a candidate that fails while it runs
         return _failed(MeasureStatus.RUNTIME_DEVICE, describe(failure))
     return Measurement(timing.costs, MeasureStatus.OK, "", censored=timing.censored, contention=timing.contention)
 
 
 def _time(buffers: TaskBuffers, kernel: BoundKernel, limit: float, options: MeasureOptions) -> Timing:
-    """Race a kernel that has just run, with its constants where `options` want them."""
+    """Time a kernel that has just run, with its constants where `options` want them."""
     with ContentionMeter(options.threads) as meter:
         call = _call(buffers, kernel, options)
         reference = reference_kernel(options.threads)
@@ -153,7 +153,7 @@ def _time(buffers: TaskBuffers, kernel: BoundKernel, limit: float, options: Meas
 
 def _call(buffers: TaskBuffers, kernel: BoundKernel, options: MeasureOptions) -> BoundKernel | RotatingKernel:
     if options.rotate_bytes and buffers.constants:
-        return kernel.rotating(buffers.places_of_constants(options.rotate_bytes))
+        return kernel.rotating(buffers.addresses_of_constants(options.rotate_bytes))
     return kernel
 
 
@@ -162,14 +162,14 @@ def _before_pass(buffers: TaskBuffers, options: MeasureOptions) -> Callable[[], 
 
 
 def _check_once(buffers: TaskBuffers, kernel: BoundKernel) -> Measurement | None:
-    """Run a kernel on poisoned outputs; what is wrong with it."""
+    """Run a kernel on poisoned outputs; returns the failure, if any."""
     buffers.poison_outputs()
     kernel()
     return _check(buffers)
 
 
 def _check(buffers: TaskBuffers) -> Measurement | None:
-    """What is wrong with what the last run left."""
+    """The failure in the outputs of the last run, if any."""
     if damage := buffers.damage():
         return _failed(MeasureStatus.RUNTIME_DEVICE, damage)
     if mismatch := buffers.mismatch():

@@ -1,6 +1,6 @@
-"""Timing of built programs, one after the other in a single worker process bound to its CPUs.
+"""Times built programs, one after another, in a single worker process bound to its CPUs.
 
-One `Measurement` a program, in order; a program that crashes, hangs or computes something else costs one, its own.
+One `Measurement` a program, in order; a program that crashes, hangs or computes wrong results costs only its own.
 """
 
 import logging
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _BUILD_REFERENCE = "retune.compiler.measure.build_worker:build_reference"
 # Filling buffers and one run of the default schedule: far more than a candidate may take, since nothing is tuned yet.
 _PREPARE_SECONDS = 120.0
-# Bounds what loading thousands of kernels leaks.
+# Bounds the leaks of loading thousands of kernels.
 _USES_PER_WORKER = 5000
 
 
@@ -36,17 +36,16 @@ class LocalRunner:
     """Times kernels on this machine with `threads` threads, by default one for every CPU.
 
     The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
-    seconds. `options` takes the place of them all, and of `threads` and `check`; runs of Retune itself are made with
-    the defaults of `MeasureOptions`, which also says what each means and why its defaults are others.
-    `build_func` and `reference_steps` are the dotted paths of what makes a task's default kernel, or a faster one that
-    computes the same, whose answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and
-    (dag, hardware) -> steps.
+    seconds. `options` replaces all of them, and `threads` and `check`; Retune's own runs use the defaults of
+    `MeasureOptions`, which documents them. `build_func` and `reference_steps` are the dotted paths of the builder of a
+    task's default kernel, or of a faster kernel with the same results, which define the right answers: (task, steps,
+    kernel name) -> KernelArtifact, and (dag, hardware) -> steps.
     """
 
     worker = "retune.compiler.measure.run_worker"
     """The module of the functions that the worker process runs."""
     uses_threads = True
-    """Whether kernels run on CPUs, which builds may use only while nothing is timed, or which they must leave alone."""
+    """Whether kernels run on CPUs, so that builds must not disturb them."""
 
     def __init__(
         self,
@@ -85,21 +84,20 @@ class LocalRunner:
 
     @classmethod
     def of(cls, options: MeasureOptions, gpu: int = 0) -> Self:  # noqa: ARG003 for runners of GPUs
-        """A runner with these options, on the GPU number `gpu` where it runs kernels on GPUs."""
+        """A runner with these options, on GPU number `gpu` where it runs kernels on GPUs."""
         return cls(options=options)
 
     def check(self) -> None:
-        """Check that the device is there. Raises: DeviceError saying what is missing."""
+        """Check that the device exists. Raises: DeviceError saying what is missing."""
 
     def run(
         self, task: SearchTask, builds: Sequence[BuiltProgram], best_seconds: float | None = None
     ) -> list[Measurement]:
-        """Check and time every built candidate; failed builds pass through. `best_seconds` is the task's best
-        cost so far.
+        """Check and time every built candidate; failed builds pass through. `best_seconds` is the task's best cost so
+        far.
 
-        A failed result has status COMPILE_DEVICE (cannot be loaded), RUNTIME_DEVICE (crashed, wrote out of
-        bounds), WRONG_ANSWER or RUN_TIMEOUT. When the task's default kernel itself fails, so do all its
-        candidates.
+        A failed result has status COMPILE_DEVICE (cannot be loaded), RUNTIME_DEVICE (crashed, wrote out of bounds),
+        WRONG_ANSWER or RUN_TIMEOUT. When the task's default kernel itself fails, so do all its candidates.
 
         Raises: MeasureError when the worker cannot work at all, DeviceError when there is no GPU to work on;
         OptionError when an array that is registered for an input does not fit, see
@@ -110,8 +108,8 @@ class LocalRunner:
         return in_order(builds, self._run_built(task, artifacts, best))
 
     def compare(self, task: SearchTask, builds: Sequence[BuiltProgram], passes: int = 7) -> list[Measurement] | None:
-        """Time programs that `run` found right, in turn: the costs of each are its times in the `passes`,
-        one repeat of each. None when the worker did not survive that: then the cause is unknown.
+        """Time programs that passed `run`, in turn: the costs of each are its times in the `passes`, one repeat of
+        each. None when the worker did not survive: then the cause is unknown.
 
         Raises: MeasureError when the worker cannot work at all.
         """
@@ -136,11 +134,11 @@ class LocalRunner:
             return None
 
     def restart(self) -> None:
-        """Time what comes next in a fresh process."""
+        """Time the next programs in a fresh process."""
         self._worker.kill()
 
     def stop(self) -> None:
-        """From any thread or a signal handler: make the run in progress and all later ones fail, until `close`."""
+        """From any thread or a signal handler: make the current run and all later runs fail, until `close`."""
         self._worker.stop()
 
     def close(self) -> None:
@@ -154,7 +152,7 @@ class LocalRunner:
         self.close()
 
     def _initial_arguments(self) -> tuple[object, ...]:
-        """What the worker's `set_up` is given."""
+        """The arguments of the worker's `set_up`."""
         return (self.cpus,)
 
     def _reference_task(self, task: SearchTask) -> SearchTask:
@@ -175,7 +173,7 @@ class LocalRunner:
             raise
         except Exception as error:
             return [self._without_reference(task, describe(error))] * len(artifacts)
-        # After a crash the stream is resumed behind the culprit, with what was learned before it.
+        # After a crash the stream resumes after the culprit, with the best cost measured before it.
         done: list[float] = [best]
 
         def stream_from(first: int) -> Iterator[object]:
@@ -210,10 +208,10 @@ class LocalRunner:
                 )
             pattern = self._references[key]
         dag = task.dag
-        constants = tuple(place for place, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
+        constants = tuple(index for index, tensor in enumerate(dag.inputs) if dag.id_of(tensor) in dag.layout_free)
         terms, types = roundings_of(dag)
         if task.target.allow_tf32 and has_tf32_products(dag):
-            types = (*types, "float16")  # whose fraction has the ten bits of tf32's
+            types = (*types, "float16")  # its fraction has the ten bits of tf32's
         setup = TaskSetup(terms, constants, special_inputs(task), types)
         self._worker.call(f"{self.worker}:prepare", key, pattern, setup, self.options, timeout_s=_PREPARE_SECONDS)
 

@@ -1,6 +1,6 @@
-"""Buffers to run a task's kernels on, with checks of what a candidate left in them.
+"""Buffers to run a task's kernels on, with checks of a candidate's writes.
 
-The buffers of a task are allocated once and serve all its candidates. Inputs are filled from a seed, or with given
+The buffers of a task are allocated once and serve all its candidates. Inputs are filled from a seed, or with registered
 arrays, and write-protected; every buffer is fenced (`retune.compiler.runtime.buffers`); outputs are poisoned before a
 candidate computes them. Insufficient memory is an error before anything is allocated.
 """
@@ -21,12 +21,12 @@ from retune.compiler.runtime.machine import last_cache_bytes, require_memory
 
 # Reading /proc/meminfo costs more than allocating less than this.
 _LARGE = 64 << 20
-"""From here on it is worth a look whether there is memory for a buffer."""
+"""The size from which on a buffer is worth a check of the free memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSetup:
-    """What is known of a task beside its kernels: the terms of its sums and the float types that it rounds to (see
+    """Facts about a task that its kernels do not show: the terms of its sums and the float types that it rounds to (see
     `roundings_of`), the numbers of the inputs that are constants (weights), and inputs by number that must not be
     random.
     """
@@ -39,7 +39,7 @@ class TaskSetup:
 
 @dataclass(slots=True)
 class TaskBuffers:
-    """The arguments of a task's kernels, and what its outputs should hold (empty when nothing is checked)."""
+    """The arguments of a task's kernels, and the expected outputs (empty when nothing is checked)."""
 
     specs: tuple[ArgSpec, ...]
     arrays: tuple[FencedArray, ...]
@@ -52,25 +52,25 @@ class TaskBuffers:
 
     @classmethod
     def filled(cls, specs: tuple[ArgSpec, ...], seed: int, key: str, setup: TaskSetup) -> "TaskBuffers":
-        """Inputs filled from `seed`, or as `setup` gives them, and write-protected; outputs as they come.
+        """Inputs filled from `seed`, or from `setup`, and write-protected; outputs uninitialized.
 
-        Raises: MemoryError when there is not enough memory, OptionError when a given input does not fit.
+        Raises: MemoryError when there is not enough memory, OptionError when an input of `setup` does not fit.
         """
-        copies = 3  # the buffers; numbers that are drawn in a wider type; what is expected and allowed
+        copies = 3  # the buffers; random numbers in a wider type; expected values and tolerances
         require_memory(copies * sum(spec.nbytes for spec in specs), f"the buffers of {key[:60]}")
         arrays = tuple(FencedArray(spec.shape, spec.dtype) for spec in specs)
         for position, (spec, fenced) in enumerate(zip(specs, arrays, strict=True)):
             if not spec.is_output:
-                given = setup.inputs.get(position)
-                values = random_input(spec, seed, key, position) if given is None else _fitting(given, spec)
+                special = setup.inputs.get(position)
+                values = random_input(spec, seed, key, position) if special is None else _fitting(special, spec)
                 fenced.array[...] = values
-                # A candidate that writes to an input faults at once instead of spoiling those after it.
+                # A candidate that writes to an input faults at once instead of spoiling the inputs of later candidates.
                 fenced.protect(writable=False)
-        return cls(specs, arrays, tuple(place for place in setup.constants if specs[place].nbytes))
+        return cls(specs, arrays, tuple(index for index in setup.constants if specs[index].nbytes))
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for this task."""
+        """Bytes allocated for this task."""
         expected = sum(output.values.nbytes + output.allowed.nbytes for output in self.expected)
         pools = sum(pool.nbytes for pool in self.pools.values())
         return sum(fenced.array.nbytes for fenced in (*self.arrays, *self.packed.values())) + expected + pools
@@ -81,7 +81,7 @@ class TaskBuffers:
         return [fenced.array for spec, fenced in zip(self.specs, self.arrays, strict=True) if spec.is_output]
 
     def bind(self, artifact: KernelArtifact, threads: int) -> BoundKernel:
-        """The kernel, ready to run on these buffers; constants are packed the way it wants them.
+        """The kernel, ready to run on these buffers; constants are packed as it requires.
 
         Raises: ArtifactError when it cannot be loaded or takes other arguments than the task's default kernel.
         """
@@ -96,12 +96,12 @@ class TaskBuffers:
         return kernel.bind(buffers, threads)
 
     def poison_outputs(self) -> None:
-        """Make sure that an output element which is not computed shows."""
-        for place, array in enumerate(self.outputs):
-            poison(array, self.expected[place].values if self.expected else None)
+        """Fill the outputs so that elements that are not computed show."""
+        for index, array in enumerate(self.outputs):
+            poison(array, self.expected[index].values if self.expected else None)
 
     def damage(self) -> str:
-        """Which argument was written out of bounds, in words; empty when none was. The damage is undone."""
+        """The argument that was written out of bounds, as text; empty when none was. The damage is undone."""
         named = [(spec.name, fenced) for spec, fenced in zip(self.specs, self.arrays, strict=True)]
         if self.workspace is not None:
             named.append(("workspace", self.workspace))
@@ -113,50 +113,50 @@ class TaskBuffers:
         return f"out of bounds: {'; '.join(texts)}" if texts else ""
 
     def mismatch(self) -> str:
-        """How the outputs differ from what they should hold, in words; empty when they do not."""
+        """The differences of the outputs from the expected values, as text; empty if there are none."""
         texts = (
             output.mismatch(array) for output, array in zip(self.expected, self.outputs, strict=bool(self.expected))
         )
         return "\n".join(text for text in texts if text)
 
-    def places_of_constants(self, pool_bytes: int) -> dict[int, list[int]]:
-        """For every constant the addresses of copies of it, that make up `pool_bytes` together with those of the other
-        constants: a kernel that goes through them finds each out of the caches.
+    def addresses_of_constants(self, pool_bytes: int) -> dict[int, list[int]]:
+        """For every constant the addresses of copies of it, which make up `pool_bytes` together with those of the other
+        constants: a kernel that cycles through them finds each outside the caches.
 
-        The copies are the constant as it is, not packed as a kernel wants it: they are for timing.
+        The copies are not packed as a kernel requires: they are for timing.
         """
-        total = sum(self.arrays[place].array.nbytes for place in self.constants)
-        places = {}
-        for place in self.constants:
-            array = self.arrays[place].array
+        total = sum(self.arrays[index].array.nbytes for index in self.constants)
+        addresses = {}
+        for index in self.constants:
+            array = self.arrays[index].array
             nbytes, room = array.nbytes, most_padded(array.size) * array.itemsize
-            # Kernels assume aligned constants, so each copy begins at a multiple of the alignment; one that pads it
-            # reads zeros after it.
+            # Kernels assume aligned constants, so each copy begins at a multiple of the alignment; a kernel that pads
+            # the constant reads zeros after it.
             step = room + -room % ALIGNMENT
             # Every constant gets equally many copies, so their proportions are those of one call.
             count = max(2, -(-pool_bytes // max(total, 1)))
-            if place not in self.pools or self.pools[place].nbytes < count * step:
+            if index not in self.pools or self.pools[index].nbytes < count * step:
                 require_memory(count * step, "the copies of constants")
                 pool = aligned_array((count, step), "uint8")
                 pool[:, :nbytes] = array.reshape(-1).view("uint8")
                 pool[:, nbytes:] = 0
-                self.pools[place] = pool
-            start = self.pools[place].ctypes.data
-            places[place] = [start + number * step for number in range(count)]
-        return places
+                self.pools[index] = pool
+            start = self.pools[index].ctypes.data
+            addresses[index] = [start + number * step for number in range(count)]
+        return addresses
 
     @property
     def flushed(self) -> list[Array]:
         """All arguments but the first; of a constant all its packed forms, or itself where it has none."""
-        found: list[Array] = []
-        for place, one in enumerate(self.arrays[1:], 1):
-            packed = [held for (position, _), held in self.packed.items() if position == place]
-            found.extend(held.array for held in packed or [one])
-        return found
+        arrays: list[Array] = []
+        for index, fenced in enumerate(self.arrays[1:], 1):
+            packed = [form for (position, _), form in self.packed.items() if position == index]
+            arrays.extend(form.array for form in packed or [fenced])
+        return arrays
 
     def flusher(self) -> BoundKernel | None:
-        """What takes all arguments but the first out of the caches, as far as they fit the flush kernel's table; None
-        where the CPU has no such instruction.
+        """A kernel that evicts all arguments but the first from the caches, as far as they fit the flush kernel's
+        table; None where the CPU has no such instruction.
         """
         kernel = flush_kernel()
         if kernel is None:
@@ -190,21 +190,21 @@ class TaskBuffers:
         return self.workspace.array
 
 
-def _fitting(given: Array, spec: ArgSpec) -> Array:
-    """Raises: OptionError when the array is not what the argument takes."""
-    if given.shape != spec.shape or given.dtype != np.dtype(spec.dtype):
+def _fitting(array: Array, spec: ArgSpec) -> Array:
+    """Raises: OptionError when the array does not fit the argument."""
+    if array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
         raise OptionError(
             f"input {spec.name} is {spec.dtype}{list(spec.shape)}, the array given for it is "
-            f"{given.dtype.name}{list(given.shape)}"
+            f"{array.dtype.name}{list(array.shape)}"
         )
-    return given
+    return array
 
 
 class Sweeper:
-    """Goes through more memory than the caches hold: for CPUs without an instruction to flush them."""
+    """Touches more memory than the caches hold: for CPUs without an instruction to flush them."""
 
     def __init__(self) -> None:
-        # More than the caches hold, so that nothing of what was there before is left.
+        # More than the caches hold, so that nothing of their contents is left.
         self._scratch = np.zeros(2 * last_cache_bytes(), np.uint8)
 
     def __call__(self) -> None:

@@ -1,7 +1,7 @@
 """Registry of arrays for task inputs that must not be random, such as indices.
 
-There is one table per process, by workload key and name of the placeholder; saved arrays are found by later processes.
-Every registered array is used, otherwise measuring raises an error with the reason.
+There is one table per process, by workload key and name of the placeholder; later processes find saved arrays. Every
+registered array is used, otherwise measuring raises an error with the reason.
 
     <state folder>/inputs/<hash of the workload key>/<name>.npy
 
@@ -24,10 +24,10 @@ from retune.compiler.schedule.task import SearchTask
 from retune.compiler.te.tensor import Tensor
 
 DEFAULT = "default"
-"""The table that is asked last: inputs that belong to no workload in particular."""
+"""The fallback table: inputs that belong to no particular workload."""
 
 CheckFunction = Callable[[Sequence[Tensor]], Mapping[Tensor, str]]
-"""Takes a task's inputs and outputs and says which inputs are to be filled with which registered arrays."""
+"""Takes a task's inputs and outputs and returns which inputs to fill with which registered arrays."""
 
 F = TypeVar("F", bound=CheckFunction)
 
@@ -42,18 +42,18 @@ def register_task_input_buffer(
     """Fill the input `input_name` of a workload with `input_data` whenever it is measured, also in later processes when
     it is saved. Returns the array.
 
-    Raises: OptionError when another array is registered or saved under that name, unless `overwrite`; or for a name
-    that cannot be that of a file when it is to be saved.
+    Raises: OptionError when another array is registered or saved under that name, unless `overwrite`; or for a name to
+    save that cannot be a file's.
     """
     array = np.array(input_data)
-    known = _TABLES.get(workload_key, {}).get(input_name)
+    registered = _TABLES.get(workload_key, {}).get(input_name)
     if save_to_file and (not input_name or input_name != Path(input_name).name):
         raise OptionError(f"the input's name {input_name!r} cannot be that of a file")
     path = _path(workload_key, input_name)
     saved = _load(path) if save_to_file else None
-    for other, where in ((known, "registered"), (saved, f"saved in {path}")):
-        if other is not None and not overwrite and not _equal(other, array):
-            raise OptionError(f"another array is {where} for input {input_name}; use overwrite to replace it")
+    for existing, place_text in ((registered, "registered"), (saved, f"saved in {path}")):
+        if existing is not None and not overwrite and not _equal(existing, array):
+            raise OptionError(f"another array is {place_text} for input {input_name}; use overwrite to replace it")
     if save_to_file:
         _save(path, array)
     _TABLES.setdefault(workload_key, {})[input_name] = array
@@ -67,8 +67,8 @@ def register_task_inputs(
     overwrite: bool = False,
     save_to_file: bool = False,
 ) -> tuple[str, ...]:
-    """Register arrays by name; or only names, whose arrays are found where `get_task_input_buffer` looks. Returns the
-    names. Raises: OptionError as `register_task_input_buffer` does.
+    """Register arrays by name; or only names, whose arrays `get_task_input_buffer` looks up. Returns the names. Raises:
+    OptionError as `register_task_input_buffer` does.
     """
     if isinstance(inputs, Mapping):
         for name, array in inputs.items():
@@ -86,9 +86,9 @@ def get_task_input_buffer(workload_key: str, input_name: str) -> Array:
     Raises: OptionError when it is in none of them.
     """
     path = _path(workload_key, input_name)
-    for found in (_TABLES.get(workload_key, {}).get(input_name), _load(path)):
-        if found is not None:
-            return found
+    for array in (_TABLES.get(workload_key, {}).get(input_name), _load(path)):
+        if array is not None:
+            return array
     fallback = _TABLES.get(DEFAULT, {}).get(input_name)
     if fallback is None:
         raise OptionError(
@@ -104,7 +104,7 @@ def register_task_input_check_func(func_name: str, f: None = None, override: boo
 @overload
 def register_task_input_check_func(func_name: str, f: F, override: bool = False) -> F: ...
 def register_task_input_check_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
-    """Register a function that finds inputs to be filled in a computation, for placeholders whose names are not known
+    """Register a function that returns the inputs to fill in a computation, for placeholders whose names are not known
     beforehand. Used as `register_workload` is. Returns the function.
 
     Raises: OptionError when the name is taken, unless `override`.
@@ -113,27 +113,27 @@ def register_task_input_check_func(func_name: Any, f: Any = None, override: bool
 
 
 def special_inputs(task: SearchTask) -> dict[int, Array]:
-    """The arrays for a task's inputs by their numbers; inputs that are not in it are random.
+    """The arrays for a task's inputs by their numbers; other inputs are random.
 
     Raises: OptionError when an array is registered for a name that no input has, or a named array is missing.
     """
     key, tensors = task.workload_key, task.dag.inputs
-    wanted = {tensor.name: place for place, tensor in enumerate(tensors)}
+    numbers = {tensor.name: number for number, tensor in enumerate(tensors)}
     names = {*_TABLES.get(key, {}), *(path.stem for path in _folder(key).glob("*.npy"))}
-    places = {wanted[name]: name for name in names if name in wanted}
+    names_by_number = {numbers[name]: name for name in names if name in numbers}
     for check in _CHECKS.values():
         for tensor, name in check((*tensors, *task.dag.outputs)).items():
-            numbers = [place for place, each in enumerate(tensors) if each is tensor]
-            if not numbers:
+            matches = [number for number, candidate in enumerate(tensors) if candidate is tensor]
+            if not matches:
                 raise OptionError(f"{tensor.name}, which is to be filled with {name}, is no input of {task.name}")
-            places.setdefault(numbers[0], name)
-    unused = names - set(places.values())
+            names_by_number.setdefault(matches[0], name)
+    unused = names - set(names_by_number.values())
     if unused:
         raise OptionError(
             f"{task.name} has no input called {', '.join(sorted(unused))}, for which an array is registered; "
-            f"its inputs are {', '.join(wanted)}"
+            f"its inputs are {', '.join(numbers)}"
         )
-    return {place: get_task_input_buffer(key, name) for place, name in places.items()}
+    return {number: get_task_input_buffer(key, name) for number, name in names_by_number.items()}
 
 
 def revision(workload_key: str) -> int:
@@ -159,7 +159,7 @@ def _path(workload_key: str, name: str) -> Path:
 
 
 def _load(path: Path) -> Array | None:
-    """Raises: OptionError when the file is there and cannot be read."""
+    """The saved array, None without a file. Raises: OptionError when the file cannot be read."""
     try:
         # No pickles: they would run code that the writer of the file chose.
         loaded: Array = np.load(path, allow_pickle=False)
@@ -178,5 +178,5 @@ def _save(path: Path, array: Array) -> None:
         raise OptionError(f"the array cannot be saved as {path}: {error}") from error
 
 
-def _equal(one: Array, other: Array) -> bool:
-    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _equal(lhs: Array, rhs: Array) -> bool:
+    return lhs.dtype == rhs.dtype and np.array_equal(lhs, rhs, equal_nan=lhs.dtype.kind == "f")

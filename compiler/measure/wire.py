@@ -1,7 +1,7 @@
 """Requests and answers of a fleet as bytes, and back.
 
-They are data, never code: only classes listed here are made, by their own constructors, so bytes from a stranger cannot
-do more than be refused. What is one object before is one object after.
+They are data, never code: only classes listed here are constructed, by their own constructors, so foreign bytes are at
+worst refused. Object identity is preserved.
 
 A message is an archive of `message.json` and of `blobs`, the contents of its arrays and byte strings one after another:
 
@@ -63,7 +63,7 @@ from retune.compiler.te.tensor import (
 
 KIND, VERSION = "message", 4
 _BEFORE_3 = b"{"
-"""What earlier messages begin with: a line of JSON."""
+"""The first byte of messages of earlier versions: a line of JSON."""
 
 _PLAIN = (
     *(Binary, Buffer, Call, Cast, Const, Dot, Load, Not, Select, Var),
@@ -73,7 +73,7 @@ _PLAIN = (
     *(DeviceCode, GpuFacts, KernelLaunch),
     *(BuiltProgram, TimeRequest, DescribeRequest, LimitsRequest, CompareRequest),
 )
-"""Frozen classes that are made from their fields."""
+"""Frozen classes that are constructed from their fields."""
 
 _ENUMS: tuple[type[Enum], ...] = (BinaryOp, AxisKind, LayoutRewriteOption, MeasureStatus)
 
@@ -82,10 +82,10 @@ def _parts_of_graph(graph: ComputeDAG) -> tuple[Any, ...]:
     return graph.nodes, graph.inputs, graph.outputs, graph.__dict__.get("_hash")
 
 
-def _graph_of(nodes: Any, inputs: Any, outputs: Any, made: Any) -> ComputeDAG:
+def _graph_of(nodes: Any, inputs: Any, outputs: Any, key: Any) -> ComputeDAG:
     graph = ComputeDAG._from_parts(nodes, inputs, outputs)
-    if made is not None:  # the function that made it may not be registered here
-        graph.__dict__["_hash"] = made
+    if key is not None:  # the function that made it may not be registered here
+        graph.__dict__["_hash"] = key
     return graph
 
 
@@ -107,7 +107,7 @@ _SPECIAL: Mapping[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., An
     SearchTask: (_parts_of_task, restored_task),
     Target: (lambda target: (str(target),), Target),
 }
-"""Classes that are taken apart and made in their own way."""
+"""Classes with their own parts and constructors."""
 
 _CLASSES: Mapping[str, Callable[..., Any]] = {
     **{kind.__name__: kind for kind in _PLAIN},
@@ -119,7 +119,7 @@ _MEMBERS: Mapping[str, type[Enum]] = {kind.__name__: kind for kind in _ENUMS}
 def to_bytes(value: object) -> bytes:
     """The message of a value.
 
-    Raises: MeasureError for a value of a class that does not travel, or expressions nested too deep.
+    Raises: MeasureError for a value of a class that cannot be sent, or expressions nested too deep.
     """
     writer = _Writer()
     with refusing_depth("what is sent to another machine", MeasureError):
@@ -131,7 +131,7 @@ def to_bytes(value: object) -> bytes:
 def from_bytes(data: bytes) -> Any:
     """The value of a message.
 
-    Raises: MeasureError when it is damaged, or was written by a version of Retune that is not this one.
+    Raises: MeasureError when it is damaged, or another version of Retune wrote it.
     """
     try:
         archive = _opened(data)
@@ -161,22 +161,22 @@ def _opened(data: bytes) -> Archive:
 
 
 class _Writer:
-    """Values made plain; objects are numbered as they are finished."""
+    """Turns values into plain ones; objects are numbered as they are finished."""
 
     def __init__(self) -> None:
         self.objects: list[list[Any]] = []
         self.blobs: list[bytes] = []
         self._size = 0
-        self._known: dict[int, tuple[int, object]] = {}  # the object is kept, so that its id stays its own
+        self._known: dict[int, tuple[int, object]] = {}  # the object is kept, so that its id stays unique
 
     def plain(self, value: Any) -> Any:
-        """The form of one value, see the grammar."""
+        """The form of a value, see the grammar."""
         if isinstance(value, Enum):  # first: members may be strings or numbers too
             return {"e": [self._listed(_MEMBERS, value), value.name]}
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, (float, np.floating)):
-            # JSON has no infinities and no NaN; `allow_nan=False` makes sure that none slips through.
+            # JSON has no infinities and no NaN; `allow_nan=False` ensures that none slips through.
             number = float(value)
             return number if math.isfinite(number) else {"f": repr(number)}
         if isinstance(value, np.integer):
@@ -193,16 +193,16 @@ class _Writer:
 
     def _number(self, value: object) -> int:
         # By identity: expressions share subtrees, which equality would compare again and again.
-        known = self._known.get(id(value))
-        if known is None:
+        entry = self._known.get(id(value))
+        if entry is None:
             name = self._listed(_CLASSES, value)
             if type(value) in _SPECIAL:
                 parts = _SPECIAL[type(value)][0](value)
             else:
                 parts = tuple(getattr(value, item.name) for item in fields(value) if item.init)  # type: ignore[arg-type]
             self.objects.append([name, *map(self.plain, parts)])
-            known = self._known[id(value)] = len(self.objects) - 1, value
-        return known[0]
+            entry = self._known[id(value)] = len(self.objects) - 1, value
+        return entry[0]
 
     def _blob(self, data: bytes) -> list[int]:
         start, self._size = self._size, self._size + len(data)
@@ -224,12 +224,11 @@ class _Reader:
         self._objects: list[Any] = []
 
     def add(self, kind: str, parts: list[Any]) -> None:
-        """Make the next object."""
+        """Construct the next object."""
         # Constructors validate; a class that is not in the table is a KeyError, never an import.
         self._objects.append(_CLASSES[kind](*map(self.value, parts)))
 
     def value(self, form: Any) -> Any:
-        """The value of a form."""
         if not isinstance(form, dict):
             return form
         ((tag, content),) = form.items()

@@ -2,7 +2,7 @@
 
 Started by `retune.compiler.measure.worker_process` as `python -m retune.compiler.measure.worker_main HANDLE PARENT`:
 the file descriptor of a duplex `multiprocessing` connection, and the id of the parent process. A request is (function
-path, arguments), pickled; the replies are (kind, value) pairs, the last one of a request being END or ERROR. A function
+path, arguments), pickled; the replies are (kind, value) pairs, the last of a request being END or ERROR. A function
 that returns an iterator is streamed.
 """
 
@@ -25,7 +25,7 @@ _WATCH_SECONDS = 0.5
 
 
 READY, ITEM, END, ERROR = "ready", "item", "end", "error"
-"""What a message from the worker carries. Plain strings, because this module is `__main__` at one end."""
+"""The kinds of the worker's messages. Plain strings, because this module is `__main__` in the worker."""
 
 
 def resolve(path: str) -> Any:
@@ -64,7 +64,7 @@ def _encode_error(error: Exception, text: str) -> bytes:
     """The exception itself where it survives pickling, and in any case its traceback."""
     try:
         encoded = pickle.dumps((ERROR, (error, text)))
-        # Some exceptions pickle but cannot be unpickled, when their constructor wants other arguments.
+        # Some exceptions pickle but cannot be unpickled, when their constructor has other parameters.
         pickle.loads(encoded)
     except Exception:  # whatever a foreign class does in its reduction
         return pickle.dumps((ERROR, (None, text)))
@@ -72,9 +72,10 @@ def _encode_error(error: Exception, text: str) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """End this process and its group, in the middle of whatever they do, once `parent` is no longer its parent.
+    """End this process and its group at any point, once `parent` is no longer its parent.
 
-    Linux could send a signal on the parent's death, but sends it already when the *thread* that started us ends.
+    Linux could send a signal on the parent's death, but sends it already when the *thread* that started this process
+    ends.
     """
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)

@@ -1,9 +1,9 @@
 """A pool of worker processes that several callers share.
 
-Calls begin in the order in which they were submitted. A caller that fails or is interrupted ends its own calls only.
+Calls begin in the order in which they were submitted. A caller that fails or is interrupted ends only its own calls.
 
-Some workers may be *guests*: they run on CPUs that are needed now and then to time programs. While `quiet` is
-held, guests begin nothing; it is entered when they have finished what they had begun.
+Some workers may be *guests*: they run on CPUs that are needed now and then to time programs. During `quiet` guests
+begin nothing; it is entered when they have finished their current calls.
 """
 
 import threading
@@ -47,7 +47,7 @@ class WorkerPool:
         future: Future[Result] = Future()
         with self._changed:
             self._waiting.append(_Call(function, future))
-            idle = next((place for place in range(len(self._workers)) if place not in self._serving), None)
+            idle = next((index for index in range(len(self._workers)) if index not in self._serving), None)
             # Threads are started on demand and end when nothing waits: an idle pool has none.
             if idle is not None:
                 self._serving.add(idle)
@@ -59,7 +59,7 @@ class WorkerPool:
     def start(
         self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]
     ) -> Iterator[list[Future[Result]]]:
-        """Begin with `function(worker, item)` for the items. What is unfinished when the block ends is ended."""
+        """Begin `function(worker, item)` for the items. Unfinished calls are ended with the block."""
         futures = [self.submit(_bound(function, item)) for item in items]
         try:
             yield futures
@@ -69,7 +69,7 @@ class WorkerPool:
     def map(self, function: Callable[[WorkerProcess, Item], Result], items: Sequence[Item]) -> list[Result]:
         """`function(worker, item)` for every item; results in the order of the items.
 
-        Raises: the first exception that `function` raised; items not begun by then are left out.
+        Raises: the first exception of `function`; items not begun by then are left out.
         """
         with self.start(function, items) as futures:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -91,7 +91,7 @@ class WorkerPool:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Make the calls in progress fail, and every later one until `close`."""
+        """Make the current calls fail, and every later call until `close`."""
         for worker in self._workers:
             worker.stop()
 
@@ -101,7 +101,7 @@ class WorkerPool:
             worker.close()
 
     def _end(self, futures: Sequence[Future[Any]]) -> None:
-        """Cancel calls that wait, stop those in progress, and return when they are over."""
+        """Cancel waiting calls, stop current calls, and return when they are over."""
         for future in futures:
             future.cancel()
         with self._changed:
@@ -112,14 +112,14 @@ class WorkerPool:
                 worker.stop()
         wait(futures)
 
-    def _serve(self, place: int) -> None:
+    def _serve(self, index: int) -> None:
         """Make calls on one worker until none waits."""
-        worker, is_guest = self._workers[place], place >= self.steady
-        while (call := self._next(place)) is not None:
+        worker, is_guest = self._workers[index], index >= self.steady
+        while (call := self._next(index)) is not None:
             result, error = None, None
             try:
                 result = call.function(worker)
-            except BaseException as failure:  # it is raised where the result is taken
+            except BaseException as failure:  # it is raised where the result is read
                 error = failure
             with self._changed:
                 del self._running[call.future]
@@ -135,22 +135,21 @@ class WorkerPool:
             else:
                 call.future.set_exception(error)
 
-    def _next(self, place: int) -> _Call | None:
-        is_guest = place >= self.steady
+    def _next(self, index: int) -> _Call | None:
+        is_guest = index >= self.steady
         with self._changed:
             if is_guest:
-                # Returns on an empty queue too, or an idle guest's thread would stay for as long as the pool is held
-                # quiet.
+                # Returns on an empty queue too, or an idle guest's thread would stay as long as the pool is quiet.
                 self._changed.wait_for(lambda: not self._held or not self._waiting)
             while self._waiting:
                 call = self._waiting.popleft()
                 # False for a call that was cancelled while it waited.
                 if call.future.set_running_or_notify_cancel():
-                    self._running[call.future] = self._workers[place]
+                    self._running[call.future] = self._workers[index]
                     self._busy_guests += is_guest
                     return call
-            # Under the same lock as `submit`: no call can be queued between the last look and the thread's end.
-            self._serving.discard(place)
+            # Under the same lock as `submit`: no call can be queued between the last check and the thread's end.
+            self._serving.discard(index)
             return None
 
 

@@ -1,12 +1,11 @@
 """Functions that run in another process, which may crash or hang; they are called by dotted path.
 
-A call ends with a result, the function's exception, `WorkerTimeoutError` or `WorkerLostError`; after either
-of the last two the process and everything it started are gone, and the next call starts a fresh one. No worker outlives
-its parent.
+A call ends with a result, the function's exception, `WorkerTimeoutError` or `WorkerLostError`; after either of the last
+two the process and its children are gone, and the next call starts a fresh process. No worker outlives its parent.
 
 Why not `multiprocessing`: its spawned children import the caller's main module again, so a plain script would need a
-main guard before it could measure, and forked ones inherit locks and OpenMP threads. Why not a pool library (loky,
-pebble, concurrent.futures): a dead or late worker breaks the pool or loses what it had finished; here a stream of
+main guard before it could measure, and forked children inherit locks and OpenMP threads. Why not a pool library (loky,
+pebble, concurrent.futures): a dead or late worker breaks the pool or loses its finished results; here a stream of
 results survives up to the item that killed its worker.
 """
 
@@ -30,17 +29,17 @@ from retune.compiler.config import child_environment
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure.worker_main import END, ERROR, ITEM
 
-# Enough for the last words of a crash; the text becomes part of a record.
+# Enough for the last output of a crash; the text becomes part of a record.
 _STDERR_BYTES = 8192
 # Between EOF on the pipe and the end of the process the kernel frees its memory, which takes seconds for gigabytes.
 _GRACE_SECONDS = 5.0
 _SEND_SECONDS = 120
-# Signals that a program does not raise by a fault of its own, unlike SIGSEGV, SIGILL, SIGBUS, SIGFPE and SIGABRT.
+# Signals that a program does not raise by its own fault, unlike SIGSEGV, SIGILL, SIGBUS, SIGFPE and SIGABRT.
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 
 
 class WorkerFailedError(MeasureError):
-    """A worker did not answer. `from_outside` tells that the cause is not what it was running."""
+    """A worker did not answer. `from_outside`: its task is not the cause."""
 
     from_outside = False
 
@@ -60,13 +59,13 @@ class WorkerLostError(WorkerFailedError):
 
     def __init__(self, code: int | None, stderr: str) -> None:
         number = -code if code is not None and code < 0 else 0
-        known = number in signal.valid_signals()
-        self.signal_name = (signal.Signals(number).name if known else f"signal {number}") if number else ""
+        is_signal = number in signal.valid_signals()
+        self.signal_name = (signal.Signals(number).name if is_signal else f"signal {number}") if number else ""
         self.from_outside = number in _FROM_OUTSIDE
         self.code = code
         self.stderr = stderr
-        how = f"was ended by {self.signal_name}" if number else f"exited with code {code}"
-        super().__init__(f"the worker process {how}" + (f"; its last output:\n{stderr}" if stderr else ""))
+        ending = f"was ended by {self.signal_name}" if number else f"exited with code {code}"
+        super().__init__(f"the worker process {ending}" + (f"; its last output:\n{stderr}" if stderr else ""))
 
     def __reduce__(self) -> tuple[type[Self], tuple[int | None, str]]:
         return type(self), (self.code, self.stderr)
@@ -84,7 +83,7 @@ class _Running:
     mark: int = 0
 
     def last_output(self) -> str:
-        """What the worker wrote since the current call began, at most the last 8 KiB."""
+        """The worker's output since the current call began, at most the last 8 KiB."""
         end = os.fstat(self.stderr.fileno()).st_size
         start = max(self.mark, end - _STDERR_BYTES)
         return os.pread(self.stderr.fileno(), end - start, start).decode(errors="replace").strip()
@@ -95,8 +94,8 @@ class WorkerProcess:
     """A process that runs functions for its owner, one at a time; started by the first call.
 
     `initializer` (a dotted path, with `initargs`) runs first in every process. `renew` ends a process after
-    `maximum_uses` results, which bounds what leaks in it (0: never). `environment` is put over this process's own. Not
-    to be shared between threads.
+    `maximum_uses` results, which bounds its leaks (0: never). `environment` overrides this process's own. Not to be
+    shared between threads.
     """
 
     initializer: str = ""
@@ -117,7 +116,7 @@ class WorkerProcess:
         return results[-1] if results else None
 
     def stream(self, function: str, *args: object, timeout_s: float | None = None) -> Generator[Any, None, None]:
-        """Run `function`, which returns an iterator, and yield what that yields as it comes. `timeout_s` is per item.
+        """Run `function`, which returns an iterator, and yield its items as they come. `timeout_s` is per item.
 
         Closing the stream early ends the worker. Raises: as `call`.
         """
@@ -140,9 +139,7 @@ class WorkerProcess:
             _raise_remote(*value)
 
     def renew(self) -> None:
-        """End a process that has served its uses. To be called between pieces of work that build on each other: what
-        the process was told is gone with it.
-        """
+        """End a process that has reached its maximum uses, between dependent pieces of work: its state is lost."""
         if self._running and self.maximum_uses and self._running.uses >= self.maximum_uses:
             self.kill()
 
@@ -152,13 +149,13 @@ class WorkerProcess:
         return self._running.process.pid if self._running else None
 
     def kill(self) -> None:
-        """End the worker and all it started, now. The next call starts a fresh one."""
+        """End the worker and its children now. The next call starts a fresh worker."""
         running, self._running = self._running, None
         if running is not None:
             running.end()
 
     def stop(self) -> None:
-        """From another thread: make the call in progress fail, and every later one until `close`."""
+        """From another thread: make the current call fail, and every later call until `close`."""
         # Set before the signal: a worker that is being started sees it and ends itself.
         self._stopped = True
         running = self._running
@@ -166,7 +163,7 @@ class WorkerProcess:
             _signal_group(running.process)
 
     def close(self) -> None:
-        """End the worker. A later call starts a fresh one."""
+        """End the worker. A later call starts a fresh worker."""
         self.kill()
         self._stopped = False
 
@@ -190,14 +187,14 @@ class WorkerProcess:
         return self._running
 
     def _start(self) -> _Running:
-        ours, theirs = Pipe()
-        with socket.socket(fileno=os.dup(ours.fileno())) as end:  # a worker that was stopped takes no large message
+        parent_end, worker_end = Pipe()
+        with socket.socket(fileno=os.dup(parent_end.fileno())) as end:  # a stopped worker takes no large message
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         # A file and not a pipe: a worker that writes much would block on a pipe that is not read.
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        # "-P" keeps the working folder off the worker's path; what the parent can import, the worker finds by these.
+        # "-P" keeps the working folder off the worker's path; these paths let it import what the parent can.
         paths = [str(Path(entry).resolve()) for entry in sys.path]
-        arguments = (str(theirs.fileno()), str(os.getpid()))
+        arguments = (str(worker_end.fileno()), str(os.getpid()))
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "retune.compiler.measure.worker_main", *arguments],
@@ -205,18 +202,18 @@ class WorkerProcess:
                 stdout=stderr,
                 stderr=stderr,
                 env=child_environment({**self.environment, "PYTHONPATH": os.pathsep.join(paths)}),
-                pass_fds=(theirs.fileno(),),
-                # Its own process group: Ctrl-C of the terminal does not reach it, and `killpg` ends what it started.
+                pass_fds=(worker_end.fileno(),),
+                # Its own process group: Ctrl-C of the terminal does not reach it, and `killpg` ends its children.
                 start_new_session=True,
             )
         except OSError as error:
-            ours.close()
+            parent_end.close()
             stderr.close()
             raise WorkerStartError(f"cannot start a worker process: {error}") from error
         finally:
             # The parent's copy would keep the pipe open, and the end of the worker would never show as EOF.
-            theirs.close()
-        return _Running(process, ours, stderr, weakref.finalize(self, _end, process, ours, stderr))
+            worker_end.close()
+        return _Running(process, parent_end, stderr, weakref.finalize(self, _end, process, parent_end, stderr))
 
     def _greet(self, running: _Running) -> None:
         """Wait until the worker answers and its initializer has run."""
@@ -255,8 +252,8 @@ class WorkerProcess:
         return kind, value
 
     def _lost(self, running: _Running) -> WorkerLostError:
-        """Find out how the worker ended, and tidy up after it."""
-        # The pipe closes before the process is gone: its exit code says what killed it.
+        """Determine how the worker ended, and clean up after it."""
+        # The pipe closes before the process is gone: its exit code tells what killed it.
         limit = time.monotonic() + _GRACE_SECONDS
         while not (has_ended := _has_ended(running.process)) and time.monotonic() < limit:
             time.sleep(0.01)
@@ -273,7 +270,7 @@ def _raise_remote(error: Exception | None, text: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], connection: "Connection[Any, Any]", stderr: IO[bytes]) -> None:
-    """Kill the worker's process group and give back what belongs to it."""
+    """Kill the worker's process group and release its resources."""
     _signal_group(process)
     process.wait()
     connection.close()

@@ -220,7 +220,7 @@ def test_cold_arguments_cost_no_answer(options: dict[str, int]) -> None:
 def test_every_call_finds_its_constants_in_another_place() -> None:
     run_worker.prepare("rotating", artifact("good"), TaskSetup(constants=(0,)), OPTIONS)
     buffers = run_worker._tasks.pop("rotating")
-    places = buffers.places_of_constants(10 * ELEMENTS * 4)
+    places = buffers.addresses_of_constants(10 * ELEMENTS * 4)
     assert len(set(places[0])) == 10
     kernel = buffers.bind(artifact("good"), threads=1)
     call = kernel.rotating(places)

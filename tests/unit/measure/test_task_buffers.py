@@ -24,19 +24,19 @@ A, W, OUT = (
 def test_copies_of_several_constants_make_up_the_pool_together() -> None:
     second = ArgSpec("v", (40,), "float32", False)
     buffers = TaskBuffers.filled((A, W, second, OUT), 0, "key", TaskSetup(constants=(1, 2)))
-    places = buffers.places_of_constants(2000)
+    places = buffers.addresses_of_constants(2000)
     assert [len(places[place]) for place in (1, 2)] == [10, 10]
     assert all(address % 64 == 0 for addresses in places.values() for address in addresses)
     pool = buffers.pools[1]
     assert np.array_equal(pool[9, : W.nbytes].view("float32"), buffers.arrays[1].array)
-    again = buffers.places_of_constants(1000)
+    again = buffers.addresses_of_constants(1000)
     assert buffers.pools[1] is pool
     assert len(again[1]) == 5
 
 
 def test_a_constant_as_large_as_the_pool_still_moves() -> None:
     buffers = TaskBuffers.filled((A, W, OUT), 0, "key", TaskSetup(constants=(1,)))
-    assert len(set(buffers.places_of_constants(1)[1])) == 2
+    assert len(set(buffers.addresses_of_constants(1)[1])) == 2
 
 
 def test_given_inputs_are_what_kernels_see() -> None:
@@ -85,7 +85,7 @@ def test_copies_of_a_constant_leave_room_for_what_is_padded() -> None:
     kernels = [in_strips(strip) for strip in STRIPS]
     for first in kernels:
         buffers = TaskBuffers.filled(first.args, 0, "key", TaskSetup(constants=(1,)))
-        copies = buffers.places_of_constants(10_000)[1]
+        copies = buffers.addresses_of_constants(10_000)[1]
         end = buffers.pools[1].ctypes.data + buffers.pools[1].nbytes
         assert all(end - copies[-1] >= kernel.args[1].nbytes for kernel in kernels)
         apart = copies[1] - copies[0]
