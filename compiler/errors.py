@@ -128,7 +128,7 @@ class ModelFormatError(ModelError):
 
 
 class UnsupportedOperatorError(ModelError):
-    """An operator, or an attribute of one, has no conversion."""
+    """An operator, or an attribute, has no conversion."""
 
 
 class UnknownValueError(UnsupportedOperatorError):

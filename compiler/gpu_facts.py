@@ -16,7 +16,7 @@ _PARTITIONS = 4
 """Parts of a multiprocessor, each with its own registers and every fourth warp."""
 _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
-# Eight bits of an instruction name a register; one of their 256 values, RZ, reads as zero.
+# Eight bits of an instruction name a register; of their 256 values one, RZ, reads as zero.
 _MOST_REGISTERS = 255
 
 STATIC_SHARED = 48 * 1024

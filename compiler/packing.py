@@ -83,7 +83,7 @@ class Packing:
         return tuple(self.dims[digit] for digit in self.order)
 
     def pack(self, array: Array, out: Array | None = None) -> Array:
-        """The packed copy, shape (size,), contiguous, same dtype; written to `out` (of that shape) if there is one.
+        """The packed copy, shape (size,), contiguous, same dtype; written to `out` (of that shape), if any.
 
         Raises: ArtifactError when the number of elements differs.
         """

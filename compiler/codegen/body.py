@@ -34,7 +34,7 @@ CHUNKS_PER_ITERATION = 4
 SMALL_BUFFER_BYTES = 31 * 64
 """Loops over a local buffer up to this size are unrolled, so that it can be in registers."""
 MASKED_BYTES = 64
-"""Registers at least this wide come with masks (AVX-512), so that a partial vector costs no more than a full one."""
+"""Registers at least this wide come with masks (AVX-512), so that a partial vector costs no more than a full vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class BodyEmitter(ExpressionEmitter):
                 raise LoweringError("the threads of a block wait for each other, but a CPU has no blocks of threads")
 
     def loop(self, loop: For) -> None:
-        """A loop of any kind but an outermost parallel one."""
+        """A loop of any kind, except an outermost parallel loop."""
         if loop.kind is LoopKind.UNROLL:
             # Unrolled here and not by LLVM: indices become literals at once, which keeps accumulators in registers.
             for value in range(loop.extent):

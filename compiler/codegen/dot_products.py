@@ -72,7 +72,7 @@ class DotEmitter(MemoryEmitter):
         return self.result(f"sub {total.typed}, {self.writer.in_block[key]}", lanes, sums.dtype)
 
     def plan(self, expr: Dot) -> _Plan | None:
-        """How to use an instruction, if there is one; of two bytes the signedness of the factor in fewer vectors is
+        """How to use an instruction, if any; of two bytes the signedness of the factor in fewer vectors is
         flipped.
         """
         order = in_order(self.dots, expr.lhs.dtype, expr.rhs.dtype)

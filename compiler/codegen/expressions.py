@@ -87,7 +87,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return Value(loaded[key], lanes, buffer.dtype)
 
     def gather(self, expr: Load, address: Address, lanes: int) -> Value:
-        """Lanes that are not contiguous: one load each, or one for all."""
+        """Lanes that are not contiguous: a load each, or a load for all."""
         if address.stride == 0:
             pointer = self.pointer_to(address, expr.buffer)
             item = self.result(
@@ -122,7 +122,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return arithmetic(self.result, expr.op, lhs, rhs, self.library)
 
     def select(self, expr: Select) -> Value:
-        """A lazy choice: a load from one of two addresses, a branch for all lanes, a masked load, or, where neither
+        """A lazy choice: a load from either of two addresses, a branch for all lanes, a masked load, or, where neither
         side reads additional memory, a plain select.
         """
         condition = self.holds(expr.condition)

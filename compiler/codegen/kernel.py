@@ -82,8 +82,8 @@ def write_kernel(
 
 
 def _loop_metadata(last: int) -> str:
-    """Metadata 0 to `last - 1`, one for each innermost loop: all align it to a cache line. LLVM requires each node to
-    be distinct, with itself as its first operand.
+    """Metadata 0 to `last - 1`, a node for each innermost loop: all align it to a cache line. LLVM requires each node
+    to be distinct, with itself as its first operand.
 
     Where two threads share a core, a register tile whose loop spans one more line of code runs at about 0.75 of its
     speed (Zen 3).

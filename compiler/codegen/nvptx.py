@@ -211,7 +211,7 @@ class _DeviceEmitter(BodyEmitter):
     def definitions(self) -> list[str]:
         """The lines that define the shared buffers."""
         return [
-            # Shared memory has no initial value on a GPU; LLVM's syntax requires one.
+            # Shared memory has no initial value on a GPU; LLVM's syntax requires a value.
             f"@{self.shared[buffer]} = internal addrspace(3) global [{buffer.size} x {memory_type(buffer.dtype)}] "
             f"poison, align {start_alignment(buffer)}"
             # In this order the assembler leaves no gaps between them.
@@ -334,7 +334,7 @@ class _DeviceEmitter(BodyEmitter):
 
     def alignment(self, buffer: Buffer, indices: tuple[Expr, ...], lanes: int) -> int:
         """Bytes that divide the address of an access: a vector is one access only if all of its bytes are aligned.
-        Elements that a thread accesses one by one are often neighbors, which LLVM joins if it knows their alignment.
+        Elements that a thread accesses singly are often neighbors, which LLVM joins if it knows their alignment.
         """
         item = item_bytes(buffer.dtype)
         if lanes == 1:

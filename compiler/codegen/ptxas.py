@@ -28,7 +28,7 @@ _BOUNDS = re.compile(
     r"(?P<head>\.entry (?P<name>[\w$]+)\([^{]*?\.maxntid (?P<threads>[\d, ]+)\n[^{]*?\.minnctapersm )(?P<blocks>\d+)"
 )
 """The launch bounds of a kernel in PTX."""
-# Registers that a thread may have (CUDA C++ Programming Guide), and the bytes of one.
+# Registers that a thread may have (CUDA C++ Programming Guide), and the bytes of a register.
 _MOST_REGISTERS, _WORD = 255, 4
 _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
@@ -74,7 +74,7 @@ def assembler() -> str | None:
 
 def assembles(arch: str) -> bool:
     """Whether `ptxas` exists and makes machine code for an architecture: each release drops old architectures, and does
-    not know newer ones.
+    not know newer architectures.
     """
     path = assembler()
     return path is not None and _knows(path, arch)

@@ -77,8 +77,8 @@ def _declarations(stmt: TensorStmt) -> list[str]:
 
 
 def _copies(stmt: AsyncCopy) -> tuple[str, str]:
-    """The intrinsic that copies, and the one that reads fewer bytes and fills up with zeros; only copies of 16 bytes
-    may bypass the first cache, where they would not be read again.
+    """The intrinsic that copies, and the intrinsic that reads fewer bytes and fills up with zeros; only copies of 16
+    bytes may bypass the first cache, where they would not be read again.
     """
     size = stmt.count * item_bytes(stmt.target.dtype)
     name = f"llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"

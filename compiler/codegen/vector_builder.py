@@ -115,7 +115,7 @@ class VectorBuilder:
         return self.binary("and", lhs, rhs)
 
     def either(self, lhs: Value, rhs: Value) -> Value:
-        """Where one of the conditions holds."""
+        """Where either condition holds."""
         return self.binary("or", lhs, rhs)
 
     def negate(self, condition: Value) -> Value:

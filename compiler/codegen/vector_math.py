@@ -1,11 +1,11 @@
 """Vectorized float32 math functions with an error of at most 4 ulp.
 
 The code has no calls, branches or memory tables. NaN in, NaN out. Subnormal arguments and results are exact like others
-(the CPU's flushing modes are off in the kernels' threads). Results round to infinity, zero and one where the exact
+(the CPU's flushing modes are off in the kernels' threads). Results round to infinity, 0 and 1 where the exact
 values do. An ulp is the distance of the two float32 that enclose the exact value.
 
 The coefficients minimize the largest relative error of the function (Lawson's iteration on least squares), and were
-rounded to float32 one after another, each time refitting the remaining ones.
+rounded to float32 one after another, each time refitting the remaining coefficients.
 """
 
 import math
@@ -56,13 +56,13 @@ _LOG = (
 )
 """(log(1 + f) - f + f**2 / 2) / f**3 for sqrt(1/2) <= 1 + f <= sqrt(2), to 2**-27 of the logarithm."""
 
-# 1 - tanh(x) is about 2 exp(-2x): below half an ulp of one, 2**-25, from 13 ln 2 = 9.01 on.
+# 1 - tanh(x) is about 2 exp(-2x): below half an ulp of 1, 2**-25, from 13 ln 2 = 9.01 on.
 _TANH_ONE = 10.0
-"""tanh rounds to one from here on."""
+"""tanh rounds to 1 from here on."""
 
-# erfc(4) = 1.5e-8 is below half an ulp of one, 2**-25 = 3.0e-8.
+# erfc(4) = 1.5e-8 is below half an ulp of 1, 2**-25 = 3.0e-8.
 _ERF_ONE = 4.0
-"""erf rounds to one from here on."""
+"""erf rounds to 1 from here on."""
 _ERF = (
     0.12837912142276764,
     -0.37612318992614746,

@@ -18,7 +18,7 @@ _SIMPLE = frozenset({"sqrt", "rsqrt", "floor", "ceil", "round", "trunc", "abs", 
 
 
 def is_worth_threads(loop: For, vector_bytes: int) -> bool:
-    """Whether two threads finish a loop earlier than one, including the cost of handing over its share."""
+    """Whether two threads finish a loop earlier than a single thread, including the cost of handing over its share."""
     return cycles_of(loop, vector_bytes) >= 2 * _FORK_CYCLES
 
 

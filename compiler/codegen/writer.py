@@ -97,7 +97,7 @@ class FunctionWriter:
         return self.in_block[key]
 
     def text(self) -> str:
-        """All lines, hoisted ones in place."""
+        """All lines, with hoisted lines in their scopes."""
         flat: list[str] = []
         _flatten(self.root, flat)
         return "\n".join(flat)

@@ -112,7 +112,7 @@ def is_statement(features: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def throughputs(seconds: NDArray[np.float64], best: float) -> NDArray[np.float64]:
-    """`best / seconds`: 1 for the fastest program, 0 for a failed one."""
+    """`best / seconds`: 1 for the fastest program, 0 for a failed program."""
     if not np.isfinite(best):
         return np.zeros(len(seconds))
     return best / seconds

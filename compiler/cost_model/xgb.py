@@ -88,8 +88,8 @@ class _Training:
 class XGBModel:
     """Boosted trees on all tasks together.
 
-    `threads` train and predict. One is enough for the data of a tuning run, and safe: OpenMP threads wait for each
-    other by spinning, so on a machine that builds and measures meanwhile, two take ten times as long.
+    `threads` train and predict. One thread is enough for the data of a tuning run, and safe: OpenMP threads wait for
+    each other by spinning, so on a machine that builds and measures meanwhile, two take ten times as long.
     """
 
     def __init__(self, seed: int = 0, threads: int = 1, options: XGBOptions | None = None) -> None:
@@ -204,7 +204,7 @@ class XGBModel:
             return
         self._trained_on = programs
         # Training from scratch each time the data double keeps the total cost linear in the number of programs
-        # (amortized doubling). Trees added in between fit the residuals of the earlier ones.
+        # (amortized doubling). Trees added in between fit the residuals of the earlier trees.
         scratch = programs >= 2 * self._scratch_size or self._trees + options.update_rounds > options.most_trees
         self._trees = options.scratch_rounds if scratch else self._trees + options.update_rounds
         if scratch:
@@ -229,7 +229,7 @@ class XGBModel:
             self._boost(data, options.update_rounds, self._booster, training.update)
 
     def _sample(self, history: History, older: int, training: "_Training") -> TrainingRows:
-        """The latest programs and at most `older` earlier ones, drawn with a seed."""
+        """The latest programs and at most `older` earlier programs, drawn with a seed."""
         before = history.programs - training.fresh
         if before <= older:
             return history.rows(self._options.worst_weight)

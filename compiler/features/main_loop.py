@@ -99,7 +99,7 @@ class MainLoop(ABC):
         """Cycles in which arithmetic is busy, and of the whole loop, of the multiprocessor with most blocks."""
         launched = self.launched
         resident = np.minimum(np.maximum(launched.resident, 1.0), launched.rounds)
-        # Waves of resident blocks; the last one may be smaller and hides less latency.
+        # Waves of resident blocks; the last wave may be smaller and hides less latency.
         full_waves, last_blocks = np.floor(launched.rounds / resident), np.mod(launched.rounds, resident)
         last_wave = np.maximum(last_blocks, 1.0)
         multiplying = full_waves * self.multiplying(resident) + (last_blocks > 0) * self.multiplying(last_wave)
@@ -149,7 +149,7 @@ class MainLoop(ABC):
         """Cycles of shared memory for the tiles that are copied."""
         cycles = np.zeros(self.product.nest.count)
         for factor in self.factors:
-            # A copy of 8 bytes takes as long as one of 16: on an H200 the same products took 1.33 times as long.
+            # A copy of 8 bytes takes as long as a copy of 16: on an H200 the same products took 1.33 times as long.
             copied_bytes = np.maximum(_copied_bytes(factor), 1.0)
             cycles += factor.moved.shared_cycles * np.where(
                 _is_asynchronous(factor), COPY_BYTES[-1] / copied_bytes, 1.0
@@ -227,6 +227,6 @@ def _is_asynchronous(factor: Statement) -> Flags:
 
 
 def _read(factor: Statement) -> Footprint | None:
-    """The tensor that a factor is copied from, if there is just one."""
+    """The tensor that a factor is copied from, if there is just one tensor."""
     reads = [footprint for footprint in factor.footprints if footprint.is_read]
     return reads[0] if len(reads) == 1 else None

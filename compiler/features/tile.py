@@ -2,7 +2,7 @@
 
 They follow the code generator, which unrolls the tile, splits its vector loop into registers and keeps one accumulator
 per vector over the innermost reduction loops. A step also needs registers for a row of the factor that all rows share,
-and one for the factor that all lanes share.
+and another for the factor that all lanes share.
 """
 
 from collections.abc import Sequence

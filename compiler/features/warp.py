@@ -151,7 +151,7 @@ def _merged_lanes(nest: Nest, footprint: Footprint) -> Floats:
 
 def _distinct(values: Floats) -> Floats:
     """(N, B) → (B,): number of different values that are not negative."""
-    # Sorted, equal values are neighbors: one pass counts the distinct ones of all programs.
+    # Sorted, equal values are neighbors: one pass counts the distinct values of all programs.
     ordered = np.sort(values, axis=0)
     fresh = np.ones(ordered.shape, dtype=np.bool_)
     fresh[1:] = ordered[1:] != ordered[:-1]

@@ -69,7 +69,7 @@ class Dim(_Integer):
     _hash: int
 
     def __new__(cls, terms: Mapping[Monomial, int]) -> "Dim":
-        """`terms`: products and their nonzero factors, at least one with a symbol; see `_sum`."""
+        """`terms`: products and their nonzero factors, at least a symbol in one product; see `_sum`."""
         dim = object.__new__(cls)
         # A canonical order: equal polynomials have equal terms, hashes and texts.
         dim.terms = dict(sorted(terms.items(), key=_order))
@@ -124,7 +124,7 @@ class Dim(_Integer):
     __rmul__ = __mul__
 
     def __pow__(self, other: int, modulus: None = None) -> int:  # type: ignore[override]
-        # The number of products grows with the power; no shape needs a higher one.
+        # The number of products grows with the power; no shape needs a higher power.
         if type(other) is not int or not 0 <= other <= 8:
             return NotImplemented
         result = 1
@@ -196,7 +196,7 @@ def whole(item: Any) -> int:
 
 
 def integers(items: object) -> np.ndarray[Any, Any]:
-    """An int64 array of a number or numbers; an array of objects where one of them is a `Dim`."""
+    """An int64 array of a number or numbers; an array of objects where any of them is a `Dim`."""
     array = np.asarray(items, object)
     return array if any(isinstance(item, Dim) for item in array.flat) else array.astype("int64")
 

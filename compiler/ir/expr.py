@@ -39,7 +39,7 @@ TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "a
 """Functions of a circle's or a hyperbola's angle, in radians, and their inverses."""
 LIBRARY_UNARY = (*TRIGONOMETRIC, "exp2", "expm1", "log2", "log10", "log1p")
 LIBRARY_BINARY = ("atan2", "copysign", "fmod", "hypot")
-"""Functions of one and of two floats that the C library and NVIDIA's libdevice compute, by their C names."""
+"""Functions of one or two floats that the C library and NVIDIA's libdevice compute, by their C names."""
 
 Operand = Union["Expr", int, float, bool]
 
@@ -266,7 +266,7 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
 
 
 def as_expr(value: Operand, dtype: str | None = None) -> Expr:
-    """`value` as an expression; a Python number takes `dtype` if there is one. Raises: DefinitionError for other
+    """`value` as an expression; a Python number takes `dtype`, if any. Raises: DefinitionError for other
     values.
     """
     if isinstance(value, Expr):
@@ -321,7 +321,7 @@ def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
 
 
 def _without_neutral(op: BinaryOp, left: Expr, right: Expr) -> Expr | None:
-    """The simpler form of an integer operation with 0 or 1, or of a logical one with a literal."""
+    """The simpler form of an integer operation with 0 or 1, or of a logical operation with a literal."""
     lhs = left.value if isinstance(left, Const) else None
     rhs = right.value if isinstance(right, Const) else None
     match op:

@@ -2,7 +2,7 @@
 
 All are immutable; `str()` is deterministic. A kernel's body has no loops over blocks or threads: each thread runs it
 with its own `blockIdx` and `threadIdx`. Shared buffers belong to the block, local and register buffers to the thread.
-Kernels run one after another; each sees the writes of earlier ones.
+Kernels run one after another; each sees the writes of earlier kernels.
 """
 
 from dataclasses import dataclass

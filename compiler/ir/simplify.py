@@ -27,7 +27,7 @@ _Rule = Callable[[IndexForm, int, Ranges], Expr | None]
 
 def simplify(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the quotients and remainders that the ranges of the variables decide."""
-    # Most expressions have no quotient: to look for one is cheaper than to rebuild.
+    # Most expressions have no quotient: a search is cheaper than a rebuild.
     if not any(_divisor_of(node) for node in parts(expr)):
         return expr
 

@@ -2,7 +2,7 @@
 
 They are immutable and only for GPU kernels, from `sm_80` on; the last three only for `sm_90a`. A warp is 32 consecutive
 threads of a block; all of them execute a `LoadMatrix`, an `Mma` or a `TransposeQuad` together, each as its own lane. A
-warpgroup is four consecutive warps, the first one a multiple of four; all of them execute a `WarpgroupMma` or a
+warpgroup is four consecutive warps, from a multiple of four on; all of them execute a `WarpgroupMma` or a
 `WarpgroupWait` together.
 
     AsyncCopy(target, indices, source, source_indices, count, condition)
@@ -89,7 +89,7 @@ class Instruction:
     @property
     def packed(self) -> int:
         """Neighbors along the depth that share a register."""
-        # Two halves share a register of 32 bits, a float32 fills one.
+        # Two halves share a register of 32 bits, a float32 fills a register.
         return REGISTER_BYTES // item_bytes(self.dtype)
 
     @property
@@ -106,7 +106,7 @@ class Instruction:
 
     def right_position(self, lane: Number, element: int) -> tuple[Number, Number]:
         """(depth, column) of the `element`-th element of the right factor in `lane`."""
-        # As above; the right factor has its columns where the left one has its rows.
+        # As above; the right factor has its columns where the left factor has its rows.
         register, half = divmod(element, self.packed)
         return lane % 4 * self.packed + (half + self.depth // 2 * register), lane // 4
 
@@ -377,7 +377,7 @@ class WarpgroupMma(Multiplication):
 @dataclass(frozen=True, slots=True)
 class WarpgroupWait(Together):
     """The warpgroup goes on when at most `pending` of its `WarpgroupMma`, the youngest, are under way. The factors of
-    finished ones may be written; the sums, `count` from `at` on, may be accessed when all are done.
+    finished multiplications may be written; the sums, `count` from `at` on, may be accessed when all are done.
     """
 
     pending: int

@@ -82,7 +82,7 @@ def find(kind: type[Node], *exprs: Expr) -> Iterator[Node]:
 
 
 def has(kind: type[Expr], *exprs: Expr) -> bool:
-    """Whether a node of a type occurs in one of the expressions."""
+    """Whether a node of a type occurs in any of the expressions."""
     return next(find(kind, *exprs), None) is not None
 
 
@@ -91,7 +91,7 @@ def variables(*exprs: Expr) -> set[Var]:
 
 
 def uses(expr: Expr, *nodes: Expr) -> bool:
-    """Whether one of the nodes occurs in the expression."""
+    """Whether any of the nodes occurs in the expression."""
     return any(node in nodes for node in walk(expr))
 
 

@@ -44,7 +44,7 @@ def scatter(
                 break
     if not named or any(variables(index) & named.keys() for index in named.values()):
         return None
-    # The first test is the outermost: later ones may be evaluated only where it holds.
+    # The first test is the outermost: later tests may be evaluated only where it holds.
     guards = [test for test in reversed(tests) if not any((var, index) in named.items() for var, index in _equal(test))]
     target = tuple(variable[axis] for axis in axes)
     source = as_body([value.then for value in chosen])
@@ -73,7 +73,7 @@ def _looped(axes: Sequence[Axis], variable: Mapping[Axis, Var], stmt: Stmt) -> S
 
 
 def _conjuncts(condition: Expr) -> list[Expr]:
-    """Conditions that must all hold, each of which may be evaluated once the earlier ones do."""
+    """Conditions that must all hold, each of which may be evaluated once the earlier conditions do."""
     if isinstance(condition, Binary) and condition.op is BinaryOp.AND:
         return [*_conjuncts(condition.lhs), *_conjuncts(condition.rhs)]
     if isinstance(condition, Select) and condition.otherwise == const(False):

@@ -1,7 +1,7 @@
 """Attributes the results and failures of a worker that handles many candidates in one stream.
 
-A candidate that kills or stalls its worker costs only its own result: earlier candidates keep theirs, and later ones
-run in a new worker. A failure before the first candidate is raised as an exception.
+A candidate that kills or stalls its worker costs only its own result: earlier candidates keep theirs, and later
+candidates run in a new worker. A failure before the first candidate is raised as an exception.
 """
 
 import time

@@ -96,7 +96,7 @@ class LocalBuilder:
         self._pool.stop()
 
     def close(self) -> None:
-        """End the worker processes; a later `build` starts new ones."""
+        """End the worker processes; a later `build` starts new processes."""
         self._pool.close()
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from retune.compiler.schedule.task import SearchTask
 
 # One timing of a few ms is too noisy to rank near-equal programs; each additional program costs seven passes.
 SHORTLIST = 5
-"""Fastest programs of a task that are timed again before one may win."""
+"""Fastest programs of a task that are timed again before any may win."""
 
 
 @dataclass(frozen=True, slots=True)

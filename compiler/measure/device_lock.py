@@ -41,7 +41,7 @@ def device_key(gpu: int | None = None) -> str:
 
 
 def lock_name(device: str = CPU) -> str:
-    """The name of the lock of the device with this key of a fleet: each GPU of this machine has one, and the CPU,
+    """The name of the lock of the device with this key of a fleet: each GPU of this machine has a lock, and the CPU,
     whatever its key.
     """
     gpu = gpu_of_key(device)

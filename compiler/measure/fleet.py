@@ -51,7 +51,7 @@ def device_queue(key: str) -> str:
 
 def queues_of(key: str) -> tuple[str, ...]:
     """The queues that the worker of a device serves: that of its key. A GPU, such as cuda:1, has its own queue, and
-    shares one with all others, for runs that ask for `cuda`.
+    shares a queue with all others, for runs that ask for `cuda`.
     """
     gpu = gpu_of_key(key)
     return (device_queue(key),) if gpu is None else (device_queue(f"cuda:{gpu}"), device_queue("cuda"))
@@ -119,7 +119,7 @@ Request = BuildRequest | TimeRequest | DescribeRequest | LimitsRequest | Compare
 
 class Pending(Protocol):
     def result(self) -> Any:
-        """Wait for the answer. Raises: MeasureError when no worker can give one."""
+        """Wait for the answer. Raises: MeasureError when no worker can answer."""
         ...
 
     def cancel(self) -> object: ...

@@ -33,7 +33,7 @@ _USES_PER_WORKER = 5000
 
 
 class LocalRunner:
-    """Times kernels on this machine with `threads` threads, by default one for every CPU.
+    """Times kernels on this machine with `threads` threads, by default a thread for every CPU.
 
     The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
     seconds. `options` replaces all of them, and `threads` and `check`; Retune's own runs use the defaults of
@@ -142,7 +142,7 @@ class LocalRunner:
         self._worker.stop()
 
     def close(self) -> None:
-        """End the worker process; a later `run` starts a new one."""
+        """End the worker process; a later `run` starts a new process."""
         self._worker.close()
 
     def __enter__(self) -> Self:

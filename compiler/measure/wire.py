@@ -12,7 +12,7 @@ A message is an archive of `message.json` and of `blobs`, the contents of its ar
           | {"d": [[key, value] …]} a mapping
           | {"e": [class, name]}    a member of an enumeration
           | {"b": [start, size]} | {"a": [dtype, shape, start, size]}   bytes, an array
-          | {"o": number}           one of the objects, which refer to earlier ones only
+          | {"o": number}           an object; objects refer only to earlier objects
 """
 
 import json
@@ -161,7 +161,7 @@ def _opened(data: bytes) -> Archive:
 
 
 class _Writer:
-    """Turns values into plain ones; objects are numbered as they are finished."""
+    """Turns values into plain values; objects are numbered as they are finished."""
 
     def __init__(self) -> None:
         self.objects: list[list[Any]] = []
@@ -245,7 +245,7 @@ class _Reader:
         return np.frombuffer(self._blob(start, size), np.dtype(dtype)).reshape(shape).copy()
 
     def _object(self, number: int) -> Any:
-        # Python would count from the end, and a forward reference would become a valid one.
+        # Python would count from the end, and a forward reference would become a valid reference.
         if number < 0:
             raise ValueError("an object has no number")
         return self._objects[number]

@@ -91,7 +91,7 @@ class _Running:
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A process that runs functions for its owner, one at a time; started by the first call.
+    """A process that runs functions for its owner, singly; started by the first call.
 
     `initializer` (a dotted path, with `initargs`) runs first in every process. `renew` ends a process after
     `maximum_uses` results, which bounds its leaks (0: never). `environment` overrides this process's own. Not to be

@@ -181,7 +181,7 @@ def piece_widths(op: ComputeOp, axis: int) -> list[int] | None:
 
 @cached_on_dag
 def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
-    """Whether data is reused: some producer is read without one of the spatial axes."""
+    """Whether data is reused: some producer is read without some spatial axis."""
     op = dag.ops[op_id]
     if not isinstance(op, ComputeOp) or LOOKS_UP_TABLES in op.attrs:
         return False
@@ -192,7 +192,7 @@ def needs_multi_level_tiling(dag: ComputeDAG, op_id: int) -> bool:
         axes_used = used.setdefault(producer, set())
         for index in indices:
             axes_used.update(node for node in walk(index) if isinstance(node, Axis))
-    # TVM's rule: two producers that each miss an axis, as in an outer product, or one of a reduction.
+    # TVM's rule: two producers that each miss an axis, as in an outer product, or one producer of a reduction.
     missing = sum(any(axis.extent > 1 and axis not in axes for axis in op.axes) for axes in used.values())
     return missing >= 2 or (missing >= 1 and bool(op.reduce_axes))
 
@@ -284,7 +284,7 @@ def single_consumer(state: State, stage_id: int) -> int | None:
 def single_elementwise_consumer(state: State, stage_id: int) -> int | None:
     """The only consumer, when it matches element by element and not both reduce."""
     readers = consumers(state, stage_id)
-    if stage_id in state.dag.output_ids:  # of several results one may be read and another one leave the graph
+    if stage_id in state.dag.output_ids:  # one of several results may be read and another leave the graph
         return None
     if len(readers) != 1 or not elementwise_match(state.dag, stage_id, readers[0]):
         return None

@@ -105,7 +105,7 @@ def infer_stage_bounds(state: State) -> dict[int, StageBounds]:
 
 
 def extents_of(bounds: StageBounds) -> dict[LoopKey, Number]:
-    """The extents of a stage's own loops and parts of fused ones."""
+    """The extents of a stage's own loops and parts of fused loops."""
     extents = {loop.key: loop.extent for loop in bounds.own}
     extents.update((key, part.extent) for key, part in bounds.fused_parts.items())
     return extents

@@ -1,6 +1,6 @@
 """Recognizes (batched) matrix products, and rewrites an operation as such a product.
 
-The axes of the result and of the sum form four groups: those that index both factors (batch), one of them (rows,
+The axes of the result and of the sum form four groups: those that index both factors (batch), a single factor (rows,
 columns), or that are summed over. Each group becomes one axis. How a factor is read does not matter, so a convolution
 is such a product of gathered patches, too.
 """

@@ -231,7 +231,7 @@ def _is_light_padding(dag: ComputeDAG, stage_id: int) -> bool:
 
 
 def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
-    """Outer loops in parallel, the last axis in vectors; a rank-1 stage gets the one that suits its size."""
+    """Outer loops in parallel, the last axis in vectors; a rank-1 stage gets the annotation that suits its size."""
     transposed = _transposed(state, stage_id)
     if transposed is not None:
         state = _blocked(state, stage_id, transposed)

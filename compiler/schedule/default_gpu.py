@@ -49,7 +49,7 @@ _BUSY = 1 << 16
 _ENOUGH = 1 << 15
 """Threads that suffice if each has more work for it."""
 _ROWS = (4, 7, 6, 5, 3, 2)
-"""Rows that a thread computes, if one of these divides them."""
+"""Rows that a thread computes: the first count that divides them."""
 LEAST_ITERATIONS = 4
 """Least terms that a thread adds itself, so that joining the partial sums costs little in comparison."""
 _MOST_JOINED = 512
@@ -209,7 +209,7 @@ def _fused_terms(state: State, number: int) -> tuple[State, int]:
 
 
 def _rows_of(state: State, number: int) -> _Rows | None:
-    """The rows of a product that a thread computes; None where each computes one result, or several share one."""
+    """The rows of a product that a thread computes; None where each computes one result, or several share a result."""
     op = state.stages[number].op
     if _spread_of(state, number) is not None or len(op.shapes) > 1:
         return None
@@ -269,7 +269,7 @@ def _strides(state: State, number: int) -> Iterator[dict[Axis, int]]:
 
 
 def _read_by_element(state: State, reader: int) -> int | None:
-    """The only reduction that `reader` reads element by element, if there is exactly one."""
+    """The only reduction that `reader` reads element by element, if it is the only such reduction."""
     reductions = [
         number
         for number, stage in enumerate(state.stages)

@@ -1,6 +1,6 @@
 """Inserts an operation into a compute graph without changing what it computes.
 
-Existing tensors keep their identity; the new operation comes right before or after the old one.
+Existing tensors keep their identity; the new operation comes right before or after the old operation.
 """
 
 from collections.abc import Mapping, Sequence

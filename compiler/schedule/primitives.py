@@ -63,7 +63,7 @@ def _length(value: Number | None) -> Number | None:
 
 
 def stage_number(state: State, stage: StageRef) -> int:
-    """The number of a stage. Raises: ScheduleError for an unknown name, or one that several stages have."""
+    """The number of a stage. Raises: ScheduleError for an unknown name, or a name of several stages."""
     if not isinstance(stage, (str, Tensor, Operation)):
         number = _whole("a stage that is no name, tensor or operation", stage)
         state.stage(number)
@@ -118,7 +118,7 @@ def split(
     known = state.stages[number].iters[index : index + 1]
     extent = known[0].extent if known else None
     parts = tuple(map(_length, _listed("the lengths", lengths)))
-    # Records hold the extent, with 0 for an unknown one, as TVM's do.
+    # Records hold the extent, with 0 if unknown, as TVM's do.
     after = state.apply(Split(number, index, extent if isinstance(extent, int) else 0, parts, inner_to_outer))
     return after, _loops(after, number, index, len(parts) + 1)
 

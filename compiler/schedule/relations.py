@@ -161,7 +161,7 @@ def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int)
     stride: Number = 1
     for dim in range(len(shape) - 1, -1, -1):
         if dim == axis:
-            # The least stride that is not below the dense one and leaves `offset` modulo `factor`.
+            # The least stride that is not below the dense stride and leaves `offset` modulo `factor`.
             stride = stride + (offset - stride) % factor
         strides.append(stride)
         stride = stride * shape[dim]

@@ -152,7 +152,7 @@ class Stage:
     """A loop, and the number of its iterations whose copies are in flight or ready."""
 
     def extent_of(self, axis: Axis) -> Number:
-        """The extent of an axis of the operation, one a program where they differ."""
+        """The extent of an axis of the operation, an array where programs differ."""
         return axis.extent if self.family is None else self.family.extents.get(axis.name, axis.extent)
 
     @property

@@ -18,13 +18,13 @@ from retune.compiler.schedule.statements import StageNest
 Counts = npt.NDArray[np.int64]
 
 TILES_WITHOUT_BREAK = 4
-"""From this number of tiles on a warpgroup starts a multiplication while the previous one is in flight."""
+"""From this number of tiles on a warpgroup starts a multiplication while the previous multiplication is in flight."""
 
 _SUM_BYTES = 4
 
 
 def product_of(kernel: Sequence[StageNest]) -> StageNest | None:
-    """The statement of a kernel on tensor cores, if there is one."""
+    """The statement of a kernel on tensor cores, if any."""
     for nest in kernel:
         if any(loop.annotation is Annotation.TENSORIZE for loop in nest.loops[len(nest.loops) - nest.own :]):
             return nest

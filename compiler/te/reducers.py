@@ -144,7 +144,7 @@ def _first(beats: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
 
 # The index of the identity is the largest, so that an element that equals the extreme itself wins the tie.
 argmax = comm_reducer(_first(lambda x, y: x > y), lambda index, value: (largest(index), smallest(value)), "argmax")
-"""(index, value) of the largest value: the lowest index of equal ones. A NaN counts as larger than any number."""
+"""(index, value) of the largest value: the lowest index among equals. A NaN counts as larger than any number."""
 
 argmin = comm_reducer(_first(lambda x, y: x < y), lambda index, value: (largest(index), largest(value)), "argmin")
-"""(index, value) of the smallest value: the lowest index of equal ones. A NaN counts as smaller than any number."""
+"""(index, value) of the smallest value: the lowest index among equals. A NaN counts as smaller than any number."""

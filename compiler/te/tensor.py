@@ -66,7 +66,7 @@ class Axis(Expr):
 
 @dataclass(frozen=True, slots=True)
 class TensorRead(Expr):
-    """One element of a tensor. With fewer indices than dimensions it takes further ones: `A[i][j]`."""
+    """One element of a tensor. With fewer indices than dimensions it takes further indices: `A[i][j]`."""
 
     tensor: "Tensor"
     indices: tuple[Expr, ...]
@@ -112,7 +112,7 @@ def as_body(values: Sequence[Expr]) -> Expr:
 @dataclass(frozen=True, slots=True)
 class Combiner:
     """How a custom reduction joins two values, or two tuples of values: `results` over the variables `lhs` and `rhs`,
-    one of each a value.
+    one of each for every value.
 
     It must be associative and commutative; `identities` leave all values as they are.
     """

@@ -24,7 +24,7 @@ from retune.compiler.lower.gpu.lanes import first_of, stride, uniform
 
 @dataclass(frozen=True, slots=True)
 class AsyncCopies:
-    """Turns copies from global into shared memory inside pipelined loops into asynchronous ones."""
+    """Turns copies from global into shared memory inside pipelined loops into asynchronous copies."""
 
     name: str = "async-copies"
 

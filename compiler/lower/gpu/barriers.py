@@ -142,7 +142,7 @@ class _Planner:
             iterated, after_iterations = self.visit(stmt.body, carried | {_ANY}, threads)
             always = always and _ANY not in after_iterations
             after_iterations -= {_ANY}
-            # Where every iteration has a barrier, an iteration meets only the previous one.
+            # Where every iteration has a barrier, an iteration meets only the previous iteration.
             renamed = _of_the_iteration_before if always else _forgotten
             more = renamed(after_iterations, stmt.var)
             if more <= carried:
@@ -196,7 +196,7 @@ class _Planner:
             )
 
     def conflict(self, before: _Accesses, after: _Accesses) -> bool:
-        """Whether a thread may access an element that another thread has accessed, one of them writing."""
+        """Whether a thread may access an element that another thread has accessed, if either writes."""
         return any(
             earlier.buffer == later.buffer
             and earlier.writer != later.writer  # a statement writes an element once, or reads what it has written too

@@ -57,7 +57,7 @@ class _Binder:
             case For(kind=kind) if kind in self.sizes:
                 index = INDICES[kind]
                 body = self.visit(stmt.body, {**names, stmt.var: index}, (*path, kind), homes)
-                # The longest loop along a dimension gives its size; in shorter ones the other threads idle.
+                # The longest loop along a dimension gives its size; in shorter loops the other threads idle.
                 return body if stmt.extent == self.sizes[kind] else If(index < stmt.extent, body)
             case Allocate(buffer=buffer):
                 homes = {**homes, buffer: len(path)}

@@ -1,7 +1,7 @@
 """Cross-thread reductions: each thread reduces a part; parts are joined by a tree or by warp shuffles.
 
 The order of a sum is fixed, so that a program computes the same bits each time. Threads of a warp shuffle where the
-reduction fills whole warps or fits in one; otherwise, and between warps, results go through shared memory.
+reduction fills whole warps or fits in a warp; otherwise, and between warps, results go through shared memory.
     before: for k.0 in 8: threadIdx.x k.1 in 32: b[i] = b[i] + a[i, k.0 * 32 + k.1]
     after:  local b.part: b.part[] = 0
             for k.0 in 8: threadIdx.x k.1 in 32: b.part[] = b.part[] + a[i, k.0 * 32 + k.1]

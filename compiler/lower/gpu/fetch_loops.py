@@ -1,4 +1,4 @@
-"""Peel the last iteration of loops that fetch into shared memory, and unroll short ones.
+"""Peel the last iteration of loops that fetch into shared memory, and unroll short loops.
 
 Only the last iteration then tests which threads still have something to fetch, and the addresses of an unrolled loop
 are computed before the loops around it. The same threads fetch the same elements.
@@ -58,7 +58,7 @@ def _fetches(stmt: Stmt) -> bool:
 
 
 def _freed(stmt: Stmt, var: Var, ranges: Ranges) -> Stmt | None:
-    """The statement without the guards on `var`, which all hold; None where one may fail."""
+    """The statement without the guards on `var`, which all hold; None where any may fail."""
     guards = [(part, inside) for guard, inside in walk_in_scope(stmt, ranges) for part in _conditions(guard)]
     named = [(part, inside) for part, inside in guards if uses(part, var)]
     if not all(decided(part, inside) is True for part, inside in named):

@@ -1,4 +1,4 @@
-"""Multi-buffering: several copies of a buffer, of which statements access one.
+"""Multi-buffering: several copies of a buffer, of which statements access a single copy.
 
 The number of the copy becomes the first index; nothing else changes.
 """

@@ -79,7 +79,7 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
 
 def _runs_under_mask(guard: If, var: Var) -> bool:
     """Whether a guard tests only indices, and its body accesses contiguous elements along `var`, or reads a
-    fixed one.
+    fixed element.
     """
     if has(Load, guard.condition):
         return False

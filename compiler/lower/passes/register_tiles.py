@@ -104,8 +104,8 @@ class _Rewriter:
     def whole_vectors(self, extent: int, stores: Sequence[Store]) -> int:
         """Room for a row of accumulators whose last vector may be partial: up to the next power of two."""
         remainder = extent % self.lanes(stores)
-        # A remainder that is a power of two is one shorter vector; any other is rounded up to one, so that it needs no
-        # second.
+        # A remainder that is a power of two is one shorter vector; any other is rounded up to such a
+        # vector, so that it needs no second.
         return extent if remainder.bit_count() < 2 else extent - remainder + (1 << remainder.bit_length())
 
     def lanes(self, stores: Sequence[Store]) -> int:
@@ -209,7 +209,7 @@ def _moved(update: Stmt, accumulators: Mapping[Expr, Load]) -> Stmt:
 
 
 def _initial_statements(tile: _Tile) -> int:
-    """The number of statements that initialize a tile: one nest of loops, or without loops one a buffer."""
+    """The number of statements that initialize a tile: one nest of loops, or without loops a statement a buffer."""
     return 1 if tile.spatial else len(tile.stores)
 
 

@@ -18,7 +18,7 @@ _LEAST_BYTES = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ReuseLocals:
-    """Gives local buffers the memory of dead ones."""
+    """Gives local buffers the memory of dead buffers."""
 
     name: str = "reuse-locals"
 

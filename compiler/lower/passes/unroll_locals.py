@@ -9,7 +9,7 @@ from retune.compiler.ir.rewrite import accesses_of, rewrite
 from retune.compiler.ir.stmt import Allocate, For, LoopFunction, LoopKind, Stmt, Store, walk_stmt
 from retune.compiler.ir.visit import variables
 
-# As `SMALL_BUFFER_BYTES` of code generation: the registers of AVX-512 but one.
+# As `SMALL_BUFFER_BYTES` of code generation: all but one of AVX-512's registers.
 MAX_VECTORS = 31
 
 

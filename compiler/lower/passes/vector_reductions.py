@@ -101,7 +101,7 @@ class _Rewriter:
 
 
 def _reduction(loop: For) -> tuple[Sequence[For], Store, Binary] | None:
-    """The loops, the update and its value, of a perfect nest that reduces contiguous elements into one."""
+    """The loops, the update and its value, of a perfect nest that reduces contiguous elements into a single element."""
     match perfect_nest(loop, LoopKind.SERIAL, LoopKind.UNROLL):
         case loops, Store(buffer, indices, Binary(op, old) as joined) as update if op in _IDENTITIES:
             if old != Load(buffer, indices) or not variables(*indices).isdisjoint(loop.var for loop in loops):

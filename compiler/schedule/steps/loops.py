@@ -184,7 +184,7 @@ class FollowFusedSplit(Step):
     by_factor: bool = True
 
     def apply(self, state: State) -> State:
-        """The product of the sources' lengths number `level` is the inner extent (`by_factor`) or the outer one."""
+        """The product of the sources' lengths number `level` is the inner extent (`by_factor`) or the outer extent."""
         name = state.stage(self.stage).op.name
         if not self.source_steps:
             raise ScheduleError(f"{name}: a fused split needs at least one split to follow")

@@ -41,7 +41,7 @@ class CacheWrite(Step):
     scope: str = "local"
 
     def apply(self, state: State) -> State:
-        """The computation takes the stage's number, the copy the next one; both start from naive loops."""
+        """The computation takes the stage's number, the copy the next; both start from naive loops."""
         stage = state.stage(self.stage)
         # Both new stages start from naive loops, so earlier steps of the stage would be lost.
         if not untouched(stage):
