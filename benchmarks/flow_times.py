@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retune.compiler import config
 from retune.flows import embedded_server
 
-if __name__ == "__main__":  # as `retune.flows.session`: the server starts while this process imports Prefect
-    config.set_environment({"PREFECT_API_URL": embedded_server.start()})
+# As in `retune tune`: the server starts while this process imports Prefect.
+if __name__ == "__main__":
+    SERVER = embedded_server.start()
 
 from retune.compiler.driver.tuning import Tuning
 from retune.compiler.driver.worker_service import WorkerService
@@ -107,7 +107,7 @@ def main(job: str, out: str) -> None:
     for name in PARTS:
         setattr(tune_network, name, watch.part(name, getattr(tune_network, name)))
     start = time.perf_counter()
-    with watched_server(embedded_server.started()):
+    with watched_server(SERVER):
         tune_network.tune_network(**json.loads(job))
     end = time.perf_counter()
     parts = {"start": watch.first - start, **watch.parts}

@@ -118,6 +118,8 @@ def prefect_environment(folder: Path | None = None) -> dict[str, str]:
     quiet = {
         # Prefect's default, which can name code: without it Prefect asks files of the working directory.
         "PREFECT_PROFILES_PATH": f"{home}/profiles.toml",
+        # The workers of a local Dask cluster are begun by `python -c`, which would import from the working directory.
+        "PYTHONSAFEPATH": "1",
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # such a server has no login
@@ -127,8 +129,6 @@ def prefect_environment(folder: Path | None = None) -> dict[str, str]:
     }
     embedded = {
         "PREFECT_HOME": str(home),
-        # Likewise, for the workers of a local cluster, which import Prefect without `import_prefect`.
-        "PREFECT_LOGGING_CONFIG_PATH": os.environ.get("PREFECT_LOGGING_SETTINGS_PATH", f"{home}/logging.yml"),
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         # Logs and events are never read back here, and the CPU is needed for timing.
         "PREFECT_LOGGING_TO_API_ENABLED": "false",

@@ -1,4 +1,4 @@
-"""Prefect's server as a child process, which a session without a server at an address starts.
+"""What a run at the command line has beside it: Prefect's server, where none is named, and a process that cleans up.
 
 This module imports nothing of Prefect, so that the server starts while the session imports it: both take seconds.
 """
@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 from retune.compiler import config
-from retune.flows.launch import GARBAGE
+from retune.flows.launch import GARBAGE, RESUMABLE, use_prefect
 from retune.flows.prefect_tables import copy_tables, keep_tables
+from retune.flows.reaper import start_reaper
+from retune.flows.state_folder import make_private_folder
+from retune.storage.files import new_id
 
 # SQLite commits within milliseconds, and the reaper kills what is left.
 STOP_SECONDS = 5.0
@@ -24,8 +27,6 @@ import uvicorn
 config = uvicorn.Config("prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on")
 uvicorn.Server(config).run([socket.socket(fileno=int(sys.argv[1]))])
 """
-
-_started: "EmbeddedServer | None" = None
 
 
 class EmbeddedServer:
@@ -74,19 +75,27 @@ class EmbeddedServer:
         self._listening.close()
 
 
-def start() -> str:
-    """Start the server of this process, which ends with it. Returns its URL; its login is in the environment, which
-    other accounts cannot read.
+def start() -> EmbeddedServer:
+    """Start a server for this process, which ends with it. Its address and login are in the environment, which other
+    accounts cannot read.
     """
-    global _started
     login = f"retune:{secrets.token_urlsafe(32)}"
     config.set_environment({"PREFECT_SERVER_API_AUTH_STRING": login, "PREFECT_API_AUTH_STRING": login})
-    _started = EmbeddedServer()
+    server = EmbeddedServer()
+    config.set_environment({"PREFECT_API_URL": server.url})
     # For ordinary ends; a process that is killed has its reaper.
-    atexit.register(_started.stop)
-    return _started.url
+    atexit.register(server.stop)
+    return server
 
 
-def started() -> EmbeddedServer | None:
-    """The server that this process has started; None where the run uses one at an address."""
-    return _started
+def begin_session() -> EmbeddedServer | None:
+    """Make this process a session of `retune tune`, which ends with all that it starts, and import Prefect's settings.
+    Returns the server that was started; None where the settings name one.
+    """
+    address = config.load().prefect_api
+    folder = None if address else make_private_folder()
+    config.set_environment({config.SESSION: new_id(), **config.prefect_environment(folder)})
+    start_reaper(config.session(), folder)
+    server = None if address else start()
+    use_prefect({"PREFECT_API_URL": address} if address else {}, RESUMABLE)
+    return server

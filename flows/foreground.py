@@ -1,22 +1,19 @@
-"""A run of `tune-network` in the foreground of a terminal: shows its progress and its report.
+"""A run of `tune-network` in the foreground of a terminal: shows its progress and its report."""
 
-Its arguments are the output mode and the parameters of the flow as JSON, see `retune.flows.commands.tune`.
-"""
-
-import json
 import logging
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from signal import SIGINT, default_int_handler
 
 import typer
 
 from retune.compiler.driver.extract import begin_extraction
 from retune.compiler.driver.operators import is_operator
-from retune.flows import embedded_server, exits, launch
-from retune.flows.commands.arguments import state_folder_of
-from retune.flows.commands.output import Mode, warn_in_one_line
+from retune.flows import exits, launch
+from retune.flows.commands.output import Mode
+from retune.flows.embedded_server import EmbeddedServer
 from retune.flows.json_view import report_line
 from retune.flows.live import shown_on
 from retune.flows.parameters import TuneJob
@@ -32,14 +29,24 @@ GRACE_SECONDS = 8.0
 """How long a run may take to tell a server at an address that it was stopped."""
 
 
-def main(mode: Mode, text: str) -> int:
-    """Run the flow with the parameters in `text` and print its report. Returns the exit code."""
-    parameters = json.loads(text)
-    folder = state_folder_of(parameters["home"])
-    job = TuneJob.of(**parameters)
+def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None) -> int:
+    """Tune in this process, which runs nothing else, with Prefect's `server` or that at PREFECT_API_URL. Returns the
+    exit code.
+    """
+    logging.getLogger().handlers.clear()  # Prefect's, which writes warnings in another form
+    end_on_signals(has_address=server is None)
+    code = guarded(partial(main, job, mode, server), launch.RESUMABLE)
+    if code in (exits.UNAVAILABLE, exits.INTERRUPTED):  # Prefect would wait for its server once more
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def main(job: TuneJob, mode: Mode, server: EmbeddedServer | None = None) -> int:
+    """Run the flow and print its report. Returns the exit code."""
     _begin_extraction(job)
-    with watched_server(embedded_server.started()), blaming_the_disk(folder), shown_on(sys.stdout, mode):
-        report = tune_operator_of(job) if is_operator(job.network) else tune_network(**parameters)
+    with watched_server(server), blaming_the_disk(Path(job.home)), shown_on(sys.stdout, mode):
+        report = tune_operator_of(job) if is_operator(job.network) else tune_network(**job.parameters())
     if mode is Mode.JSON:
         typer.echo(report_line(report))
     elif mode is Mode.PEOPLE:
@@ -53,22 +60,10 @@ def _begin_extraction(job: TuneJob) -> None:
         begin_extraction(job.network, job.target, job.threads, job.shapes, job.options.winograd)
 
 
-def end_on_signals() -> None:
+def end_on_signals(*, has_address: bool) -> None:
     """Take both signals back from Prefect. A server at an address outlives them and is to hear of the run's end, so the
     flow is interrupted the ordinary way and has some time for it; the embedded server may be gone already.
     """
-    has_address = embedded_server.started() is None
-    launch.end_on_signals_within(GRACE_SECONDS if has_address else 0.0, "retune.flows.foreground")
+    launch.end_on_signals_within(GRACE_SECONDS if has_address else 0.0, launch.RESUMABLE)
     if has_address:
         launch.set_handler(SIGINT, default_int_handler)
-
-
-if __name__ == "__main__":
-    logging.getLogger().handlers.clear()  # Prefect's, which writes warnings in another form
-    warn_in_one_line()
-    end_on_signals()
-    CODE = guarded(partial(main, Mode(sys.argv[1]), sys.argv[2]), launch.SENTENCES["retune.flows.foreground"])
-    if CODE == exits.UNAVAILABLE:  # Prefect would wait for its server once more
-        sys.stdout.flush()
-        os._exit(CODE)
-    sys.exit(CODE)

@@ -1,7 +1,7 @@
 """The entry of every program of Retune: it answers Ctrl-C and SIGTERM from its first moment on, then runs a module.
 
-`retune` is the module `retune.flows.cli`; a command that needs an environment made for Prefect goes on as another
-module with `become`. Stopping takes no time: what was measured is on disk, and the reaper ends the workers and the
+`retune` is the module `retune.flows.cli`; a command that needs Prefect calls `use_prefect` before it imports a module
+that does. Stopping takes no time: what was measured is on disk, and the reaper ends the workers and the
 embedded server. A signal that is ignored when the process starts, such as Ctrl-C in background jobs of a shell script,
 stays so.
 """
@@ -19,19 +19,12 @@ from types import FrameType
 
 from retune.compiler import config
 from retune.flows.exits import stopped_by
-from retune.flows.prefect_import import import_prefect
+from retune.tasks.prefect_import import import_prefect
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT = "finished rounds are kept, and the same command goes on from there"
-_RESUMABLE = f"stopped; {KEPT}"
-SENTENCES = {
-    "retune.flows.cli": "stopped",
-    "retune.flows.session": _RESUMABLE,
-    "retune.flows.foreground": _RESUMABLE,
-    "retune.flows.worker": "stopped before it began",
-    "retune.flows.pools": "stopped; the same command makes what is still missing",
-}
-"""What the end of a module means, by its name."""
+RESUMABLE = f"stopped; {KEPT}"
+"""What the end of a run means."""
 
 GARBAGE = 50_000
 """Objects between two looks for garbage. With the default of 700 the imports of a command look at all modules dozens of
@@ -59,19 +52,19 @@ def set_handler(number: int, handler: "signal._HANDLER") -> None:
         signal.signal(number, handler)
 
 
-def end_on_signals(module: str) -> None:
-    """Let the main thread end the process on either signal."""
+def end_on_signals(sentence: str = "stopped") -> None:
+    """Let the main thread end the process with `sentence` on either signal."""
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
-        end(SENTENCES.get(module, "stopped"), stopped_by(signum))
+        end(sentence, stopped_by(signum))
 
     for number in SIGNALS:
         set_handler(number, stop)
 
 
-def end_on_signals_within(seconds: float, module: str) -> None:
-    """End the process so long after either signal, even where the main thread does not come to run its handler, or
-    Prefect has set its own, which waits for a server that may be gone.
+def end_on_signals_within(seconds: float, sentence: str) -> None:
+    """End the process with `sentence` so many `seconds` after either signal, even where the main thread does not come
+    to run its handler, or Prefect has set its own, which waits for a server that may be gone.
     """
     receiver, sender = os.pipe()
     # A full pipe must not block a signal handler.
@@ -85,17 +78,18 @@ def end_on_signals_within(seconds: float, module: str) -> None:
             continue
         # The grace period runs in this thread: it ends even if the main thread never returns to Python.
         time.sleep(seconds)
-        end(SENTENCES[module], stopped_by(number))
+        end(sentence, stopped_by(number))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
-def become(module: str, arguments: list[str], environment: Mapping[str, str]) -> None:
-    """Go on as the program `module`, which imports Prefect: that reads its settings from `environment`."""
+def use_prefect(environment: Mapping[str, str], sentence: str) -> None:
+    """Set the variables that Prefect reads when it is imported, and import its settings. From then on a signal ends the
+    process with `sentence`.
+    """
     config.set_environment(environment)
-    end_on_signals(module)
+    end_on_signals(sentence)
     import_prefect()
-    run(module, arguments)
 
 
 def command_began() -> float | None:
@@ -108,13 +102,11 @@ def main() -> None:
     run("retune.flows.cli")
 
 
-def run(module: str, arguments: list[str] | None = None) -> None:
-    """Run the module as main program, with `arguments` or what is left in `sys.argv`."""
+def run(module: str) -> None:
+    """Run the module as main program, with what is left in `sys.argv`."""
     global _began
-    sys.stdout.flush()
-    sys.argv[1:] = sys.argv[1:] if arguments is None else arguments
-    _began = _began or time.monotonic()
-    end_on_signals(module)
+    _began = time.monotonic()
+    end_on_signals()
     # Before the imports, which make most of the objects of a command.
     gc.set_threshold(GARBAGE)
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -5,11 +5,9 @@ heartbeats is brought up to date: their time in the environment of a pool's runs
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from prefect import get_client
@@ -27,7 +25,6 @@ from retune.compiler.measure.device_lock import lock_name
 from retune.flows import exits
 from retune.flows.commands.output import Mode, Output, complain
 from retune.flows.server import server_errors
-from retune.flows.toplevel import guarded
 from retune.tasks.device_limit import ensure_limit
 
 
@@ -208,7 +205,3 @@ def main(mode: Mode, devices: list[str]) -> int:
     if not made and output.is_for_people:
         output.say("everything was there already")
     return exits.OK
-
-
-if __name__ == "__main__":
-    sys.exit(guarded(partial(main, Mode(sys.argv[1]), sys.argv[2:])))

@@ -6,12 +6,11 @@ code of the signal, and another worker repeats what it was doing. Run as `retune
 """
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -96,9 +95,15 @@ def show_log(mode: Mode) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def main(mode: Mode, text: str) -> int:
-    """Work until a signal comes. `text` is a `WorkerJob` as JSON. Returns the exit code."""
-    job = WorkerJob(**json.loads(text))
+def main(mode: Mode, job: Mapping[str, Any]) -> None:
+    """Do what `job` says, the fields of a `WorkerJob`, until a signal comes; then end this process."""
+    code = guarded(partial(_work, mode, WorkerJob(**job)))
+    sys.stdout.flush()
+    os._exit(code)  # threads of the engine may still wait for requests that were given up
+
+
+def _work(mode: Mode, job: WorkerJob) -> int:
+    """Returns the exit code."""
     show_log(mode)
     THIS_PROCESS.parallel = job.parallel
     with server_errors():
@@ -179,9 +184,3 @@ async def _serve_prefect(queues: Sequence[str], place: str, is_stopping: IsStopp
         except Exception as error:  # whatever the connection ends with
             _LOG.warning("not connected to the Prefect server (%s); trying again", error)
             await asyncio.sleep(RECONNECT_SECONDS)
-
-
-if __name__ == "__main__":
-    CODE = guarded(partial(main, Mode(sys.argv[1]), sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(CODE)  # threads of the engine may still wait for requests that were given up

@@ -65,6 +65,7 @@ def task_runner_of(text: str, queues: tuple[str, ...]) -> "TaskRunner[Any]":
     # Every worker has each queue once: its two threads serve a build and a timing.
     local = {"n_workers": 2, "threads_per_worker": 2, "resources": dict.fromkeys(queues, 1), "dashboard_address": None}
     local["security"] = True  # keys of its own, so that no other account reaches it
+    local["preload"] = ["retune.tasks.prefect_import"]
     module = import_module("prefect_dask")
     runner: TaskRunner[Any] = module.DaskTaskRunner(**({"address": address} if address else {"cluster_kwargs": local}))
     return runner

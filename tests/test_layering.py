@@ -302,7 +302,7 @@ def test_strings_that_name_modules_point_down() -> None:
         ("compiler/measure/builder.py", 'worker.call("retune.compiler.codegen.build:build_kernel")', False),
         ("storage/base.py", 'importlib.import_module("retune.tasks.store")', True),
         ("tasks/verify.py", 'importlib.import_module("retune.storage")', False),
-        ("compiler/driver/extract.py", '["-m", "retune.flows.session"]', True),
+        ("compiler/driver/extract.py", '["-m", "retune.flows.reaper"]', True),
         ("compiler/runtime/__init__.py", 'importlib.import_module("retune.compiler").load_module', True),
         ("compiler/runtime/loader.py", '__import__("retune.compiler.driver")', True),
         ("compiler/runtime/loader.py", 'import_module("retune").load', True),

@@ -257,7 +257,7 @@ def test_results_of_flows_and_tasks_are_not_kept_by_prefect() -> None:
     found = []
     for package in (tasks, flows):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name not in ("retune.flows.launch", "retune.flows.foreground"):
+            if module.name != "retune.flows.launch":
                 found += [one for one in vars(importlib.import_module(module.name)).values() if is_ours(one)]
     assert len(found) > 20
     assert not [one.name for one in found if one.persist_result or one.result_serializer or one.result_storage]
@@ -298,7 +298,7 @@ def test_prefect_is_imported_without_files_of_the_working_directory(
 ) -> None:
     """They would run code, as Prefect does without us."""
     hostile(tmp_path / "work", marker)
-    guard = "from retune.flows.prefect_import import import_prefect; import_prefect()" if is_guarded else ""
+    guard = "from retune.tasks.prefect_import import import_prefect; import_prefect()" if is_guarded else ""
     ours = {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")} if is_guarded else {}
     done = subprocess.run(
         [sys.executable, "-P", "-c", _IMPORTS.format(guard=guard)], cwd=tmp_path / "work", capture_output=True,
@@ -306,6 +306,28 @@ def test_prefect_is_imported_without_files_of_the_working_directory(
     )  # fmt: skip
     assert done.stdout.split() == (["False", "False"] if is_guarded else ["True", "True"])
     assert marker.exists() != is_guarded
+
+
+SHADOWS = ("multiprocessing", "distributed", "numpy", "prefect", "pickle")
+"""Modules that every process of a run imports."""
+
+
+@pytest.mark.long
+def test_workers_of_a_local_dask_cluster_take_no_code_of_the_working_directory(tmp_path: Path, marker: Path) -> None:
+    """They are begun by `python -c`, which looks for modules there, and import Prefect on their own."""
+    pytest.importorskip("prefect_dask")
+    hostile(tmp_path / "work", marker)
+    for name in SHADOWS:
+        (tmp_path / "work" / f"{name}.py").write_text(f"import os\nos.system('touch {marker}')\nraise ImportError\n")
+    script = tmp_path / "retune"  # as pip makes it
+    script.write_text("from retune.flows.launch import main\nmain()\n")
+    command = [sys.executable, str(script), "tune", "mlp", "--trials", "2", "--batch", "2", "--fleet", "dask"]
+    done = subprocess.run(
+        [*command, "--store", "../state"], cwd=tmp_path / "work", capture_output=True, text=True, check=False,
+        env=environment_on(tmp_path), timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists()
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """The commands `retune worker` and `retune pools`.
 
-They make the settings that Prefect reads when it is imported, then go on as the module that imports it.
+They make the settings that Prefect reads when it is imported, then call the module that imports it.
 """
 
-import json
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +48,8 @@ def worker(
         "device": device,
         "parallel": processes,
     }
-    _go_on_as("retune.flows.worker", home, mode.value, json.dumps(job))
+    _prepare(home, "stopped before it began")
+    import_module("retune.flows.worker").main(mode, job)
 
 
 def pools(
@@ -58,12 +59,14 @@ def pools(
     store: Store = None,
     as_json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Create the work pools, queues and limits that deployments need on the Prefect server. Existing ones stay."""
     mode = Mode.of(as_json, quiet)
-    _go_on_as("retune.flows.pools", state_folder_of(store), mode.value, *(device or [DEVICE]))
+    _prepare(state_folder_of(store), "stopped; the same command makes what is still missing")
+    code: int = import_module("retune.flows.pools").main(mode, device or [DEVICE])
+    return code
 
 
-def _go_on_as(module: str, home: Path, *arguments: str) -> None:
+def _prepare(home: Path, sentence: str) -> None:
     check_state_folder(home)
-    launch.become(module, [*arguments], config.prefect_environment())
+    launch.use_prefect(config.prefect_environment(), sentence)

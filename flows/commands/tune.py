@@ -1,13 +1,10 @@
-"""The command `retune tune`: checks the request, then goes on as the session that tunes.
-
-`retune tune` has two halves. This one checks the options, the state folder and the network, quickly and without
-Prefect. Prefect reads its settings from the environment when it is imported, which only the second half does:
-`retune.flows.session`, then `retune.flows.foreground`.
+"""The command `retune tune`: checks the request quickly and without Prefect, then starts Prefect's server and calls the
+flow.
 """
 
-import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +14,18 @@ from retune.compiler.driver.operators import extract_operator, is_operator
 from retune.compiler.errors import OptionError
 from retune.compiler.options import tune_options
 from retune.compiler.target import Target
-from retune.flows import launch
 from retune.flows.commands.arguments import Network, Shapes, Store, option_of
-from retune.flows.commands.output import Json, Output, Quiet
+from retune.flows.commands.output import Json, Mode, Output, Quiet
+from retune.flows.embedded_server import begin_session
 from retune.flows.parameters import TuneJob, add_options
 from retune.flows.state_folder import check_state_folder
-from retune.storage.files import new_id
 from retune.storage.parquet import ParquetRecordStore
 
 
 def tune(
     network: Network, *, shape: Shapes = None, store: Store = None, as_json: Json = False, quiet: Quiet = False,
     **options: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Tune a network, compile it with the best programs found, and report the speedup.
 
     The same command after an interruption goes on where the run was stopped. Defaults can be set in retune.toml and in
@@ -44,11 +40,18 @@ def tune(
     ParquetRecordStore(job.place)  # refuses records of a newer version
     url = config.load().prefect_api
     _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
-    config.set_environment({config.SESSION: new_id()})
-    launch.run("retune.flows.session", [output.mode.value, json.dumps(job.parameters())])
+    return run_flow(job, output.mode)
 
 
 add_options(tune, tune_options(), option_of)
+
+
+def run_flow(job: TuneJob, mode: Mode) -> int:
+    """Tune in this process. Returns the exit code."""
+    server = begin_session()
+    # Imports Prefect, while the server starts: both take seconds.
+    code: int = import_module("retune.flows.foreground").run(job, mode, server)
+    return code
 
 
 def _check_subject(job: TuneJob) -> None:

@@ -103,13 +103,12 @@ def test_a_store_of_a_newer_schema_is_refused(folder: Path, refused: Refused) ->
 
 def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mlp(folder / "dynamic.onnx", batch="many")
-    started: list[list[str]] = []
+    started: list[TuneJob] = []
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "dynamic.onnx", "--shape", "x=2,16"])
-    monkeypatch.setattr("retune.flows.launch.run", lambda _, arguments: started.append(arguments))
+    monkeypatch.setattr("retune.flows.commands.tune.run_flow", lambda job, _: started.append(job))
     with contextlib.suppress(SystemExit):
         cli.main()
-    job = TuneJob.of(**json.loads(started[0][-1]))
-    assert job.shapes == ("x=2,16",)
+    assert started[0].shapes == ("x=2,16",)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_a_run_says_at_once_what_it_does(
     shown: list[str] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
     monkeypatch.setattr("retune.flows.commands.tune.check_network", lambda *_: shown.append(capsys.readouterr().out))
-    monkeypatch.setattr("retune.flows.launch.run", lambda *_: None)
+    monkeypatch.setattr("retune.flows.commands.tune.run_flow", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
     with contextlib.suppress(SystemExit):
         cli.main()

@@ -26,7 +26,7 @@ def row_sums(rows, columns):
 def tune(folder: Path, mode: Mode, seed: int) -> int:
     network = write_mlp(folder / "small.onnx")
     job = TuneJob.of(str(network), trials=8, threads=1, batch=4, seed=seed, home=str(folder / "state"))
-    return foreground.main(mode, json.dumps(job.parameters()))
+    return foreground.main(job, mode)
 
 
 @pytest.mark.long
@@ -37,13 +37,12 @@ def test_an_operator_of_a_module_is_tuned_and_a_killed_run_resumes(
     monkeypatch.syspath_prepend(str(tmp_path))
     line = 'operator:rows:["row sums", 32, 48]'
     job = TuneJob.of(line, trials=8, threads=1, batch=4, home=str(tmp_path / "state"))
-    text = json.dumps(job.parameters())
     with monkeypatch.context() as killed:
         killed.setattr("retune.flows.tune_operator.confirm_operator", lambda *_, **__: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception, match="killed"):
-            foreground.main(Mode.JSON, text)
+            foreground.main(job, Mode.JSON)
     capsys.readouterr()
-    assert foreground.main(Mode.JSON, text) == 0
+    assert foreground.main(job, Mode.JSON) == 0
     events = [json.loads(shown) for shown in capsys.readouterr().out.splitlines()]
     (opened,) = [event for event in events if event["event"] == "run_opened"]
     assert (opened["network"], opened["resumed"], opened["trials"]) == (line, True, 8)
@@ -51,7 +50,7 @@ def test_an_operator_of_a_module_is_tuned_and_a_killed_run_resumes(
     assert (report["trials"], report["artifact"], report["speedup"] >= 1) == (8, "", True)
     assert report["run_id"] in (Path(report["folder"]) / "report.html").read_text(encoding="utf-8")
     job = TuneJob.of(line, trials=4, threads=1, batch=4, home=str(tmp_path / "state"))
-    assert foreground.main(Mode.PEOPLE, json.dumps(job.parameters())) == 0
+    assert foreground.main(job, Mode.PEOPLE) == 0
     shown = capsys.readouterr().out
     assert "times as fast as untuned, after 4 trials" in shown
     assert "network  " not in shown

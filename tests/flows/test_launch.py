@@ -34,7 +34,7 @@ launch.main()
 
 
 @pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
-def test_a_signal_while_the_second_program_is_imported_gets_its_sentence(signum: int, code: int) -> None:
+def test_a_signal_while_prefect_is_imported_gets_the_sentence_of_the_command(signum: int, code: int) -> None:
     script = """
 class Signaling:
     def find_spec(self, name, path, target=None):
@@ -43,15 +43,15 @@ class Signaling:
 
 number = int(sys.argv[1])
 sys.meta_path.insert(0, Signaling())
-launch.become("retune.flows.pools", [], {})
+launch.use_prefect({}, "stopped in the middle")
 """
-    assert ended(script, signum) == (code, ["retune: stopped; the same command makes what is still missing"])
+    assert ended(script, signum) == (code, ["retune: stopped in the middle"])
 
 
 @pytest.mark.parametrize(("signum", "code"), EXIT_CODES)
 def test_a_run_ends_though_prefect_has_set_its_own_handler(signum: int, code: int) -> None:
     script = """
-launch.end_on_signals_within(0.0, "retune.flows.foreground")
+launch.end_on_signals_within(0.0, launch.RESUMABLE)
 number = int(sys.argv[1])
 signal.signal(number, lambda *_: None)
 os.kill(os.getpid(), number)
@@ -65,7 +65,7 @@ time.sleep(50)
 def test_an_ignored_signal_stays_ignored() -> None:
     script = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-launch.end_on_signals("retune.flows.cli")
+launch.end_on_signals()
 os.kill(os.getpid(), signal.SIGINT)
 """
     assert ended(script) == (0, [])
@@ -73,7 +73,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 def test_a_signal_to_a_forked_child_does_not_end_its_parent() -> None:
     script = """
-launch.end_on_signals_within(0.0, "retune.flows.foreground")
+launch.end_on_signals_within(0.0, launch.RESUMABLE)
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
 child = os.fork()
 if not child:

@@ -11,9 +11,6 @@ from retune.compiler.errors import OptionError, ServerError
 from retune.flows import exits
 from retune.flows.toplevel import guarded
 
-OTHERS = ("session", "worker", "pools")
-"""Programs that import Prefect, which takes seconds."""
-
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
@@ -79,14 +76,13 @@ def test_a_broken_pipe_other_than_stdout_is_a_fault_of_ours() -> None:
     assert "BrokenPipeError" in done.stderr
 
 
-@pytest.mark.parametrize("module", ["cli", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
-def test_every_program_has_this_handler(module: str) -> None:
-    """Each fails when it reads its arguments, of a kind that no command passes."""
+def test_the_command_line_has_this_handler() -> None:
+    """It fails when it reads its arguments, of a kind that no command passes."""
     code = (
         "import runpy, sys; from retune.flows import toplevel;"
         "toplevel.guarded.__code__ = (lambda main, stopped='': 99).__code__;"
         "sys.argv = ['retune', 'quiet', '{}'];"
-        f"runpy.run_module('retune.flows.{module}', run_name='__main__')"
+        "runpy.run_module('retune.flows.cli', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 99, done.stderr

@@ -22,7 +22,7 @@ def test_the_embedded_api_keeps_to_its_folder(monkeypatch: pytest.MonkeyPatch) -
     made = config.prefect_environment(Path("/state"))
     assert made["PREFECT_HOME"] == "/state/prefect"
     assert made["PREFECT_PROFILES_PATH"] == "/state/prefect/profiles.toml"
-    assert made["PREFECT_LOGGING_CONFIG_PATH"] == "/state/prefect/logging.yml"
+    assert made["PYTHONSAFEPATH"] == "1"
     assert made["DO_NOT_TRACK"] == "1"
 
 

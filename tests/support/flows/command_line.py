@@ -14,7 +14,9 @@ Refused = Callable[..., str]
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run the command line in this process; the second half of `tune` must not be reached."""
     monkeypatch.setattr(sys, "argv", ["retune", *arguments])
-    monkeypatch.setattr("retune.flows.launch.run", lambda *_: pytest.fail("the flow would have been started"))
+    monkeypatch.setattr(
+        "retune.flows.embedded_server.begin_session", lambda: pytest.fail("the flow would have been started")
+    )
     try:
         cli.main()
     except SystemExit as end:

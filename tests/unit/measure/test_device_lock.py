@@ -11,7 +11,6 @@ import pytest
 from retune.compiler.errors import MeasureError
 from retune.compiler.measure import device_lock
 from retune.compiler.measure.device_lock import locked
-from retune.flows.doctor import machine
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
@@ -109,11 +108,9 @@ def shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_spoilt_file_stops_no_run_and_the_doctor_sees_it(
+def test_a_spoilt_file_stops_no_run_and_a_warning_names_it(
     shared_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert machine.device_lock().verdict == "ok"
-    assert not list(shared_folder.iterdir())
     path = device_lock.lock_path()
     path.write_text("another's")
     for _ in range(2):
@@ -125,8 +122,7 @@ def test_a_spoilt_file_stops_no_run_and_the_doctor_sees_it(
             fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
     (warning,) = caplog.messages
     assert warning.startswith(f"{path} is not the empty file")
-    finding = machine.device_lock()
-    assert (finding.verdict, finding.advice) == ("warn", "remove it, or ask its owner or root to; nothing is lost")
+    assert "remove it, or ask its owner or root to; nothing is lost" in warning
     assert path.read_text() == "another's"
 
 

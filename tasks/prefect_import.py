@@ -1,5 +1,7 @@
 """Import of Prefect that takes settings from the environment and the user's profile, and from no file of the working
 directory: an unpacked model is data, and Prefect's settings can name code.
+
+The workers of a local Dask cluster load this module first.
 """
 
 from contextlib import chdir
@@ -15,3 +17,8 @@ def import_prefect() -> None:
     # Prefect reads them again with every change of its settings.
     sources.TomlConfigSettingsSourceBase._read_files = lambda *_, **__: {}
     sources.FilteredDotEnvSettingsSource._read_env_files = lambda _: {}
+
+
+def dask_setup(worker: object) -> None:
+    """Dask calls this in a worker before the worker gets tasks."""
+    import_prefect()
