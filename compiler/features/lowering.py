@@ -128,7 +128,7 @@ def _neighbors(nest: Nest, footprints: Sequence[Footprint], window: Flags) -> Fl
 def _dot_width(nest: Nest, dots: Collection[Pair], vectorized: Flags, reduction: Flags) -> Floats:
     """(B,): products that one instruction sums, 1 where there is no instruction for them."""
     width = np.ones(nest.count)
-    factors, result = nest.source.ops.factors, nest.source.write.tensor.dtype
+    factors, result = nest.source.ops.factors, accumulated(nest.source.write.tensor.dtype)
     if factors is None or not is_possible(dots, *factors):
         return width
     most = 4 if result in ("int32", "uint32") and set(factors) <= set(BYTES) else 1

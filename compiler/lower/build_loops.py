@@ -7,6 +7,7 @@ registers until all of them are known. A stage that calls a function is that cal
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -446,5 +447,5 @@ class LoopBuilder:
 
         if isinstance(body, Reduce):
             source = transform(substitute(body.source, axes), load)
-            return Reduce(body.combiner, source, body.axes)
+            return replace(body, source=source)
         return transform(substitute(body, axes), load)

@@ -8,6 +8,7 @@ terms, not with its product with the number of elements.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Expr, Select, Var, const
@@ -49,7 +50,7 @@ def scatter(
     target = tuple(variable[axis] for axis in axes)
     source = as_body([value.then for value in chosen])
     leaf = guarded([guard for guard in guards if variables(guard) & named.keys()],
-                   join_into(Reduce(body.combiner, source, body.axes), buffers, target))  # fmt: skip
+                   join_into(replace(body, source=source), buffers, target))  # fmt: skip
     first = min(dim for dim, axis in enumerate(axes) if variable[axis] in named)
     after = [axis for axis in axes[first:] if variable[axis] not in named]
     outside = [guard for guard in guards if not variables(guard) & named.keys()]

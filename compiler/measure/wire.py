@@ -61,7 +61,7 @@ from retune.compiler.te.tensor import (
     Values,
 )
 
-KIND, VERSION = "message", 4
+KIND, VERSION = "message", 5
 _BEFORE_3 = b"{"
 """The first byte of messages of earlier versions: a line of JSON."""
 

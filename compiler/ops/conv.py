@@ -16,7 +16,7 @@ from retune.compiler import te
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ir.visit import substitute
 from retune.compiler.ops.matmul import require_bytes
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, product
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
 from retune.compiler.te.tensor import CONCATENATED, Axis, ComputeOp, Tensor
 
 LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
@@ -139,7 +139,7 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
     zero = te.const(0)
     offsets: tuple[Expr, ...] = tuple(zero if axis is None else axis for axis in window)
 
-    def term(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
+    def body(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
         read = tuple(
             at * stride + offset * dilation
             for at, stride, offset, dilation in zip(place, geometry.strides, offsets, geometry.dilations, strict=True)
@@ -148,10 +148,7 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
         if geometry.groups > 1:
             channel = c // (geometry.outputs // geometry.groups) * geometry.inputs_per_group + channel
         value = data[(n, *read, channel)] if geometry.channels_last else data[(n, channel, *read)]
-        return product(dtype, value, _weight_at(weight, geometry, offsets, channels, c))
-
-    def body(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
-        return te.sum(term(n, place, c), axes) if axes else term(n, place, c)
+        return summed_product(dtype, value, _weight_at(weight, geometry, offsets, channels, c), axes)
 
     indices = _indices(len(geometry.kernel), geometry.channels_last, body)
     return te.compute(shape, indices, name=call.name, attrs=call.layout_free(weight))
@@ -267,7 +264,7 @@ def window_view(call: OpCall, x: Array, kernel: Shape, dilations: Shape, fill: f
 
 
 def _convolution_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = arrays
+    x, weight = map(widened, arrays)
     groups = call.integer("groups")
     rank = x.ndim - 2
     if not is_channels_last(call):

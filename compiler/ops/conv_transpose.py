@@ -12,7 +12,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import channels_last, from_channels_last, is_channels_last, require_layout, zero_padded
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, summed_product, widened
 from retune.compiler.te.tensor import Tensor
 
 
@@ -69,7 +69,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
             (cut + stride - 1 - place) // stride for place, cut, stride in zip((a, b), before, strides, strict=True)
         ]
         value = padded[n, y + shifts[0] + low[0] - ry, x + shifts[1] + low[1] - rx, rc]
-        return te.sum(value * tap, [ry, rx, rc])
+        return summed_product(data.dtype, value, tap, [ry, rx, rc])
 
     phases = te.compute(
         (shape[0], *strides, *windows, shape[3]), phase, name=f"{call.name}_phases", attrs=call.layout_free(weight)
@@ -83,7 +83,7 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
 
 
 def _conv_transpose2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = arrays
+    x, weight = map(widened, arrays)
     if not is_channels_last(call):
         weight = weight.transpose(2, 3, 0, 1)
     x = channels_last(call, x)
@@ -142,13 +142,14 @@ def _phases(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Tensor:
 
     def element(n: Expr, y: Expr, a: Expr, x: Expr, b: Expr, c: Expr) -> Expr:
         value = padded[n, y + read(a, 0) - row, x + read(b, 1) - column, channels]
-        return te.sum(value * weight[a + row * strides[0], b + column * strides[1], channels, c], axes)
+        tap = weight[a + row * strides[0], b + column * strides[1], channels, c]
+        return summed_product(data.dtype, value, tap, axes)
 
     return te.compute(shape, element, name=call.name, attrs=call.layout_free(weight))
 
 
 def _conv_phases2d_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, weight = arrays
+    x, weight = map(widened, arrays)
     strides, pads, size = call.ints("strides"), call.ints("pads"), call.ints("size")
     result = np.zeros((x.shape[0], size[0], strides[0], size[1], strides[1], weight.shape[3]), x.dtype)
     for row, column in np.ndindex(*weight.shape[:2]):

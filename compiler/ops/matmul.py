@@ -7,7 +7,7 @@ import numpy as np
 
 from retune.compiler import te
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, product
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened
 from retune.compiler.te.tensor import Tensor
 
 BYTES = ("int8", "uint8")
@@ -37,8 +37,11 @@ def _dense(call: OpCall) -> Lowered:
 
     def build(a: Tensor, b: Tensor) -> Tensor:
         k = te.reduce_axis(a.shape[1], "k")
-        attrs = call.layout_free(b)
-        return te.compute(shape, lambda i, j: te.sum(product(dtype, a[i, k], b[k, j]), k), name=call.name, attrs=attrs)
+
+        def body(i: Expr, j: Expr) -> Expr:
+            return summed_product(dtype, a[i, k], b[k, j], [k])
+
+        return te.compute(shape, body, name=call.name, attrs=call.layout_free(b))
 
     return Lowered(shape, dtype, build)
 
@@ -55,7 +58,7 @@ def _batch_matmul(call: OpCall) -> Lowered:
         k = te.reduce_axis(a.shape[2], "k")
 
         def body(n: Expr, i: Expr, j: Expr) -> Expr:
-            return te.sum(product(dtype, a[n, i, k], b[n, k, j]), k)
+            return summed_product(dtype, a[n, i, k], b[n, k, j], [k])
 
         return te.compute(shape, body, name=call.name, attrs=call.layout_free(b))
 
@@ -64,7 +67,7 @@ def _batch_matmul(call: OpCall) -> Lowered:
 
 def _matmul_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     # Widened first: products and sums of bytes would wrap around.
-    a, b = (array.astype(np.int32) for array in arrays) if call.op.startswith("q") else arrays
+    a, b = (array.astype(np.int32) if call.op.startswith("q") else widened(array) for array in arrays)
     return np.asarray(np.matmul(a, b))
 
 
@@ -96,8 +99,8 @@ def _contract(call: OpCall) -> Lowered:
 
         def body(*outer: Expr) -> Expr:
             at: dict[str, Expr] = {**dict(zip(result, outer, strict=True)), **axes}
-            both = a[tuple(at[letter] for letter in left)] * b[tuple(at[letter] for letter in right)]
-            return te.sum(both, list(axes.values())) if axes else both
+            factors = a[tuple(at[letter] for letter in left)], b[tuple(at[letter] for letter in right)]
+            return summed_product(a.dtype, *factors, list(axes.values()))
 
         return te.compute(shape, body, name=call.name, attrs=call.layout_free(b))
 
@@ -111,7 +114,7 @@ def _contract_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     shared = [letter for letter in left if letter in right and letter in result]
     rows = [letter for letter in left if letter not in right]
     columns = [letter for letter in right if letter not in left]
-    a, b = arrays
+    a, b = map(widened, arrays)
     extents = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
 
     def extent(letters: Sequence[str]) -> int:

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from retune.compiler import te
+from retune.compiler.dtype import accumulated
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.dims import Dim
-from retune.compiler.ir.expr import Const, Expr, cast
-from retune.compiler.te.tensor import Tensor
+from retune.compiler.ir.expr import Const, Expr
+from retune.compiler.te.tensor import Axis, Tensor
 
 Attribute = int | float | bool | str | tuple[int, ...]
 Array = NDArray[Any]
@@ -264,7 +266,15 @@ def element(operand: Operand, indices: tuple[Expr, ...], shape: Shape) -> Expr:
     return operand[tuple(index if extent == wanted else 0 for index, wanted, extent in own)]
 
 
-def product(dtype: str, one: Expr, other: Expr) -> Expr:
-    """The product of two elements in `dtype`, in which it is summed."""
-    wide = [value if value.dtype == dtype else cast(dtype, value) for value in (one, other)]
-    return wide[0] * wide[1]
+def summed_product(dtype: str, lhs: Expr, rhs: Expr, axes: Sequence[Axis]) -> Expr:
+    """The sum of `lhs * rhs` over `axes` as `dtype`. Halves are multiplied and summed in float32: the product of two of
+    them is exact there, and may exceed their own range though the sum does not.
+    """
+    wide = accumulated(dtype)
+    term = te.cast(wide, lhs) * te.cast(wide, rhs)
+    return te.cast(dtype, te.sum(term, axes) if axes else term)
+
+
+def widened(array: Array) -> Array:
+    """The array, in float32 if it holds halves."""
+    return array.astype(accumulated(array.dtype.name), copy=False)

@@ -25,7 +25,7 @@ from retune.compiler import te
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.conv import window_extent, zero_padded
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, summed_product, widened
 from retune.compiler.te.tensor import Axis, Tensor
 
 KERNEL = 3
@@ -125,7 +125,7 @@ def _winograd(call: OpCall, rank: int) -> Lowered:
 
 def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     """Tile by tile, in the precision of the operands."""
-    x, weight = arrays
+    x, weight = map(widened, arrays)
     tile, rank = call.integer("tile"), x.ndim - 2
     border = list(zip(call.ints("pads")[:rank], call.ints("pads")[rank:], strict=True))
     if rank == 2:
@@ -192,8 +192,8 @@ def winograd_conv(
     def multiply(eps: Expr, nu: Expr, n: Expr, *at: Expr) -> Expr:
         *z, th, tw, co = at
         read = [place + offset for place, offset in zip(z, window, strict=True)]
-        term = transformed[(eps, nu, n, *read, th, tw, rc)] * packed[(eps, nu, *window, rc, co)]
-        return te.sum(term, [axis for axis in (*window, rc) if isinstance(axis, Axis)])
+        factors = transformed[(eps, nu, n, *read, th, tw, rc)], packed[(eps, nu, *window, rc, co)]
+        return summed_product(data.dtype, *factors, [axis for axis in (*window, rc) if isinstance(axis, Axis)])
 
     shape = (alpha, alpha, batch, *out_depth, tiles_h, tiles_w, channels_out)
     names = (*outer, "th", "tw", "co")

@@ -6,7 +6,7 @@ is such a product of gathered patches, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from retune.compiler.dtype import HALVES, item_bytes
@@ -127,15 +127,11 @@ def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
         f"{op.name}{RIGHT}", product.right, (batch, summed, column), (product.sums, product.columns), outer
     )
     total = Axis("k", summed.extent, AxisKind.REDUCE)
-    left_value, right_value = (_read(node, {summed: total}, op.body.dtype) for node in (left, right))
+    left_value, right_value = (_read(node, {summed: total}, op.body.source.dtype) for node in (left, right))
     # The product reads gathered copies, for which the inputs' layout does not matter.
     attrs = {key: value for key, value in op.attrs.items() if key != "layout_free_placeholders"}
-    multiply = ComputeOp(
-        f"{op.name}{PRODUCT}",
-        (batch, row, column),
-        Reduce("sum", left_value * right_value, (total,)),
-        {**attrs, KIND: kind},
-    )
+    body = replace(op.body, source=left_value * right_value, axes=(total,))
+    multiply = ComputeOp(f"{op.name}{PRODUCT}", (batch, row, column), body, {**attrs, KIND: kind})
     multiplied = Node.of(multiply)
     point = tuple(joined_index(axes) for axes in (product.batch, product.rows, product.columns))
     result = ComputeOp(op.name, op.axes, multiplied.tensor[point], attrs)

@@ -82,7 +82,8 @@ def _exact_assignments(op: ComputeOp) -> Iterator[tuple[str, Expr]]:
     if not isinstance(op.body, Reduce):
         yield from (("=", value) for value in op.values)
     elif isinstance(op.body.combiner, str):
-        yield f"{op.body.combiner.removeprefix('f')}=", op.body.source
+        rounded = "" if op.body.dtype == op.body.source.dtype else f"{op.body.dtype} "
+        yield f"{rounded}{op.body.combiner.removeprefix('f')}=", op.body.source
     else:
         for result, identity in zip(op.body.combiner.results, op.body.combiner.identities, strict=True):
             yield f"reduce<{result}, {identity}>=", op.body.source

@@ -113,7 +113,7 @@ def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
         for next_condition in factoring.inside[1:]:
             condition = binary(BinaryOp.AND, condition, next_condition)
         # Missing points contribute the identity.
-        starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.dtypes, strict=True)]
+        starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.term_dtypes, strict=True)]
         sources = [select(condition, source, start) for source, start in zip(sources, starts, strict=True)]
     source = as_body(sources)
     # Where nothing is left to reduce, a term is its own partial result.
@@ -127,7 +127,7 @@ def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
     outer = tuple(Axis(f"ax{dim}", axis.extent, AxisKind.SPATIAL) for dim, axis in enumerate(op.axes))
     last = Axis(f"{factoring.axis.name}_v", factoring.axis.extent, AxisKind.REDUCE)
     point = (*outer[: factoring.position], last, *outer[factoring.position :])
-    total = Reduce(op.body.combiner, _read_at(partial, point), (last,))
+    total = replace(op.body, source=_read_at(partial, point), axes=(last,))
     final = ComputeOp(f"{op.name}.repl", outer, total, _attrs_of_result(kept))
     return _spliced(dag, op_id, 1, (partial, Node(node.tensors, final)))
 

@@ -5,11 +5,12 @@ It knows nothing of schedules.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
-from retune.compiler.dtype import finite_limit, item_bytes
+from retune.compiler.dtype import finite_limit, is_float, item_bytes
 from retune.compiler.errors import DefinitionError, refusing_depth
 from retune.compiler.ir import expr as ir
 from retune.compiler.ir.expr import BinaryOp, Expr, Operand
@@ -159,8 +160,11 @@ def _axis_names(function: Callable[..., Any], count: int, of_varargs: Sequence[s
 
 
 def cast(dtype: str, value: Operand) -> Expr:
-    """`value` converted to the element type `dtype`."""
-    return ir.cast(checked_dtype("cast", dtype), value)
+    """`value` converted to the element type `dtype`; a sum or product of floats once it is complete."""
+    dtype = checked_dtype("cast", dtype)
+    if isinstance(value, Reduce) and value.combiner in ("sum", "prod") and all(map(is_float, (dtype, value.dtype))):
+        return replace(value, dtype=dtype)
+    return ir.cast(dtype, value)
 
 
 def _unary(name: str, of_integers: bool = False) -> Callable[[Operand], Expr]:

@@ -146,16 +146,18 @@ def largest(dtype: str) -> float:
 @dataclass(frozen=True, slots=True)
 class Reduce(Expr):
     """`combiner` (sum, prod, max, min, fmax or custom) over `axes` of `source`; only allowed as the whole body of a
-    compute. A combiner of several values reduces a `Values` of as many.
+    compute. A combiner of several values reduces a `Values` of as many. A sum or product of floats may be rounded to
+    another `dtype` once it is complete.
     """
 
     combiner: str | Combiner
     source: Expr
     axes: tuple[Axis, ...]
-    dtype: str = field(init=False, compare=False)
+    dtype: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", self.source.dtype)
+        if not self.dtype:
+            object.__setattr__(self, "dtype", self.source.dtype)
 
     @property
     def identities(self) -> tuple[float, ...]:
@@ -180,7 +182,8 @@ class Reduce(Expr):
         )
 
     def __str__(self) -> str:
-        return f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"
+        text = f"{self.combiner}({self.source}, axis=[{', '.join(map(str, self.axes))}])"
+        return text if self.dtype == self.source.dtype else f"{self.dtype}({text})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +285,11 @@ class ComputeOp:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Element type of every result."""
+        return (self.body.dtype, *(value.dtype for value in self.values[1:]))
+
+    @property
+    def term_dtypes(self) -> tuple[str, ...]:
+        """Type of what is joined, or stored, for every result."""
         return tuple(value.dtype for value in self.values)
 
     @property
