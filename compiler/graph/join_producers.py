@@ -11,6 +11,7 @@ than the reader alone: nothing is stored in between.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from retune.compiler.dtype import HALVES
 from retune.compiler.graph.fuse import DEEPEST, LARGEST_EXPRESSION, FusedOp, Fusion
 from retune.compiler.graph.ir import Graph, Node
 from retune.compiler.ops import OPS, FusionKind
@@ -42,7 +43,7 @@ def join_producers(graph: Graph, fusion: Fusion, nests: Callable[[FusedOp], int]
             producer = joined_groups.get(source)
             inside = (*views, *group.nodes)
             alone = _is_read_by(graph, fusion.aliases, readers, source, inside)
-            if producer is not None and alone and _suits(producer, group, name):
+            if producer is not None and alone and _suits(graph, producer, group, name):
                 added = (*producer.nodes, *views)
             elif views and views[-1].op == "slice" and any(views[-1].inputs[0] in node.inputs for node in group.nodes):
                 # The group reads the whole value anyway, so it needs no view of it.
@@ -100,7 +101,11 @@ def _alias_chain(aliases: Mapping[str, str], name: str) -> list[str]:
     return views
 
 
-def _suits(producer: FusedOp, group: FusedOp, name: str) -> bool:
+def _widens(graph: Graph, node: Node) -> bool:
+    return node.op == "cast" and graph.values[node.inputs[0]].dtype in HALVES and node.text("dtype") == "float32"
+
+
+def _suits(graph: Graph, producer: FusedOp, group: FusedOp, name: str) -> bool:
     """Whether a group may compute `name` in place of its producer, which only the group reads."""
     if not all(map(_is_copy_or_elementwise, producer.nodes)):
         return False
@@ -113,7 +118,8 @@ def _suits(producer: FusedOp, group: FusedOp, name: str) -> bool:
             is_padded = group.core.op in _PADDED and any(group.core.ints("pads"))
             return is_padded and producer.nodes[-1].op in _COPIES
         case FusionKind.REDUCTION:
-            return False
+            # Each pass over a row converts its halves again, which costs less than a copy of them in float32.
+            return all(node.op in _MOVES or _widens(graph, node) for node in producer.nodes)
     # A value with several reads would be computed several times.
     return sum(node.inputs.count(name) for node in group.nodes) == 1
 

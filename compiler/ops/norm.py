@@ -11,7 +11,7 @@ import numpy as np
 from retune.compiler import te
 from retune.compiler.dtype import accumulated
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
 from retune.compiler.te.tensor import Axis, Tensor
 
 
@@ -114,7 +114,7 @@ def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 
 def _normalized_array(x: Array, axes: tuple[int, ...], epsilon: float, *, centred: bool) -> Array:
-    wide = x.astype(accumulated(x.dtype.name))
+    wide = widened(x)
     if centred:
         wide = wide - wide.mean(axis=axes, keepdims=True)
     return np.asarray(wide / np.sqrt((wide * wide).mean(axis=axes, keepdims=True) + wide.dtype.type(epsilon)))
@@ -129,8 +129,9 @@ def _batch_norm(call: OpCall) -> Lowered:
 
     def build(data: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
-            c = i[axis]
-            return (data[i] - mean[c]) / te.sqrt(variance[c] + epsilon) * scale[c] + bias[c]
+            factors = (tensor[i[axis]] for tensor in (scale, bias, mean, variance))
+            value, gain, shift, middle, spread = (te.cast(accumulated(x.dtype), read) for read in (data[i], *factors))
+            return te.cast(x.dtype, (value - middle) / te.sqrt(spread + epsilon) * gain + shift)
 
         return te.compute(x.shape, body, name=call.name)
 
@@ -138,7 +139,7 @@ def _batch_norm(call: OpCall) -> Lowered:
 
 
 def _batch_norm_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    x, *statistics = arrays
+    x, *statistics = map(widened, arrays)
     column = [1] * x.ndim
     column[call.integer("axis")] = -1
     scale, bias, mean, variance = (s.reshape(column) for s in statistics)

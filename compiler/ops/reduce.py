@@ -9,7 +9,7 @@ from retune.compiler import te
 from retune.compiler.dtype import accumulated, is_float, item_bytes
 from retune.compiler.errors import DefinitionError
 from retune.compiler.ir.expr import Expr
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, Shape, widened
 from retune.compiler.te.tensor import Axis, Reduce, Tensor
 
 _Combine = Callable[[Expr, Sequence[Axis]], Expr]
@@ -122,7 +122,11 @@ def _softmax(call: OpCall) -> Lowered:
         _, power, total = _exponentials(x, axis, call.name)
         # One division a row instead of one an element.
         inverse = te.compute(total.shape, lambda *i: 1.0 / total[i], name=f"{call.name}_inverse")
-        return te.compute(shape, lambda *i: power[i] * inverse[_without(i, axis)], name=call.name)
+
+        def share(*i: Expr) -> Expr:
+            return te.cast(x.dtype, power[i] * inverse[_without(i, axis)])
+
+        return te.compute(shape, share, name=call.name)
 
     return Lowered(shape, call.types[0].dtype, build)
 
@@ -135,7 +139,12 @@ def _log_softmax(call: OpCall) -> Lowered:
         peak, _, total = _exponentials(x, axis, call.name)
         # log of the sum and not of the quotient: small probabilities would be 0 and their logarithm infinite.
         log = te.compute(total.shape, lambda *i: te.log(total[i]), name=f"{call.name}_log")
-        return te.compute(shape, lambda *i: x[i] - peak[_without(i, axis)] - log[_without(i, axis)], name=call.name)
+
+        def difference(*i: Expr) -> Expr:
+            row = _without(i, axis)
+            return te.cast(x.dtype, te.cast(log.dtype, x[i]) - te.cast(log.dtype, peak[row]) - log[row])
+
+        return te.compute(shape, difference, name=call.name)
 
     return Lowered(shape, call.types[0].dtype, build)
 
@@ -145,12 +154,19 @@ def _fmax(value: Expr, axes: Sequence[Axis]) -> Expr:
 
 
 def _exponentials(x: Tensor, axis: int, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """max(x), exp(x - max(x)) and the sums of these along `axis`; the first and the last are without it."""
+    """max(x), exp(x - max(x)) and the sums of these along `axis`; the first and the last are without it. Of halves the
+    powers are float32: a row of many may sum to more than the largest float16.
+    """
+    wide = accumulated(x.dtype)
     kept = tuple(extent for place, extent in enumerate(x.shape) if place != axis)
     # The largest exponent becomes 0: no power overflows, and the sum is at least 1.
     # fmax is one instruction on x86, a maximum that keeps NaNs three; the sum of the powers keeps them in any case.
     peak = _reduce(x, (axis,), _fmax, kept, keepdims=False, name=f"{name}_max")
-    power = te.compute(x.shape, lambda *i: te.exp(x[i] - peak[_without(i, axis)]), name=f"{name}_exp")
+
+    def raised(*i: Expr) -> Expr:
+        return te.exp(te.cast(wide, x[i]) - te.cast(wide, peak[_without(i, axis)]))
+
+    power = te.compute(x.shape, raised, name=f"{name}_exp")
     return peak, power, _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{name}_sum")
 
 
@@ -161,7 +177,7 @@ def _without(indices: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
 def _reduce_array(function: Callable[..., Array]) -> _Evaluate:
     def evaluate(call: OpCall, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
-        return function(x.astype(accumulated(x.dtype.name)), axis=call.ints("axes"), keepdims=call.flag("keepdims"))
+        return function(widened(x), axis=call.ints("axes"), keepdims=call.flag("keepdims"))
 
     return evaluate
 
@@ -194,14 +210,14 @@ def _mean_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 def _softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
-    axis, wide = call.integer("axis"), x.astype(accumulated(x.dtype.name))
+    axis, wide = call.integer("axis"), widened(x)
     powers = np.exp(wide - wide.max(axis=axis, keepdims=True))
     return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
 
 
 def _log_softmax_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
-    axis, wide = call.integer("axis"), x.astype(accumulated(x.dtype.name))
+    axis, wide = call.integer("axis"), widened(x)
     shifted = wide - wide.max(axis=axis, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)))
 

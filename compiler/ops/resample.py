@@ -10,7 +10,7 @@ from retune.compiler import te
 from retune.compiler.dtype import is_float
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops.indexing import inside, inside_array
-from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall
+from retune.compiler.ops.op import Array, FusionKind, Lowered, Op, OpCall, widened
 from retune.compiler.te.tensor import LOOKS_UP_TABLES, Tensor
 
 
@@ -57,7 +57,7 @@ def _resample(call: OpCall) -> Lowered:
 
 
 def _resample_array(call: OpCall, arrays: Sequence[Array]) -> Array:
-    result = arrays[0]
+    result = widened(arrays[0])
     for axis, places, weights in zip(call.ints("axes"), arrays[1::2], arrays[2::2], strict=True):
         taken = np.take(result, inside_array(places, result.shape[axis]), axis)
         behind = (1,) * (result.ndim - axis - 1)

@@ -5,7 +5,8 @@ exact in every order, so results must equal the definition bit for bit.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from retune.compiler.dtype import HALVES
 from retune.compiler.errors import LoweringError
 from retune.compiler.ir.expr import Expr
 from retune.compiler.ops import OPS
+from retune.compiler.ops.op import OpCall
 from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.schedule.default import default_steps
 from retune.compiler.schedule.state import Annotation
 from retune.compiler.schedule.steps import Annotate, CacheRead, CacheWrite, ComputeAt, Reorder, Rfactor, Split, Step
 from retune.compiler.search.options import SearchOptions
 from retune.compiler.search.policy import SketchPolicy
+from retune.compiler.te.evaluate import evaluate
 from tests.property.test_narrow_types import tiled_steps
 from tests.support.property.checks import Values, checked, explained
 from tests.support.property.programs import random_steps
@@ -55,6 +58,49 @@ def several(dtype: str) -> ComputeDAG:
     """A sum and a maximum in one reduction."""
     x, k = te.placeholder((4, LONG), dtype, "x"), te.reduce_axis(LONG, "k")
     return ComputeDAG([x, *te.compute((4,), lambda i: BOTH((x[i, k], x[i, k]), axis=k), "y")])
+
+
+def operator(name: str, dtype: str, shapes: tuple[tuple[int, ...], ...], attrs: Mapping[str, Any]) -> ComputeDAG:
+    x, w = (te.placeholder(shape, dtype, text) for shape, text in zip(shapes, "xw", strict=True))
+    y = OPS[name].tensor((x, w), attrs, name="y", constants=frozenset([w]))
+    return ComputeDAG([x, w, te.compute(y.shape, lambda *i: te.abs(y[i]), "z")])
+
+
+_IMAGE: dict[str, Any] = {"strides": (1, 1), "pads": (1, 1, 1, 1), "layout": "NHWC"}
+_CONV = {**_IMAGE, "dilations": (1, 1), "groups": 1}
+OPERATORS: dict[str, tuple[str, tuple[tuple[int, ...], ...], tuple[int, int], Mapping[str, Any]]] = {
+    "dense": ("dense", ((3, 256), (256, 33)), (1, 0), {}),
+    "batch_matmul": ("batch_matmul", ((2, 3, 256), (2, 256, 17)), (2, 1), {}),
+    "contract": (
+        "contract", ((2, 3, 256), (256, 2, 17)), (2, 0), {"left": "hij", "right": "jhd", "result": "ihd"}
+    ),
+    "conv2d": ("conv2d", ((1, 4, 4, 64), (3, 3, 64, 20)), (3, 2), _CONV),
+    "conv2d of groups": ("conv2d", ((1, 4, 4, 64), (3, 3, 32, 16)), (3, 2), {**_CONV, "groups": 2}),
+    "depthwise": ("conv2d", ((1, 6, 9, 32), (5, 5, 32)), (2, 1), {**_CONV, "groups": 32}),
+    "conv_transpose2d": (
+        "conv_transpose2d", ((1, 4, 4, 64), (3, 3, 64, 12)), (3, 2), {**_IMAGE, "strides": (2, 2)}
+    ),
+    "conv_phases2d": (
+        "conv_phases2d", ((1, 4, 4, 64), (4, 4, 64, 12)), (3, 2),
+        {"strides": (2, 2), "pads": (1, 1), "size": (4, 4), "layout": "NHWC"},
+    ),
+}  # fmt: skip
+"""By name: operator, shapes, the axes of both operands whose terms cancel, and attributes."""
+
+
+def large_inputs(dag: ComputeDAG, axes: tuple[int, int], rng: np.random.Generator) -> Values:
+    """Multiples of 8 from 264 to 472: no product fits into float16, while the sums of most elements do, since the
+    second half of the weights has the opposite signs.
+    """
+    x, w = (rng.integers(33, 59, tensor.shape, endpoint=True) * 8.0 for tensor in dag.inputs)
+    of_w = np.moveaxis(w, axes[1], 0)
+    apart = (len(of_w) + 1) // 2
+    of_w[apart:] = -of_w[: len(of_w) - apart]
+    of_w[len(of_w) - apart : apart] = 0
+    of_x = np.moveaxis(x, axes[0], 0)
+    of_x[:] = of_x[np.arange(len(of_x)) % apart]
+    of_x[0] += 8
+    return {tensor: values.astype(tensor.dtype) for tensor, values in zip(dag.inputs, (x, w), strict=True)}
 
 
 GRAPHS: dict[str, Callable[[str], ComputeDAG]] = {
@@ -141,6 +187,41 @@ def test_sums_of_searched_programs_are_rounded_once(graph: str, dtype: str) -> N
     policy = SketchPolicy(task_of(graph, dag), RandomModel(0), SearchOptions(population=32, generations=1), seed=1)
     for program in policy.ask(8, 0):
         check(dag, program.steps, values, 2)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_products_of_operators_are_exact(name: str, dtype: str) -> None:
+    op, shapes, axes, attrs = OPERATORS[name]
+    dag = operator(op, dtype, shapes, attrs)
+    values = large_inputs(dag, axes, np.random.default_rng(0))
+    # The definition in tensor expressions and the one in NumPy agree, and most results are finite.
+    (result,) = evaluate(dag.outputs, values)
+    described = [tensor.op for tensor in dag.inputs]
+    array = OPS[op].compute(OpCall(op, tuple(described), attrs), list(values.values()))
+    np.testing.assert_array_equal(result, np.abs(array))
+    assert np.isfinite(result.astype("float64")).mean() > 0.4
+    stage = next(number for number, each in enumerate(dag.ops) if getattr(each, "reduce_axes", ()))
+    last = len(dag.ops[stage].shape) - 1
+    check(dag, (), values)
+    check(dag, default_steps(dag), values)
+    check(dag, (Annotate(stage, last, Annotation.VECTORIZE),), values)
+    policy = SketchPolicy(task_of(op, dag), RandomModel(0), SearchOptions(population=32, generations=1), seed=1)
+    for program in policy.ask(4, 0):
+        check(dag, program.steps, values, 2)
+
+
+@pytest.mark.parametrize("batch", long_except([0], range(8)))
+def test_products_of_operators_are_exact_under_random_schedules(batch: int) -> None:
+    names = list(OPERATORS)
+    for seed in range(4 * batch, 4 * batch + 4):
+        rng = np.random.default_rng(seed)
+        op, shapes, axes, attrs = OPERATORS[names[seed % len(names)]]
+        dag = operator(op, HALVES[seed // len(names) % 2], shapes, attrs)
+        values = large_inputs(dag, axes, rng)
+        for make in (wild_steps, random_steps):
+            with contextlib.suppress(LoweringError):
+                check(dag, make(dag, rng), values, 1 + seed % 2)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

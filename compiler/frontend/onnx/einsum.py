@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter
+from retune.compiler.frontend.onnx.elementwise import Converter, in_float32
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -91,7 +91,7 @@ def _joined(
     return builder.emit("reshape", [result], {"shape": tuple(extents[label] for label in term)}), term
 
 
-def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+def _contracted(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     values = [node.operand(builder, i) for i in range(len(node.inputs))]
     terms, result = _labels(node, [len(value.shape) for value in values])
     extents: dict[str, int] = {}
@@ -110,6 +110,14 @@ def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if perm == tuple(range(len(perm))):
         return [x]
     return [builder.emit("transpose", [x], {"perm": perm}, name=node.name, output=node.outputs[0])]
+
+
+def _einsum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    # Two factors whose labels are all in the other or in the result are one product, which sums in float32.
+    left, _, right = node.text("equation", "").replace(" ", "").partition("->")
+    first, *others = left.split(",")
+    plain = len(others) == 1 and set(first) ^ set(others[0]) <= set(right)
+    return (_contracted if plain else in_float32(_contracted))(builder, node)
 
 
 CONVERTERS: Mapping[str, Converter] = {"Einsum": _einsum}

@@ -1,6 +1,7 @@
 """Converters of element-wise ONNX operators. A converter returns one value for each output of its node."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from math import inf, sqrt
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import HALVES, is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.graph.builder import GraphBuilder
 
@@ -40,6 +41,23 @@ def formula_of(builder: GraphBuilder, node: OnnxNode) -> tuple[Formula, str]:
     return Formula(builder, node, x.dtype), x.name
 
 
+def in_float32(convert: Converter) -> Converter:
+    """A converter that computes halves in float32 and rounds its first result, as ONNX Runtime does: squares and sums
+    may exceed the largest float16 though the result does not.
+    """
+
+    def widened(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+        dtype = node.operand(builder, 0).dtype
+        halves = {name for name in node.inputs if name and builder.value(name).dtype in HALVES}
+        if dtype not in HALVES:
+            return convert(builder, node)
+        inputs = tuple(cast_to(builder, name, "float32") if name in halves else name for name in node.inputs)
+        result, *others = convert(builder, replace(node, inputs=inputs))
+        return [cast_to(builder, result, dtype, node.name, node.outputs[0]), *others]
+
+    return widened
+
+
 def same(op: str) -> Converter:
     """A converter to one of our operators with the same operands."""
 
@@ -56,6 +74,11 @@ def _variadic(op: str) -> Converter:
         return [reduce(lambda a, b: write(op, a, b), node.inputs)]
 
     return convert
+
+
+def _sum(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    convert = _variadic("add")
+    return (in_float32(convert) if len(node.inputs) > 2 else convert)(builder, node)
 
 
 def _mean(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -254,7 +277,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "LeakyRelu": _leaky_relu,
     "Log": same("log"),
     "Max": _variadic("maximum"),
-    "Mean": _mean,
+    "Mean": in_float32(_mean),
     "Min": _variadic("minimum"),
     "Mish": _mish,
     "Mul": same("mul"),
@@ -273,7 +296,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Softsign": _softsign,
     "Sqrt": same("sqrt"),
     "Sub": same("sub"),
-    "Sum": _variadic("add"),
+    "Sum": _sum,
     "Swish": _swish,
     "Tan": same("tan"),
     "Tanh": same("tanh"),

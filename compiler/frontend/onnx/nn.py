@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod
 
-from retune.compiler.dtype import promoted
+from retune.compiler.dtype import accumulated, promoted
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
@@ -109,6 +109,7 @@ def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]
     dtypes = [node.operand(builder, index).dtype for index in range(5)]
     # Statistics of halves may be float32.
     wide = reduce(promoted, dtypes)
+    wide = accumulated(wide) if node.integer("training_mode", 0) else wide
     x, *factors = operands = [cast_to(builder, name, wide) for name in node.inputs[:5]]
     write, epsilon = Formula(builder, node, wide), node.number("epsilon", 1e-5)
     if not node.integer("training_mode", 0):
@@ -157,6 +158,11 @@ def _determinant(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 
 def _gemm(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
+    is_scaled = node.number("alpha", 1.0) != 1.0 or node.number("beta", 1.0) not in (0.0, 1.0)
+    return (in_float32(_scaled_product) if is_scaled else _scaled_product)(builder, node)
+
+
+def _scaled_product(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, a = formula_of(builder, node)
     b = node.operand(builder, 1).name
     if node.integer("transA", 0):
@@ -217,7 +223,7 @@ def matrix_product(builder: GraphBuilder, node: OnnxNode, a: str, b: str) -> str
 CONVERTERS: Mapping[str, Converter] = {
     "BatchNormalization": _batch_normalization,
     "Conv": _convolution,
-    "Det": _determinant,
+    "Det": in_float32(_determinant),
     "Gemm": _gemm,
     "MatMul": _matmul,
 }

@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 import onnx
 
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import accumulated, is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
-from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, cast_to, formula_of, in_float32
 from retune.compiler.frontend.onnx.nn import pads_of, plain_convolution
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute
@@ -214,13 +214,15 @@ def _plane(builder: GraphBuilder, node: OnnxNode, x: str, windows: _Windows, max
         return builder.emit("avg_pool2d", [x], {**attrs, "count_include_pad": counted}, name=node.name)
     n, channels, *extents = builder.value(x).shape
     dtype = builder.value(x).dtype
-    single = builder.emit("reshape", [x], {"shape": (n * channels, 1, *extents)})
+    wide = accumulated(dtype)
+    single = builder.emit("reshape", [cast_to(builder, x, wide)], {"shape": (n * channels, 1, *extents)})
     # A sum over windows is a convolution with ones, which supports dilations; each sum is divided by its count.
-    ones = builder.constant(np.ones((1, 1, *windows.kernel), dtype), "ones")
+    ones = builder.constant(np.ones((1, 1, *windows.kernel), wide), "ones")
     total = plain_convolution(builder, single, ones, windows.strides, windows.all_pads, windows.dilations, 1, node.name)
     output = builder.value(total).shape[2:]
     counts = np.outer(*(_counts(windows, axis, extents[axis], output[axis], include) for axis in (0, 1)))
-    mean = builder.emit("div", [total, builder.constant(counts.astype(dtype), "counts")])
+    mean = builder.emit("div", [total, builder.constant(counts.astype(wide), "counts")])
+    mean = cast_to(builder, mean, dtype)
     return builder.emit("reshape", [mean], {"shape": (n, channels, *output)})
 
 
@@ -278,9 +280,9 @@ def _lp_global(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
 
 CONVERTERS: Mapping[str, Converter] = {
     "AveragePool": _pool,
-    "Col2Im": _col2im,
-    "GlobalLpPool": _lp_global,
-    "LpPool": _lp_pool,
+    "Col2Im": in_float32(_col2im),
+    "GlobalLpPool": in_float32(_lp_global),
+    "LpPool": in_float32(_lp_pool),
     "MaxPool": _pool,
     "MaxUnpool": _max_unpool,
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import helper
 
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import accumulated, is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, cast_to
 from retune.compiler.frontend.onnx.indexing import taken
@@ -36,10 +36,6 @@ def _rounded(builder: GraphBuilder, node: OnnxNode, x: str, zero: str, dtype: st
     """A float in the quantized type: rounded, shifted by the zero point, clamped."""
     if dtype not in _STORED[:4]:
         raise node.unsupported(f"no quantization to {dtype}")
-    wide = builder.value(x).dtype
-    # Above 2048 float16 has no odd integers: adding a zero point could lose it.
-    if wide not in ("float32", "float64"):
-        x = cast_to(builder, x, "float32")
     limits = np.iinfo(dtype)
     # Rounded before the zero point is added, as in ONNX: the sum could round a half to another side.
     whole = builder.emit("round", [x])
@@ -78,7 +74,7 @@ def _quantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         dtype = helper.tensor_dtype_to_np_dtype(node.integer("output_dtype", 0)).name
     scale = _aligned(builder, node, node.operand(builder, 1).name, x.shape)
     wide = builder.value(scale).dtype
-    wide = wide if is_float(wide) else "float32"
+    wide = accumulated(wide) if is_float(wide) else "float32"
     ratio = builder.emit("div", [cast_to(builder, name, wide) for name in (x.name, scale)])
     return [_rounded(builder, node, ratio, zero, dtype)]
 
@@ -100,8 +96,10 @@ def _dequantize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     dtype = builder.value(scale).dtype
     if not is_float(dtype):
         raise node.unsupported("the scale must be a float")
-    whole = cast_to(builder, _offset(builder, node, x.name, zero), dtype)
-    return [builder.emit("mul", [whole, scale], name=node.name, output=node.outputs[0])]
+    whole = _offset(builder, node, x.name, zero)
+    whole, factor = (cast_to(builder, name, accumulated(dtype)) for name in (whole, scale))
+    product = builder.emit("mul", [whole, factor], name=node.name, output=node.outputs[0])
+    return [cast_to(builder, product, dtype)]
 
 
 def _column(builder: GraphBuilder, name: str, *, of_rows: bool) -> str:

@@ -7,7 +7,7 @@ from onnx import helper
 
 from retune.compiler.dtype import is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.graph.builder import GraphBuilder
 
 
@@ -181,23 +181,23 @@ def _instance_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[s
 CONVERTERS: Mapping[str, Converter] = {
     "GlobalAveragePool": _global("reduce_mean"),
     "GlobalMaxPool": _global("reduce_max"),
-    "GroupNormalization": _group_normalization,
+    "GroupNormalization": in_float32(_group_normalization),
     "Hardmax": _softmax,
-    "InstanceNormalization": _instance_normalization,
-    "LayerNormalization": _layer_normalization,
-    "LRN": _local_response,
-    "LogSoftmax": _softmax,
-    "LpNormalization": _lp_normalization,
-    "MeanVarianceNormalization": _mean_variance_normalization,
+    "InstanceNormalization": in_float32(_instance_normalization),
+    "LayerNormalization": in_float32(_layer_normalization),
+    "LRN": in_float32(_local_response),
+    "LogSoftmax": in_float32(_softmax),
+    "LpNormalization": in_float32(_lp_normalization),
+    "MeanVarianceNormalization": in_float32(_mean_variance_normalization),
     "ReduceL1": _reduce("reduce_sum", 18, before="abs"),
-    "ReduceL2": _reduce("reduce_sum", 18, before="square", after="sqrt"),
-    "ReduceLogSum": _reduce("reduce_sum", 18, after="log"),
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceL2": in_float32(_reduce("reduce_sum", 18, before="square", after="sqrt")),
+    "ReduceLogSum": in_float32(_reduce("reduce_sum", 18, after="log")),
+    "ReduceLogSumExp": in_float32(_log_sum_exp),
     "ReduceMax": _reduce("reduce_max", 18),
     "ReduceMean": _reduce("reduce_mean", 18),
     "ReduceMin": _reduce("reduce_min", 18),
     "ReduceProd": _reduce("reduce_prod", 18),
     "ReduceSum": _reduce("reduce_sum", 13),
-    "ReduceSumSquare": _reduce("reduce_sum", 18, before="square"),
+    "ReduceSumSquare": in_float32(_reduce("reduce_sum", 18, before="square")),
     "Softmax": _softmax,
 }

@@ -11,9 +11,9 @@ from math import ceil, floor
 
 import numpy as np
 
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import accumulated, is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, cast_to, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
@@ -109,16 +109,16 @@ def _resampled(builder: GraphBuilder, x: str, tables: Mapping[int, tuple[Array, 
 
 def _product(builder: GraphBuilder, x: str, axis: int, matrix: Array) -> str:
     shape, dtype = builder.value(x).shape, builder.value(x).dtype
-    rank = len(shape)
+    rank, wide = len(shape), accumulated(dtype)
     moved = (*(i for i in range(rank) if i != axis), axis)
-    flat = builder.emit("transpose", [x], {"perm": moved})
+    flat = builder.emit("transpose", [cast_to(builder, x, wide)], {"perm": moved})
     flat = builder.emit("reshape", [flat], {"shape": (builder.value(x).size // shape[axis], shape[axis])})
-    weight = builder.constant(matrix.T.astype(dtype), "weights")
+    weight = builder.constant(matrix.T.astype(wide), "weights")
     result = builder.emit("dense", [flat, weight])
     others = [extent for i, extent in enumerate(shape) if i != axis]
     result = builder.emit("reshape", [result], {"shape": (*others, matrix.shape[0])})
     back = tuple(int(axis_index) for axis_index in np.argsort(moved))
-    return builder.emit("transpose", [result], {"perm": back})
+    return cast_to(builder, builder.emit("transpose", [result], {"perm": back}), dtype)
 
 
 def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tuple[list[int], list[float]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from retune.compiler.dtype import promoted
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.frontend.onnx.nn import as_channels
 from retune.compiler.graph.builder import GraphBuilder
@@ -273,4 +273,8 @@ def _deform_conv(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     return [write("add", result, as_channels(builder, node.inputs[3], 4)) if node.has_input(3) else result]
 
 
-CONVERTERS: Mapping[str, Converter] = {"DeformConv": _deform_conv, "GridSample": _grid_sample, "RoiAlign": _roi_align}
+CONVERTERS: Mapping[str, Converter] = {
+    "DeformConv": in_float32(_deform_conv),
+    "GridSample": _grid_sample,
+    "RoiAlign": in_float32(_roi_align),
+}

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import helper
 
 from retune.compiler.frontend.onnx.attributes import OnnxNode
-from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
+from retune.compiler.frontend.onnx.elementwise import Converter, formula_of, in_float32
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array
@@ -140,10 +140,10 @@ def _window(terms: Sequence[float]) -> Converter:
 
 CONVERTERS: Mapping[str, Converter] = {
     "BlackmanWindow": _window((0.42, -0.5, 0.08)),
-    "DFT": _dft,
+    "DFT": in_float32(_dft),
     # ONNX's α, 25/46, is the exact optimum that 0.54 rounds.
     "HammingWindow": _window((25 / 46, -21 / 46)),
     "HannWindow": _window((0.5, -0.5)),
     "MelWeightMatrix": _mel_weights,
-    "STFT": _stft,
+    "STFT": in_float32(_stft),
 }

@@ -1,12 +1,14 @@
 """Replaces batch normalization with known statistics by one multiplication and one addition per channel."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from retune.compiler.dtype import accumulated
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node
+from retune.compiler.ops import OPS, FusionKind
 
 Doubles = NDArray[np.float64]
 
@@ -31,12 +33,26 @@ def _convert(builder: GraphBuilder, node: Node) -> str | None:
     statistics = [builder.array(name) for name in node.inputs[1:]]
     # In float64 and rounded once: bias - mean * s cancels where the mean is large.
     constants = [array.astype(np.float64) for array in statistics if array is not None]
+    x, dtype = node.inputs[0], builder.value(node.inputs[0]).dtype
+    # What stays arithmetic of halves is computed in float32: x * s may exceed the largest float16 though y does not.
+    wide = dtype if len(constants) == 4 and _goes_into_weights(builder, x) else accumulated(dtype)
+    operands = [name if wide == dtype else builder.emit("cast", [name], {"dtype": wide}) for name in node.inputs]
     if len(constants) < 4:
-        return _written_out(builder, node)
-    scale, bias, mean, variance = constants
-    factor = scale / np.sqrt(variance + node.number("epsilon"))
-    scaled = _per_channel(builder, "mul", node, node.inputs[0], factor)
-    return _per_channel(builder, "add", node, scaled, bias - mean * factor)
+        result = _written_out(builder, replace(node, inputs=tuple(operands)))
+    else:
+        scale, bias, mean, variance = constants
+        factor = scale / np.sqrt(variance + node.number("epsilon"))
+        scaled = _per_channel(builder, "mul", node, operands[0], factor)
+        result = _per_channel(builder, "add", node, scaled, bias - mean * factor)
+    return result if wide == dtype else builder.emit("cast", [result], {"dtype": dtype}, output=node.output)
+
+
+def _goes_into_weights(builder: GraphBuilder, x: str) -> bool:
+    """Whether `FoldScales` may move scales of `x` into weights: it is a product with constants, or one with a bias."""
+    source = builder.producer(x)
+    if source is not None and source.op == "add" and builder.array(source.inputs[1]) is not None:
+        source = builder.producer(source.inputs[0])
+    return source is not None and OPS[source.op].kind is FusionKind.COMPLEX and builder.is_constant(source.inputs[1])
 
 
 def _per_channel(builder: GraphBuilder, op: str, node: Node, x: str, numbers: Doubles) -> str:

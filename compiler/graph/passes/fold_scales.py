@@ -72,6 +72,8 @@ def _scaled_after(builder: GraphBuilder, node: Node, *, movable: bool) -> str | 
         shift, inner = builder.array(source.inputs[1]), builder.producer(source.inputs[0])
         if shift is None or inner is None or _for_results(builder, inner, scale) is None:
             return None
+        if scale.dtype == np.float16 and np.abs(scale).max(initial=0) > 1:
+            return None  # one of the two terms may overflow though their sum does not
         scaled = builder.emit("mul", [source.inputs[0], node.inputs[1]], name=inner.name, output=inner.output)
         # (w * x + b) * s = (w * s) * x + b * s
         moved = (shift.astype(np.float64) * scale).astype(shift.dtype)
@@ -97,6 +99,9 @@ def _moved_behind(builder: GraphBuilder, node: Node) -> str | None:
         return None
     if source.op == "mul":
         return _with_weight(builder, node, source.inputs[0], numbers, node.output)
+    # Two terms of float16 that cancel lose digits, or overflow, where their sum does not.
+    if constant.dtype == np.float16:
+        return None
     # The padding is zero and not `c`, so the shift would be smaller at the border and not a constant per channel.
     if node.op in _CONVOLUTIONS and any(node.ints("pads")):
         return None
@@ -115,10 +120,12 @@ def _shift(op: str, weight: Array, numbers: Doubles) -> Array:
     return np.asarray(shift.astype(weight.dtype))
 
 
-def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str:
+def _with_weight(builder: GraphBuilder, product: Node, x: str, factors: Doubles, output: str) -> str | None:
     weight = builder.array(product.inputs[1])
     assert weight is not None, "asked for products with constant weights"
     array = memoized(_scaled.__name__, [weight, factors], lambda: _scaled(weight, factors))
+    if array.size and not (np.isfinite(array.max()) and np.isfinite(array.min())):
+        return None  # as of 300 * 300 in float16
     scaled = builder.constant(array, product.inputs[1])
     return builder.emit(product.op, [x, scaled], product.attrs, name=product.name, output=output)
 

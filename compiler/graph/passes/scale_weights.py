@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from retune.compiler.dtype import is_float
+from retune.compiler.dtype import HALVES, is_float
 from retune.compiler.graph.builder import GraphBuilder, rewrite
 from retune.compiler.graph.ir import Graph, Node, Value
 from retune.compiler.graph.passes.merge_products import is_product
@@ -62,7 +62,7 @@ def _pays(graph: Graph, node: Node) -> bool:
         return False
     x, weight = (graph.values[name] for name in node.inputs)
     few = prod(weight.shape[:-2]) == 1 and weight.size <= _LARGEST_SHARE * x.size
-    return few and is_float(x.dtype) and weight.dtype == x.dtype
+    return few and is_float(x.dtype) and x.dtype not in HALVES and weight.dtype == x.dtype  # halves might overflow
 
 
 def _scaled(builder: GraphBuilder, node: Node) -> str:
