@@ -14,6 +14,7 @@
 | `te.cast(dtype, value)`, `te.const(value, dtype)` | a Python number beside an expression takes its type |
 | `te.if_then_else(condition, a, b)` | the side not taken is not evaluated, so it may lie out of bounds |
 | `te.sum prod max min argmax argmin` | over a reduce axis or several; the whole body of a compute; a NaN stays |
+| `te.cast(dtype, te.sum(…))`, `te.prod` | of floats: the complete result in another float type, rounded once |
 | `te.sum prod max min` with a value in place of the axis | of two values |
 | `te.comm_reducer(join, identity)` | a custom reduction of one value, or of a tuple of values |
 | `te.extern(…)` | a stage that calls a registered function |
@@ -26,7 +27,7 @@ Arithmetic of the element types:
 | `//`, `%` of integers | rounds towards minus infinity; by zero 0; nothing traps |
 | `//`, `%` of floats | as in NumPy, of the exact quotient |
 | `%`, `-`, `/`, `//` of bools | rejected; cast first |
-| `+ - * /` of float16, bfloat16 | each operation rounded once |
+| `+ - * /` of float16, bfloat16 | each operation rounded once; factors cast to float32 have exact products |
 | functions, sums, products and custom reducers of float16, bfloat16 | computed in float32, rounded once |
 | cast to bfloat16 | through float32, to nearest, ties to even |
 | cast of a float to an 8- or 16-bit integer | through int32, whose lowest bits stay |

@@ -160,10 +160,11 @@ def _axis_names(function: Callable[..., Any], count: int, of_varargs: Sequence[s
 
 
 def cast(dtype: str, value: Operand) -> Expr:
-    """`value` converted to the element type `dtype`; a sum or product of floats once it is complete."""
+    """`value` converted to the element type `dtype`; a sum or product of floats is converted once it is complete."""
     dtype = checked_dtype("cast", dtype)
-    if isinstance(value, Reduce) and value.combiner in ("sum", "prod") and all(map(is_float, (dtype, value.dtype))):
-        return replace(value, dtype=dtype)
+    match value:
+        case Reduce("sum" | "prod", source, dtype=own) if own == source.dtype and is_float(own) and is_float(dtype):
+            return replace(value, dtype=dtype)
     return ir.cast(dtype, value)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.errors import DefinitionError
+from retune.compiler.ops.op import Attribute
 from retune.compiler.schedule.contraction import (
     as_matmul,
     contraction_of,
@@ -16,7 +17,7 @@ from retune.compiler.schedule.dag import ComputeDAG
 from retune.compiler.te.evaluate import evaluate
 from retune.compiler.te.tensor import ComputeOp
 from tests.support.property.programs import inputs_of
-from tests.support.tensor_core_products import PRODUCTS, conv, product
+from tests.support.tensor_core_products import PRODUCTS, called, conv, product
 from tests.support.workloads import conv_bn_relu, matmul, softmax
 
 
@@ -100,6 +101,21 @@ def test_float32_is_rounded_only_where_that_is_allowed() -> None:
     assert instruction_for(half, result_of(half), tf32=False) == "f16"
     bf16 = product(32, 32, 32, "bfloat16")
     assert instruction_for(bf16, result_of(bf16), tf32=False) == "bf16"
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "f16"), ("bfloat16", "bf16")])
+def test_products_of_operators_keep_their_instruction(dtype: str, kind: str) -> None:
+    contract: dict[str, Attribute] = {"left": "hij", "right": "jhd", "result": "ihd"}
+    graphs = (
+        called("dense", ((64, 32), (32, 48)), dtype, ""),
+        called("batch_matmul", ((3, 32, 64), (3, 64, 32)), dtype, ""),
+        called("contract", ((3, 32, 64), (64, 3, 32)), dtype, "", **contract),
+        conv(7, (16, 24), 3, dtype, ""),
+    )
+    for dag in graphs:
+        number = result_of(dag)
+        assert dag.ops[number].dtypes == (dtype,)
+        assert instruction_for(dag, number, tf32=False) == kind
 
 
 @pytest.mark.parametrize("sizes", [(15, 16, 16), (16, 7, 16), (16, 16, 15)])

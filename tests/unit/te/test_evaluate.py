@@ -81,3 +81,27 @@ def test_a_missing_input_is_named() -> None:
     a = te.placeholder((4,), name="absent")
     with pytest.raises(DefinitionError, match="absent"):
         evaluate([te.compute((4,), lambda i: a[i], name="copy")], {})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sum_takes_another_type_once_it_is_complete(dtype: str) -> None:
+    x, k = te.placeholder((3,), dtype, "x"), te.reduce_axis(3, "k")
+    square = te.cast("float32", x[k]) * te.cast("float32", x[k])
+    total = te.compute((1,), lambda _: te.cast(dtype, te.sum(te.if_then_else(k < 2, square, -square), k)), "total")
+    assert total.dtype == dtype
+    values = np.array([300, 16, 300]).astype(dtype)
+    assert float(evaluate([total], {x: values})[0][0]) == 256.0
+    assert str(total.op.body).startswith(f"{dtype}(sum(")  # type: ignore[union-attr]
+
+
+def test_only_sums_and_products_of_floats_take_another_type() -> None:
+    x, k = te.placeholder((3,), "float32", "x"), te.reduce_axis(3, "k")
+    bodies = (
+        lambda: te.cast("float16", te.max(x[k], k)),
+        lambda: te.cast("int32", te.sum(x[k], k)),
+        lambda: te.cast("float32", te.sum(te.cast("int32", x[k]), k)),
+        lambda: te.cast("float32", te.cast("float16", te.sum(x[k], k))),
+    )
+    for body in bodies:
+        with pytest.raises(DefinitionError, match="must be the whole body"):
+            te.compute((1,), lambda _, body=body: body(), "y")
