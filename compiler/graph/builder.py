@@ -10,6 +10,7 @@ from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.memoize import memoized
 from retune.compiler.graph.verify import call_of, infer_value
 from retune.compiler.ir.dims import Dim, integers
+from retune.compiler.ops import OPS, FusionKind
 
 KEPT = ("identity", "dequantize")
 """Nodes on constants that are not folded: bytes of a weight cost less memory traffic than its numbers."""
@@ -101,19 +102,23 @@ class GraphBuilder:
 
     def _folded(self, node: Node, value: Value, described: Sequence[Value]) -> Array | None:
         """The constant that replaces a node, if there is one. Raises: DefinitionError."""
-        # Constant folding on construction, so every pass folds the nodes it emits. A constant far larger than its
-        # operands is an error: a broken network may ask for any size.
-        if node.op not in KEPT and all(operand in self._constants for operand in node.inputs):
-            if value.size > max([_MOST_FOLDED, *(operand.size for operand in described)]):
-                raise call_of(node, described).misfit(f"{value} has too many elements for a constant")
-            known = [self._constants[operand] for operand in node.inputs]
-            what = (node.op, tuple(sorted(node.attrs.items())))
-            return memoized(what, known, lambda: evaluate_node(node, known))
         if value.size == 0:
             return np.empty(value.shape, value.dtype)
-        if all(operand.size == 0 for operand in described):
+        # Constant folding on construction, so every pass folds the nodes it emits.
+        is_known = node.op not in KEPT and all(operand in self._constants for operand in node.inputs)
+        empty = [operand.size == 0 for operand in described]
+        is_empty_sum = any(empty) and OPS[node.op].kind is FusionKind.COMPLEX and "pad_value" not in node.attrs
+        if not (is_known or all(empty) or is_empty_sum):
+            return None
+        # A constant far larger than its operands is an error: a broken network may ask for any size.
+        if value.size > max([_MOST_FOLDED, *(operand.size for operand in described)]):
+            raise call_of(node, described).misfit(f"{value} has too many elements for a constant")
+        if is_empty_sum:
+            return np.zeros(value.shape, value.dtype)
+        if not is_known:
             return evaluate_node(node, [np.empty(v.shape, v.dtype) for v in described])
-        return None
+        known = [self._constants[operand] for operand in node.inputs]
+        return memoized((node.op, tuple(sorted(node.attrs.items()))), known, lambda: evaluate_node(node, known))
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> str:
         """A constant of this shape whose elements all equal `number`."""

@@ -81,7 +81,7 @@ def _top_k(call: OpCall) -> Lowered:
     """
     (x,) = call.types
     axis, k = call.require_axis(), call.integer("k")
-    call.require(0 < k <= x.shape[axis], f"there are no {k} elements along axis {axis}")
+    call.require(0 <= k <= x.shape[axis], f"there are no {k} elements along axis {axis}")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
     def build(source: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from retune.compiler.ops.conv import window_extent
 class _Windows:
     """The windows of a pool along its spatial axes, one element per axis.
 
-    `pads` holds the padding before all axes, then the padding after them. `grown` is the extra padding at the end for
-    `ceil_mode`.
+    `pads` holds the padding before all axes, then the padding after them. `grown` is the extra padding at the end that
+    the last, partial window needs.
     """
 
     kernel: tuple[int, ...]
@@ -49,6 +49,12 @@ class _Windows:
         rank = len(self.kernel)
         return (*self.pads[:rank], *(pad + more for pad, more in zip(self.pads[rank:], self.grown, strict=True)))
 
+    def counts(self, extents: tuple[int, ...]) -> list[int]:
+        """The number of windows along each axis of these `extents`; a negative one is no shape."""
+        rank, pads = len(extents), self.all_pads
+        sizes = zip(extents, self.kernel, self.strides, self.dilations, pads[:rank], pads[rank:], strict=True)
+        return [window_extent(*each) for each in sizes]
+
 
 def _windows_of(node: OnnxNode, extents: tuple[int, ...]) -> _Windows:
     rank = len(extents)
@@ -58,11 +64,10 @@ def _windows_of(node: OnnxNode, extents: tuple[int, ...]) -> _Windows:
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank
     pads = pads_of(node, extents, kernel, strides, dilations)
-    grown = (0,) * rank
-    if node.integer("ceil_mode", 0):
-        after = _ceiled(extents, kernel, strides, dilations, pads)[rank:]
-        grown = tuple(new - old for new, old in zip(after, pads[rank:], strict=True))
-    return _Windows(kernel, strides, dilations, pads, grown)
+    windows = _Windows(kernel, strides, dilations, pads, (0,) * rank)
+    # Of an axis on which no window fits, ONNX Runtime keeps the partial one without `ceil_mode`, too.
+    ceils = [bool(node.integer("ceil_mode", 0)) or count <= 0 for count in windows.counts(extents)]
+    return replace(windows, grown=_missing(windows, extents, ceils))
 
 
 def without_ceil_mode(pool: onnx.NodeProto, extents: tuple[int, ...]) -> onnx.NodeProto:
@@ -89,14 +94,9 @@ def _max_indices(builder: GraphBuilder, node: OnnxNode, x: str) -> str:
     write, _ = formula_of(builder, node)
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
-    rank, area = len(extents), prod(extents)
-    outputs = [
-        window_extent(extent, *sizes)
-        for extent, *sizes in zip(
-            extents, windows.kernel, windows.strides, windows.dilations, windows.pads[:rank], windows.all_pads[rank:],
-            strict=True,
-        )
-    ]  # fmt: skip
+    rank, area, outputs = len(extents), prod(extents), windows.counts(tuple(extents))
+    if 0 in outputs:
+        return builder.filled(0, "int64", (n, channels, *outputs))
     cells = np.indices(outputs).reshape(rank, -1, 1)
     taps = np.indices(windows.kernel).reshape(rank, 1, -1)
     columns = [np.asarray(values).reshape(-1, 1, 1) for values in (windows.strides, windows.dilations, extents)]
@@ -180,6 +180,11 @@ def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, inc
     """The pool of `x`, by planes: rows and columns first, then the remaining axis."""
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
+    made = windows.counts(tuple(extents))
+    if 0 in made and min(made) >= 0:
+        return builder.filled(0, builder.value(x).dtype, (n, channels, *made))
+    if 0 in extents:
+        raise node.unsupported(f"its windows hold nothing but padding of {list(builder.value(x).shape)}")
 
     def shaped(name: str, *shape: int) -> str:
         return builder.emit("reshape", [name], {"shape": shape})
@@ -235,24 +240,15 @@ def _counts(windows: _Windows, axis: int, extent: int, outputs: int, include: bo
     return np.asarray(((positions >= low) & (positions < high)).sum(axis=1))
 
 
-def _ceiled(
-    extents: tuple[int, ...],
-    kernel: tuple[int, ...],
-    strides: tuple[int, ...],
-    dilations: tuple[int, ...],
-    pads: tuple[int, ...],
-) -> tuple[int, ...]:
-    """Pads that make room for the last, partial window; a window that would start in the padding is dropped."""
-    rank = len(extents)
-    after = list(pads[rank:])
-    for i, extent in enumerate(extents):
-        windows = window_extent(extent, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
-        reach = windows * strides[i] + dilations[i] * (kernel[i] - 1) + 1
-        missing = reach - (extent + pads[i] + pads[rank + i])
-        starts_inside = windows * strides[i] < extent + pads[i]
-        if 0 < missing < strides[i] and starts_inside:
-            after[i] += missing
-    return (*pads[:rank], *after)
+def _missing(windows: _Windows, extents: tuple[int, ...], ceils: Sequence[bool]) -> tuple[int, ...]:
+    """What the last, partial window of each axis lacks where it is kept; one that starts in the padding is dropped."""
+    rank, found = len(extents), []
+    for i, (extent, count) in enumerate(zip(extents, windows.counts(extents), strict=True)):
+        start, covered = count * windows.strides[i], extent + windows.pads[i]
+        missing = start + windows.dilations[i] * (windows.kernel[i] - 1) + 1 - (covered + windows.pads[rank + i])
+        is_partial = 0 < missing < windows.strides[i] and start < covered
+        found.append(missing if ceils[i] and is_partial else 0)
+    return tuple(found)
 
 
 def _lp_pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
@@ -261,11 +257,8 @@ def _lp_pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     p = node.number("p", 2)
     raised = write("mul", x, x) if p == 2 else write("pow", write("abs", x), p)
     size = float(np.prod(node.ints("kernel_shape") or ()))
-    unpadded = replace(node, attributes={**node.attributes, "ceil_mode": 0})
-    if node.integer("ceil_mode", 0):
-        windows = _windows_of(node, builder.value(x).shape[2:])
-        grown = {"pads": windows.all_pads, "auto_pad": b"NOTSET", "ceil_mode": 0}
-        unpadded = replace(node, attributes={**node.attributes, **grown})
+    grown = {"pads": _windows_of(node, builder.value(x).shape[2:]).all_pads, "auto_pad": b"NOTSET", "ceil_mode": 0}
+    unpadded = replace(node, attributes={**node.attributes, **grown})
     total = write("mul", _pooled(builder, unpadded, raised, maximum=False, include=True), size)
     return [write("sqrt", total) if p == 2 else write("pow", total, 1 / p)]
 

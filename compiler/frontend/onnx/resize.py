@@ -37,6 +37,10 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     shape, dtype = builder.value(x).shape, builder.value(x).dtype
     sizes, scales = _sizes(builder, node, shape)
+    if 0 in shape:
+        if any(size and not extent for extent, size in zip(shape, sizes, strict=True)):
+            raise node.unsupported(f"makes {sizes} of {list(shape)}: nothing can be resized to something")
+        return [builder.filled(0, dtype, sizes)]
     how = node.text("coordinate_transformation_mode", "half_pixel")
     matrices: dict[int, Array] = {}
     masks: dict[int, Array] = {}
@@ -128,7 +132,7 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
     sizes, scales = list(shape), [1.0] * rank
     if node.has_input(3) and node.operand(builder, 3).size:
         wanted = node.int_list(builder, 3, "the sizes")
-        ratios = [size / shape[axis] for axis, size in zip(axes, wanted, strict=True)]
+        ratios = [size / shape[axis] if shape[axis] else 1.0 for axis, size in zip(axes, wanted, strict=True)]
         policy = node.text("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             ratio = min(ratios) if policy == "not_larger" else max(ratios)
