@@ -46,7 +46,7 @@ def window_extent(extent: int, kernel: int, stride: int, dilation: int, before: 
 
 
 def require_windows(call: OpCall, kernel: Shape, dilations: Shape, axes: tuple[int, ...]) -> Shape:
-    """How many windows of `kernel` fit along each of the spatial axes; at least one must."""
+    """How many windows of `kernel` fit along each of the spatial axes; the formula may give 0, but no less."""
     strides, pads, rank = call.ints("strides"), call.ints("pads"), len(axes)
     fits = len(kernel) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
     call.require(fits, f"the window, strides, dilations and pads must be for {rank} dimensions")
@@ -54,7 +54,7 @@ def require_windows(call: OpCall, kernel: Shape, dilations: Shape, axes: tuple[i
         window_extent(call.types[0].shape[axes[i]], kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
         for i in range(rank)
     )
-    call.require(all(extent > 0 for extent in extents), f"the window {kernel} does not fit")
+    call.require(all(extent >= 0 for extent in extents), f"the window {kernel} does not fit")
     return extents
 
 

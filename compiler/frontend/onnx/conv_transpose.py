@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
-from retune.compiler.frontend.onnx.nn import as_channels, plain_convolution
+from retune.compiler.frontend.onnx.nn import as_channels, plain_convolution, spatial_rank
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
 
@@ -17,9 +17,8 @@ from retune.compiler.graph.ir import Attribute
 def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     write, x = formula_of(builder, node)
     shape, weight = builder.value(x).shape, node.operand(builder, 1)
-    rank, kernel, groups = len(shape) - 2, weight.shape[2:], node.integer("group", 1)
-    if rank not in (1, 2, 3):
-        raise node.unsupported(f"only 1-D, 2-D and 3-D is supported, not {rank}-D")
+    kernel, groups = weight.shape[2:], node.integer("group", 1)
+    rank = spatial_rank(node, len(shape), kernel)
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank
     extra = node.ints("output_padding") or (0,) * rank

@@ -48,7 +48,10 @@ def _widened(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
     return (fill, values[0], fill, values[1])
 
 
-def _spatial_rank(node: OnnxNode, rank: int) -> int:
+def spatial_rank(node: OnnxNode, rank: int, kernel: tuple[int, ...]) -> int:
+    """The spatial dimensions of a convolution of a value of `rank`."""
+    if 0 in kernel:
+        raise node.unsupported(f"a kernel of {list(kernel)} has no elements")
     if rank not in (3, 4, 5):
         raise node.unsupported(f"only 1-D, 2-D and 3-D is supported, not {rank - 2}-D")
     return rank - 2
@@ -70,7 +73,8 @@ def as_channels(builder: GraphBuilder, name: str, rank: int) -> str:
 def convolved(builder: GraphBuilder, node: OnnxNode, x: str, w: str) -> str:
     """The convolution of `x` with `w` by the attributes of `node`, without a bias."""
     shape, weight = builder.value(x).shape, builder.value(w).shape
-    rank, kernel = _spatial_rank(node, len(shape)), weight[2:]
+    kernel = weight[2:]
+    rank = spatial_rank(node, len(shape), kernel)
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank
     pads = pads_of(node, shape[2:], kernel, strides, dilations)

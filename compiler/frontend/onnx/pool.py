@@ -180,11 +180,8 @@ def _pooled(builder: GraphBuilder, node: OnnxNode, x: str, *, maximum: bool, inc
     """The pool of `x`, by planes: rows and columns first, then the remaining axis."""
     n, channels, *extents = builder.value(x).shape
     windows = _windows_of(node, tuple(extents))
-    made = windows.counts(tuple(extents))
-    if 0 in made and min(made) >= 0:
-        return builder.filled(0, builder.value(x).dtype, (n, channels, *made))
-    if 0 in extents:
-        raise node.unsupported(f"its windows hold nothing but padding of {list(builder.value(x).shape)}")
+    if builder.value(x).size == 0 and 0 not in (n, channels, *windows.counts(tuple(extents))):
+        raise node.unsupported(f"its windows hold nothing of {list(builder.value(x).shape)} but padding")
 
     def shaped(name: str, *shape: int) -> str:
         return builder.emit("reshape", [name], {"shape": shape})
@@ -246,8 +243,9 @@ def _missing(windows: _Windows, extents: tuple[int, ...], ceils: Sequence[bool])
     for i, (extent, count) in enumerate(zip(extents, windows.counts(extents), strict=True)):
         start, covered = count * windows.strides[i], extent + windows.pads[i]
         missing = start + windows.dilations[i] * (windows.kernel[i] - 1) + 1 - (covered + windows.pads[rank + i])
-        is_partial = 0 < missing < windows.strides[i] and start < covered
-        found.append(missing if ceils[i] and is_partial else 0)
+        # In this order: of a symbolic extent every comparison is one more case.
+        is_kept = ceils[i] and 0 < missing < windows.strides[i] and start < covered
+        found.append(missing if is_kept else 0)
     return tuple(found)
 
 

@@ -142,6 +142,8 @@ def _local_response(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     """x / (bias + alpha / size * sum of squares of neighboring channels)^beta."""
     write, x = formula_of(builder, node)
     n, channels, *extents = builder.value(x).shape
+    if builder.value(x).size == 0:
+        return [x]
     size = node.integer("size", 1)
     rows = 1
     for extent in extents:

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from retune.compiler.dtype import promoted
+from retune.compiler.dtype import accumulated, promoted
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.frontend.onnx.indexing import taken
@@ -132,8 +132,8 @@ def _cubic_points(image: _Image, coordinates: Sequence[str]) -> list[tuple[list[
 
 def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     x, grid = node.operand(builder, 0), node.operand(builder, 1)
-    # Integers are weighted as floats, too.
-    wide = promoted(x.dtype, grid.dtype)
+    # Integers are weighted as floats, too; places in halves would miss elements of a large image.
+    wide = accumulated(promoted(x.dtype, grid.dtype))
     image = _Image(builder, node, cast_to(builder, x.name, wide))
     write, rank = image.write, len(image.extents)
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := node.text("mode", "linear"), name)
@@ -143,6 +143,10 @@ def _grid_sample(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     if grid.shape[0] != image.count or grid.shape[-1] != rank:
         raise node.unsupported(f"a grid of {list(grid.shape)} does not fit")
     outputs, points = grid.shape[1:-1], prod(grid.shape[1:-1])
+    if x.size == 0 and 0 not in (*x.shape[:2], *outputs):
+        if padding != "zeros":
+            raise node.unsupported(f"an image of {list(x.shape)} has no {padding}")
+        return [builder.filled(0, x.dtype, (*x.shape[:2], *outputs))]
     borders = [(0.0, extent - 1.0) if corners else (-0.5, extent - 0.5) for extent in image.extents]
 
     def padded(coordinates: Sequence[str]) -> list[str]:
