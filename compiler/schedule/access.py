@@ -231,9 +231,11 @@ def elementwise_match(dag: ComputeDAG, op_id: int, target: int) -> bool:
 
 def held_types(op: Operation) -> tuple[str, ...]:
     """The types of a stage's results until they are complete: float32 for 16-bit floats that are joined."""
-    # Extremes round nothing, so they stay in their own type.
-    joins = isinstance(op, ComputeOp) and isinstance(op.body, Reduce) and op.body.combiner not in ("max", "min")
-    return tuple(map(accumulated, op.term_dtypes)) if joins else stored_types(op)
+    match op:
+        # Extremes round nothing, so they stay in their own type.
+        case ComputeOp(body=Reduce(combiner=combiner)) if combiner not in ("max", "min"):
+            return tuple(map(accumulated, op.term_dtypes))
+    return stored_types(op)
 
 
 def stored_types(op: Operation) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def as_matmul(dag: ComputeDAG, op_id: int, kind: str) -> ComputeDAG:
     instruction.
     """
     op, product = dag.ops[op_id], contraction_of(dag, op_id)
-    if not isinstance(op, ComputeOp) or product is None:
+    if not isinstance(op, ComputeOp) or not isinstance(op.body, Reduce) or product is None:
         raise DefinitionError(f"{op.name} is no product of matrices")
     if kind not in INSTRUCTIONS or kind != instruction_for(dag, op_id, tf32=True):
         raise DefinitionError(

@@ -162,9 +162,9 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     ]
     # As in ONNX Runtime the last state of a sequence without steps is 0, whatever its first one.
     if length == 0:
-        shapes = (batch, 0, directions, hidden) if batch_first else (0, directions, batch, hidden)
-        state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
-        return [builder.filled(0, builder.value(x).dtype, shape) for shape in (shapes, state, state)]
+        every = (batch, 0, directions, hidden) if batch_first else (0, directions, batch, hidden)
+        final = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
+        return [builder.filled(0, builder.value(x).dtype, shape) for shape in (every, final, final)]
     lengths = ""
     if node.has_input(4):
         wide = write("cast", node.inputs[4], dtype="int64")
@@ -176,12 +176,12 @@ def _recurrent(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
     shown, last = [], []
     for number, backward in enumerate(backwards):
         state = tuple(_split(builder, start, number) for start in starts)
-        steps, final = _run(_cell(builder, node, data, number), state, lengths, backward)
+        steps, ends = _run(_cell(builder, node, data, number), state, lengths, backward)
         shown.append(write("reshape", _stacked(builder, steps, 0), shape=(length, 1, batch, hidden)))
         if lengths:
             has_steps = builder.emit("less", [builder.scalar(0, "int64"), lengths])
-            final = tuple(write("where", has_steps, part, 0) for part in final)
-        last.append([write("reshape", part, shape=(1, batch, hidden)) for part in final])
+            ends = tuple(write("where", has_steps, part, 0) for part in ends)
+        last.append([write("reshape", part, shape=(1, batch, hidden)) for part in ends])
     results = [_stacked(builder, shown, 1)]
     results += [_stacked(builder, [parts[i] for parts in last], 0) for i in range(len(starts))]
     if batch_first:

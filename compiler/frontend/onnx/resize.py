@@ -144,6 +144,8 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
         return sizes, scales
     operand = 1 if node.op_type == "Upsample" else 2
     factors = node.array(builder, operand, "the scales").ravel()
+    if len(factors) != len(axes):
+        raise node.unsupported(f"{len(factors)} scales are not those of {len(axes)} axes")
     for axis, factor in zip(axes, factors, strict=True):
         scales[axis] = float(factor)
         sizes[axis] = floor(shape[axis] * scales[axis])
