@@ -234,7 +234,7 @@ def held_types(op: Operation) -> tuple[str, ...]:
     match op:
         # Extremes round nothing, so they stay in their own type.
         case ComputeOp(body=Reduce(combiner=combiner)) if combiner not in ("max", "min"):
-            return tuple(map(accumulated, op.term_dtypes))
+            return tuple(accumulated(value.dtype) for value in op.values)
     return stored_types(op)
 
 

@@ -113,7 +113,7 @@ def rfactor(dag: ComputeDAG, op_id: int, factoring: Factoring) -> ComputeDAG:
         for next_condition in factoring.inside[1:]:
             condition = binary(BinaryOp.AND, condition, next_condition)
         # Missing points contribute the identity.
-        starts = [const(start, dtype) for start, dtype in zip(op.body.identities, op.term_dtypes, strict=True)]
+        starts = [const(start, term.dtype) for start, term in zip(op.body.identities, sources, strict=True)]
         sources = [select(condition, source, start) for source, start in zip(sources, starts, strict=True)]
     source = as_body(sources)
     # Where nothing is left to reduce, a term is its own partial result.

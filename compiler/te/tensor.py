@@ -288,11 +288,6 @@ class ComputeOp:
         return (self.body.dtype, *(value.dtype for value in self.values[1:]))
 
     @property
-    def term_dtypes(self) -> tuple[str, ...]:
-        """Type of what is joined, or stored, for every result."""
-        return tuple(value.dtype for value in self.values)
-
-    @property
     def dtype(self) -> str:
         """Element type of the first result."""
         return self.body.dtype

@@ -188,7 +188,7 @@ def _ints(*values: int) -> Array:
     return np.array(values, "int64")
 
 
-_EMPTY: list[tuple[str, list[Array | None], int, int, tuple[int, ...], dict[str, Any]]] = [
+_EMPTY: list[Any] = [
     *(
         (op, [_filled(*shape)], opset, 1, (), {"axis": axis})
         for op in ("Softmax", "LogSoftmax", "Hardmax")
