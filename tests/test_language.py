@@ -4,9 +4,11 @@ A retired word stood for something that TVM, LLVM, optuna or Prefect call otherw
 second, standard meaning (a SIMD lane, "in turn") are retired only as the identifiers or phrases that are listed.
 """
 
+import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -92,6 +94,25 @@ STANDARD = {
 STORED = "without neighbours"
 """A metric in stored results."""
 
+PRODUCT = ("compiler", "storage", "tasks", "flows", "retune")
+PRONOUN = "one as a pronoun"
+CEILINGS = {"one": 480, "found": 240, "place": 320, PRONOUN: 510}
+"""The most identifiers of these names, and uses of the pronoun in docstrings, comments and messages, in the whole
+product: a name says what it holds, a sentence names its subject. Lower a number as soon as the product is below it.
+"""
+
+_NAME_FIELDS: dict[type[ast.AST], str] = {
+    ast.Name: "id", ast.arg: "arg", ast.keyword: "arg", ast.Attribute: "attr", ast.FunctionDef: "name",
+    ast.ClassDef: "name", ast.ExceptHandler: "name", ast.MatchAs: "name", ast.alias: "asname",
+}  # fmt: skip
+_AFTER_PRONOUN = (
+    "of|that|which|who|whose|is|are|was|has|may|can|must|with|without|for|in|on|to|and|or|but|by|as|at|from"
+)
+_PRONOUN = re.compile(
+    rf"\b(?:ones|one(?=[.,;:!?)]|\s*\Z|\s+(?:{_AFTER_PRONOUN}|if|where|when|while|than|the|an?|its?)\b))\b",
+    re.IGNORECASE,
+)
+
 _RETIRED_WORD = re.compile(rf"\b({'|'.join(RETIRED)})\b")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -175,6 +196,41 @@ def test_documents_use_the_words_of_the_field() -> None:
 def test_modules_and_tests_have_no_retired_names() -> None:
     found = [str(path.relative_to(ROOT)) for path in source_files() if wrong_name(path.stem)]
     assert not found, "\n".join(found)
+
+
+def is_prose(token: tokenize.TokenInfo) -> bool:
+    return token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string)
+
+
+@cache
+def vague_words() -> Counter[str]:
+    """How often the words of `CEILINGS` stand in the product."""
+    counts: Counter[str] = Counter()
+    for path in source_files():
+        if path.relative_to(ROOT).parts[0] not in PRODUCT:
+            continue
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if field := _NAME_FIELDS.get(type(node)):
+                counts[str(getattr(node, field))] += 1
+        for token in filter(is_prose, tokenize.generate_tokens(io.StringIO(text).readline)):
+            counts[PRONOUN] += len(_PRONOUN.findall(token.string))
+    return counts
+
+
+@pytest.mark.parametrize("word", CEILINGS)
+def test_vague_words_stay_below_their_ceilings(word: str) -> None:
+    assert vague_words()[word] <= CEILINGS[word], f"more often than {CEILINGS[word]} times: {word}"
+
+
+@pytest.mark.parametrize("text", ["the one that is read", "of earlier ones", "a new one.", "each of one of them"])
+def test_pronouns_are_counted(text: str) -> None:
+    assert _PRONOUN.search(text)
+
+
+@pytest.mark.parametrize("text", ["one element of an array", "at least one axis", "none of them", "zones"])
+def test_numerals_are_not_counted(text: str) -> None:
+    assert not _PRONOUN.search(text)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,6 @@ class _DeviceEmitter(BodyEmitter):
         ]
 
     def statement(self, stmt: Stmt) -> None:
-        """Write one statement."""
         if isinstance(stmt, (For, Let)):
             self.ranges = ranges_inside(stmt, self.ranges)
         if isinstance(stmt, Barrier):

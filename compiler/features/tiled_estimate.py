@@ -98,7 +98,6 @@ class _TiledLoop(MainLoop):
         return np.asarray(self.steps * np.maximum(step_cycles, _ADD_CYCLES))
 
     def instructions(self) -> Floats:
-        """Instructions of a warp."""
         loads = self.product.moved.shared_requests / self.launched.blocks / self.launched.warps / self.iterations
         spilled = _SPILLED * self.spilled * np.maximum(1.0, self.steps / _TOGETHER)
         return np.asarray(self.operations + loads + spilled + self.all_copies() + _ITERATION)

@@ -41,7 +41,6 @@ class Kernel:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return prod(self.block)
 
     @property

@@ -25,8 +25,8 @@ _PARALLEL = 1 << 14
 
 def order_shape(axes: Sequence[Axis], ranked: int) -> tuple[int, ...]:
     """The shape of the buffer of orders that `rank` needs: a merge reads one half and writes the other."""
-    around = (axis.extent for number, axis in enumerate(axes) if number != ranked)
-    return (*around, 2, axes[ranked].extent)
+    outer_extents = (axis.extent for number, axis in enumerate(axes) if number != ranked)
+    return (*outer_extents, 2, axes[ranked].extent)
 
 
 def rank(
@@ -41,10 +41,10 @@ def rank(
     if count < _FEWEST or not isinstance(body.source, Cast):
         return None
     condition, element, other = body.source.value, variable[axes[ranked]], variable[body.axes[0]]
-    around = [axis for number, axis in enumerate(axes) if number != ranked]
-    row = tuple(variable[axis] for axis in around)
+    outer = [axis for number, axis in enumerate(axes) if number != ranked]
+    row = tuple(variable[axis] for axis in outer)
     levels = (-(-count // _RUN) - 1).bit_length()
-    level, place = Var(f"{element.name}.level"), Var(f"{element.name}.place")
+    level, position = Var(f"{element.name}.level"), Var(f"{element.name}.place")
     cursors = Buffer(f"{ranks.name}.cursors", (4,), INDEX, "local")
     left, right, middle, end = (Load(cursors, (const(number),)) for number in range(4))
 
@@ -79,10 +79,10 @@ def rank(
 
     width = binary(BinaryOp.SHL, _RUN, level)
     run = block(
-        moved(left, place),
-        moved(middle, _least(place + width, count)),
+        moved(left, position),
+        moved(middle, _least(position + width, count)),
         moved(right, middle),
-        moved(end, _least(place + width * 2, count)),
+        moved(end, _least(position + width * 2, count)),
     )
     # Beyond the end of a run the last element is read, and not taken.
     first, second = Var(f"{element.name}.left"), Var(f"{element.name}.right")
@@ -91,26 +91,26 @@ def rank(
     taken = select(open_left, cast(INDEX, binary(BinaryOp.AND, open_right, precedes(second, first))), const(1))
     half = level % 2
     step = block(
-        Store(order, (*row, 1 - half, place), narrow(first + (second - first) * takes)),
+        Store(order, (*row, 1 - half, position), narrow(first + (second - first) * takes)),
         moved(left, left + 1 - takes),
         moved(right, right + takes),
     )
     step = Let(takes, taken, 2, step)
     for var, cursor in ((second, right), (first, left)):
         step = Let(var, cast(INDEX, ordered(half, _least(cursor, count - 1))), count, step)
-    merge = For(place, count, LoopKind.SERIAL, block(If(binary(BinaryOp.EQ, place, end), run), step))
+    merge = For(position, count, LoopKind.SERIAL, block(If(binary(BinaryOp.EQ, position, end), run), step))
     sort = block(
-        For(place, count // _RUN, LoopKind.SERIAL, counted_run(place * _RUN, _RUN)),
+        For(position, count // _RUN, LoopKind.SERIAL, counted_run(position * _RUN, _RUN)),
         *([counted_run(const(count // _RUN * _RUN), count % _RUN)] if count % _RUN else []),
         allocate([cursors], For(level, levels, LoopKind.SERIAL, block(moved(end, const(0)), merge))),
     )
     target = tuple(first if number == ranked else variable[axis] for number, axis in enumerate(axes))
-    write = Let(first, cast(INDEX, ordered(const(levels % 2), place)), count, stores([ranks], target, [place]))
-    stmt: Stmt = block(sort, For(place, count, LoopKind.SERIAL, write))
-    parallel = next((axis for axis in around if axis.extent > 1), None)
+    write = Let(first, cast(INDEX, ordered(const(levels % 2), position)), count, stores([ranks], target, [position]))
+    stmt: Stmt = block(sort, For(position, count, LoopKind.SERIAL, write))
+    parallel = next((axis for axis in outer if axis.extent > 1), None)
     if prod(axis.extent for axis in axes) < _PARALLEL:
         parallel = None
-    for axis in reversed(around):
+    for axis in reversed(outer):
         kind = LoopKind.PARALLEL if axis is parallel else LoopKind.SERIAL
         stmt = For(variable[axis], axis.extent, kind, stmt)
     return stmt

@@ -96,7 +96,6 @@ class WorkerPool:
             worker.stop()
 
     def close(self) -> None:
-        """End all workers."""
         for worker in self._workers:
             worker.close()
 

@@ -112,7 +112,6 @@ def extents_of(bounds: StageBounds) -> dict[LoopKey, Number]:
 
 
 def fused_parts_of(bounds: Mapping[int, StageBounds]) -> dict[LoopKey, FusedPart]:
-    """The parts of fused loops of all stages."""
     return {key: part for stage_bounds in bounds.values() for key, part in stage_bounds.fused_parts.items()}
 
 

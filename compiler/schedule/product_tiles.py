@@ -280,7 +280,6 @@ def axes_of(state: State, stage_id: int) -> tuple[Axis, ...]:
 
 
 def axis_name(loop: str) -> str:
-    """The axis of a loop or of a part of it."""
     return loop.partition(".")[0]
 
 

@@ -242,7 +242,6 @@ class State:
         return self.stages[stage_id]
 
     def with_stage(self, stage_id: int, stage: Stage) -> "State":
-        """The state with one stage replaced."""
         return State(self.dag, (*self.stages[:stage_id], stage, *self.stages[stage_id + 1 :]), self.steps)
 
     def attached_at(self, stage_id: int, iter_id: int) -> tuple[int, ...]:

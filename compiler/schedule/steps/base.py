@@ -182,7 +182,6 @@ def step_from_row(row: Sequence[Any]) -> Step:
 
 
 def steps_of(state: State) -> tuple[Step, ...]:
-    """The steps that led to a state."""
     return cast(tuple[Step, ...], state.steps)
 
 
