@@ -196,9 +196,7 @@ class MeasureError(RetuneError):
 
 
 class DeviceError(RetuneError):
-    """A GPU is missing, or an operation on it failed. After a `lasting` error this process cannot use the GPU
-    any more.
-    """
+    """A GPU is missing, or an operation on it failed. After a `lasting` error this process cannot use the GPU."""
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)

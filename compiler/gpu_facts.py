@@ -43,9 +43,7 @@ class GpuFacts:
     An H100 does 2048 for those of four warps together, and five eighths of that for these.
     """
     group_tensor: int = 0
-    """The same for the instructions of four warps together, which read their factors from shared memory; 0 where the
-    architecture has none.
-    """
+    """The same for instructions of four warps, with factors in shared memory; 0 where the architecture has none."""
     registers: int = 65536
     """Registers of 32 bits."""
     shared: int = 100 * 1024
@@ -126,9 +124,7 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 
 def most_shared_of(arch: str) -> int:
-    """Bytes of shared memory that a block can be launched with on every GPU of an architecture; for an unknown
-    architecture, what all GPUs have.
-    """
+    """Bytes of shared memory that a block may use on every GPU of `arch`; if unknown, what all GPUs have."""
     facts = _KNOWN.get(capability_of(arch))
     return STATIC_SHARED if facts is None else facts.most_shared
 

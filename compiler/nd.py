@@ -48,9 +48,7 @@ def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = 
 
 
 def from_dlpack(source: Any) -> NDArray:
-    """The memory of another library's array, or of a DLPack capsule, without a copy. Raises: ArtifactError for anything
-    else.
-    """
+    """The memory of another library's array, or of a DLPack capsule, without a copy. Raises: ArtifactError."""
     try:
         tensor = tensor_of(source)
     # What producers of DLPack raise is not specified: NumPy has BufferError, PyTorch RuntimeError and others.

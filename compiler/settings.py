@@ -35,9 +35,7 @@ Value = str | int | float | Path | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(TuneOptions):
-    """Everything that a person can set once instead of with every command: the options of a tuning run, and those
-    below.
-    """
+    """Everything that a person can set once, not with every command: the options of a run, and those below."""
 
     home: Path = option(  # noqa: RUF009 - it makes a field
         Path(".retune"), "state folder: records, runs, results", flag="store"
@@ -215,9 +213,7 @@ def _check(name: str, value: Any, folder: Path, where: str) -> Value:
 
 @cache
 def _fields() -> dict[str, Field[Any]]:
-    """The field of every setting, by the setting's name: the options of a run in the order of the command line, then
-    the others.
-    """
+    """The field of every setting, by name: the options of a run in the command line's order, then the others."""
     options = list(tune_options())
     names = {setting.name for setting in options}
     others = [setting for setting in fields(Settings) if setting.name not in names]

@@ -18,9 +18,7 @@ _LONG = 64
 
 
 def arithmetic(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool = True) -> Value:
-    """`lhs op rhs` on values of the same type and number of lanes; without a C `library` the remainder of floats is
-    that of `libdevice`.
-    """
+    """`lhs op rhs` on values of equal type and lanes; without a C `library` the remainder is that of `libdevice`."""
     # float32's 24 bits are at least 2 x 8 + 2: rounding a bfloat16 operation twice equals rounding it once.
     if lhs.dtype == BFLOAT16 or (lhs.dtype == "float16" and op in (BinaryOp.FLOORDIV, BinaryOp.FLOORMOD)):
         wide = arithmetic(emit, op, cast(emit, lhs, "float32"), cast(emit, rhs, "float32"), library)
@@ -115,9 +113,7 @@ def floor_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bo
 
 
 def _float_division(emit: Emit, op: BinaryOp, lhs: Value, rhs: Value, library: bool) -> Value:
-    """Floor of the exact quotient, which the rounded quotient may exceed, or the remainder: exact, with the divisor's
-    sign.
-    """
+    """Floor of the exact quotient, which rounding may exceed, or the exact remainder with the divisor's sign."""
     write = VectorBuilder(emit, lhs.lanes, lhs.dtype)
     zero, unit = write.number(0.0), write.number(1.0)
     remainder = write.binary("frem", lhs, rhs) if library else libdevice.call(emit, libdevice.REMAINDER, (lhs, rhs))

@@ -47,9 +47,7 @@ class _Piece:
 
 
 class BodyEmitter(ExpressionEmitter):
-    """Writes the body of one top-level statement. `numbers` number the metadata that align innermost loops to a cache
-    line; None: no alignment.
-    """
+    """Writes the body of one top-level statement. `numbers` number the metadata that align innermost loops."""
 
     numbers: Iterator[int] | None = None
 
@@ -114,9 +112,7 @@ class BodyEmitter(ExpressionEmitter):
         writer.start_block(done)
 
     def vector_loop(self, loop: For) -> None:
-        """A loop over lanes: unrolled when it is short or its buffers should be in registers, else several vectors an
-        iteration.
-        """
+        """A loop over lanes: unrolled when short or when its buffers belong in registers, else by several vectors."""
         lanes = self.native_lanes(loop.body)
         if any(isinstance(inner, For) for inner in walk_stmt(loop.body)):
             # Wide vectors give the inner reduction several independent accumulators.
@@ -171,9 +167,7 @@ class BodyEmitter(ExpressionEmitter):
         return pieces
 
     def maskable(self, loop: For, end: int) -> bool:
-        """Whether lanes up to `end` can run under a mask: the target has masks, and registers have room for the
-        lanes.
-        """
+        """Whether lanes up to `end` can run under a mask: the target has masks, and registers have room for them."""
         if self.vector_bytes < MASKED_BYTES:
             return False
         for buffer, indices in _accesses(loop.body):
@@ -185,9 +179,7 @@ class BodyEmitter(ExpressionEmitter):
         return True
 
     def native_lanes(self, body: Stmt) -> int:
-        """Lanes of one register, for the widest type that is stored, or loaded from register buffers; computed once a
-        loop, not once an unrolled copy.
-        """
+        """Lanes of a register of the widest type stored, or loaded from register buffers; computed once a loop."""
         if id(body) not in self.natives:
             self.natives[id(body)] = (self._native_lanes(body), body)
         return self.natives[id(body)][0]
@@ -303,9 +295,7 @@ class BodyEmitter(ExpressionEmitter):
 
 
 def _is_roomy(buffer: Buffer, body: Stmt) -> bool:
-    """Whether all loops along the rows of registers have the same extent, so that none reads past the end of
-    another.
-    """
+    """Whether all loops along the rows of registers have the same extent, so that none reads past another's end."""
     if buffer.scope != "register" or not buffer.shape:
         return False
     last = [indices[-1] for accessed, indices in _accesses(body) if accessed == buffer]

@@ -88,9 +88,7 @@ def _extended(emit: Emit, value: Value) -> Value:
 
 
 def _rounded(emit: Emit, value: Value) -> Value:
-    """A float32 as bfloat16: half of the last place is added to the bits, minus 1 if the even neighbor is below; NaNs
-    stay.
-    """
+    """A float32 as bfloat16: half of the last place is added, minus 1 if the even neighbor is below; NaNs stay."""
     lanes = value.lanes
 
     def number_text(number: int) -> str:

@@ -159,9 +159,7 @@ class ExpressionEmitter(ConditionEmitter, DotEmitter):
         return self.result(f"phi {kind} [ {then}, %{then_label} ], [ {otherwise}, %{else_label} ]", lanes, expr.dtype)
 
     def chosen_load(self, condition: Value, expr: Select) -> Value | None:
-        """A load from memory or else from an address with the literal: without a branch, so that values computed before
-        stay available after it.
-        """
+        """A load from memory or from an address with the literal, without a branch: earlier values stay valid."""
         load, literal_side = expr.then, expr.otherwise
         if not isinstance(load, Load) or not isinstance(literal_side, Const) or load.dtype == "bool":
             return None
@@ -206,9 +204,7 @@ def _may_fault(node: Expr) -> bool:
 
 
 def _read_always(choice: Select) -> set[Expr]:
-    """The loads that a choice makes whichever side it takes: those of its condition, such as leaky ReLU's, and those of
-    both sides.
-    """
+    """The loads that a choice makes whichever side it takes: those of its condition and those of both sides."""
     condition, then, otherwise = map(_unconditional, (choice.condition, choice.then, choice.otherwise))
     return {*condition, *({*then} & {*otherwise})}
 

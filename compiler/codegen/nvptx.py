@@ -311,9 +311,7 @@ class _DeviceEmitter(BodyEmitter):
         return counter if counts else None
 
     def ring(self, counter: LoopCounter, start: int, length: int) -> Value:
-        """A number that starts in a loop's first iteration from `start` and goes on by 1 an iteration, to `length` - 1
-        and then to 0.
-        """
+        """A number that starts at `start` in a loop's first iteration and counts up, from `length` - 1 on to 0."""
         key = (counter.counter, start, length)
         if key not in self.rings:
             name = self.rings[key] = self.writer.fresh("ring")

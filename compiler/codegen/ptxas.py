@@ -73,9 +73,7 @@ def assembler() -> str | None:
 
 
 def assembles(arch: str) -> bool:
-    """Whether `ptxas` exists and makes machine code for an architecture: each release drops old architectures, and does
-    not know newer architectures.
-    """
+    """Whether `ptxas` is installed and makes machine code for `arch`: releases drop old and lack new ones."""
     path = assembler()
     return path is not None and _knows(path, arch)
 

@@ -20,9 +20,7 @@ class Scope:
 
 
 class FunctionWriter:
-    """Collects the lines of one function, with unique names of values and labels. `loops` is the number of finished
-    loops.
-    """
+    """Collects the lines of a function, with unique names of values and labels. `loops`: number of finished loops."""
 
     def __init__(self) -> None:
         # Nested lists, so that lines hoisted later still come at the start of their loop.

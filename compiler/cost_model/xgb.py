@@ -193,9 +193,7 @@ class XGBModel:
         self._updates += 1
 
     def _plan(self) -> None:
-        """If a training is due, decide whether it starts from scratch or adds a few trees, and do it unless updates are
-        being replayed.
-        """
+        """If a training is due, choose one from scratch or a few more trees; run it unless updates are replayed."""
         options, programs = self._options, self._history.programs
         fresh = programs - self._trained_on
         # Growing by a constant factor between trainings makes their number logarithmic in the number of programs.
@@ -307,9 +305,7 @@ class XGBModel:
         return model
 
     def save(self, path: Path) -> None:
-        """Write `to_bytes` to a file atomically; missing folders are made. Raises: StoreError when it cannot be
-        written.
-        """
+        """Write `to_bytes` to a file atomically; missing folders are made. Raises: StoreError."""
         try:
             with atomic_write(path) as temporary:
                 temporary.write_bytes(self.to_bytes())
@@ -318,9 +314,7 @@ class XGBModel:
 
     @classmethod
     def load(cls, path: Path, threads: int = 1) -> Self:
-        """Read a file that `save` wrote. Raises: StoreError when it cannot be read or does not fit; see
-        `from_bytes`.
-        """
+        """Read a file that `save` wrote. Raises: StoreError when it cannot be read or fit; see `from_bytes`."""
         try:
             data = path.read_bytes()
         except OSError as error:

@@ -96,9 +96,7 @@ def _columns(nest: Nest, footprint: Footprint, reuse: Reuse, line_bytes: int) ->
 
 
 def _line_transfers(nest: Nest, footprint: Footprint, line_bytes: int) -> tuple[Floats, Floats]:
-    """Cache lines that consecutive accesses touch, and the stride of the innermost loop, 0 if it does not move the
-    address.
-    """
+    """Cache lines that consecutive accesses touch, and the stride of the innermost loop, 0 if it does not move."""
     # Row 0 says "no loop moves the address": all iterations then use the same line.
     moving = np.vstack([np.ones((1, nest.count), dtype=bool), footprint.moving])
     # The innermost loop that moves the address: argmax finds the first in the reversed order.

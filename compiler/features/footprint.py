@@ -1,6 +1,4 @@
-"""The footprint of each buffer access: elements and cache lines per loop level, and strides, as arrays over levels and
-programs.
-"""
+"""The footprint of each buffer access, as arrays: elements and cache lines per loop level, and strides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,9 +88,7 @@ def _footprint(
 
 
 def _dimension_region(nest: Nest, indices: Sequence[Linear], extent: Floats) -> Floats:
-    """(L + 1, B): number of positions of one dimension that are touched; `indices` are those of all reads of the
-    buffer.
-    """
+    """(L + 1, B): number of positions touched in one dimension; `indices` are those of all reads of the buffer."""
     region = np.empty((nest.depth + 1, nest.count))
     reads, indices = len(indices), list({id(linear): linear for linear in indices}.values())  # reads share forms
     exact = all(linear.exact for linear in indices)
@@ -143,9 +139,7 @@ def _weights(nest: Nest, access: Access, shape: Sequence[Floats]) -> list[Floats
 def _elements_and_runs(
     nest: Nest, regions: Sequence[Floats], shape: Sequence[Floats], weights: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """(L + 1, B) each: elements, and the length of contiguous runs: a run goes on while inner dimensions are full and
-    without padding.
-    """
+    """(L + 1, B) each: elements, and the length of contiguous runs, which end at partial or padded dimensions."""
     total = np.ones((nest.depth + 1, nest.count))
     run = total
     is_full: Flags | None = None

@@ -78,9 +78,7 @@ def innermost(
 
 
 def vector_count(length: Floats, lanes: int, hardware: HardwareParams) -> Floats:
-    """Vector operations for `length` elements: the last vector is masked, or split into shorter vectors without
-    masks.
-    """
+    """Vector operations for `length` elements: the last vector is masked, or split where there are no masks."""
     vectors, remainder = np.divmod(length, lanes)
     if hardware.lane_masks:
         return np.asarray(vectors + (remainder > 0))

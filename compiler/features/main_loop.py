@@ -199,9 +199,7 @@ def _columns(cycles: Floats, arithmetic: Floats, memory: Floats) -> Columns:
 
 
 def _lanes(factor: Statement) -> tuple[Floats, Floats]:
-    """Neighbors of a factor that each thread copies, and how many of them in one access: a divisor of the factor's
-    rows.
-    """
+    """Neighbors of a factor that each thread copies, and the number in one access: a divisor of the rows."""
     nest = factor.nest
     lanes = np.ones(nest.count, dtype=np.int64)
     for at, loop in enumerate(nest.source.loops):

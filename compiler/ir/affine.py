@@ -25,9 +25,7 @@ _SUMS = (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL)
 
 @dataclass(frozen=True, slots=True)
 class Affine(Generic[Atom, N]):
-    """`const + Σ coefficient × atom + something in 0 .. spread`. When `exact` is False the form is only a hull of the
-    index.
-    """
+    """`const + Σ coefficient × atom + (0 .. spread)`. If not `exact`, the form is only a hull of the index."""
 
     const: N = 0
     terms: Mapping[Atom, N] = field(default_factory=dict)
@@ -80,9 +78,7 @@ class Affine(Generic[Atom, N]):
         return None
 
     def divided(self, divisor: int) -> "tuple[Affine[Atom, N], Affine[Atom, N]]":
-        """`(multiple, rest)` of `divisor × multiple + rest`, from which div/mod simplification makes quotients and
-        remainders.
-        """
+        """`(multiple, rest)` of `divisor × multiple + rest`, for the quotients and remainders of simplification."""
         multiple: dict[Atom, N] = {}
         rest: dict[Atom, N] = {}
         for atom, coefficient in self.terms.items():
@@ -164,9 +160,7 @@ def flat_index(shape: Sequence[int], indices: Sequence[Expr]) -> IndexForm:
 
 
 def stride_of(buffer: Buffer, indices: Sequence[Expr], var: Var) -> int | None:
-    """Elements by which an iteration of the loop over `var` moves an access; None where that differs between
-    iterations.
-    """
+    """Elements by which an iteration of the loop over `var` moves an access; None where that varies."""
     form = flat_index(buffer.shape, indices)
     # Inside another atom, such as a quotient, the distance differs from iteration to iteration.
     if any(atom != var and uses(atom, var) for atom in form.terms):

@@ -16,8 +16,7 @@ from retune.compiler.ir.visit import uses
 VECTOR_BYTES = 16
 """The longest vector that a GPU moves in one access."""
 SHARED_BYTES = 1024
-"""The largest alignment of a shared buffer: eight lines of 128 bytes, the period of the swizzle of warpgroup factors.
-"""
+"""The largest alignment of a shared buffer: eight lines of 128 bytes, the swizzle period of warpgroup factors."""
 
 
 def start_alignment(buffer: Buffer) -> int:

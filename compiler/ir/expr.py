@@ -277,9 +277,7 @@ def as_expr(value: Operand, dtype: str | None = None) -> Expr:
 
 
 def promote(lhs: Operand, rhs: Operand) -> tuple[Expr, Expr]:
-    """Both operands in the same type: a Python number adapts to the other side, two expressions follow NumPy's
-    promotion.
-    """
+    """Both operands in the same type: a Python number adapts to the other side, expressions follow NumPy's rules."""
     if isinstance(lhs, Expr) and not isinstance(rhs, Expr):
         # A Python number is weak, as in NumPy 2 (NEP 50); a float with an integer makes both float32.
         wants_float = isinstance(rhs, float) and not is_float(lhs.dtype)
@@ -353,9 +351,7 @@ def _without_neutral(op: BinaryOp, left: Expr, right: Expr) -> Expr | None:
 
 
 def cast(dtype: str, value: Operand) -> Expr:
-    """`value` converted to `dtype`; no node when it has that type already. A literal of another integer type wraps
-    around, a Python number must fit.
-    """
+    """`value` as `dtype`, without a node if it has that type. Integer literals wrap, Python numbers must fit."""
     expr = as_expr(value)
     if expr.dtype == dtype:
         return expr

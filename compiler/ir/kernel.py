@@ -64,9 +64,7 @@ class Kernel:
 
     @property
     def shared_offsets(self) -> dict[Buffer, int]:
-        """The offset of each shared buffer in the shared memory of a block, in bytes; buffers are aligned and without
-        gaps.
-        """
+        """The offset of each shared buffer in a block's shared memory, in bytes; aligned and without gaps."""
         offsets, end = {}, 0
         shared = (buffer for buffer in self.allocated if buffer.scope == "shared")
         # By falling alignment, so that no gap is needed.
@@ -77,9 +75,7 @@ class Kernel:
 
     @property
     def dynamic_shared(self) -> int:
-        """Bytes of shared memory that a launch gives each block: all of it, in whole vectors, or 0 where the static
-        limit suffices.
-        """
+        """Bytes of shared memory that a launch gives each block: all, in vectors, or 0 within the static limit."""
         nbytes = self.bytes_of("shared")
         return nbytes + -nbytes % VECTOR_BYTES if nbytes > STATIC_SHARED else 0
 

@@ -45,9 +45,7 @@ _ACCESS_FIELDS: Mapping[type[Stmt], tuple[tuple[str, str, bool], ...]] = {
     WarpgroupMma: (("sums", "at", True), ("left", "left_at", False), ("right", "right_at", False)),
     WarpgroupWait: (("sums", "at", True),),
 }
-"""For each type of statement that accesses memory: its field with the buffer, the field with the indices, and whether
-it writes.
-"""
+"""For each type of statement that accesses memory: the fields of buffer and indices, and whether it writes."""
 
 
 def rewrite(stmt: Stmt, rules: Rules) -> Stmt:
@@ -103,9 +101,7 @@ def statements_of(stmt: Stmt) -> Sequence[Stmt]:
 
 
 def accesses_of(stmt: Stmt) -> Iterator[tuple[Buffer, Exprs, bool]]:
-    """Every (buffer, indices, whether it is written) of `stmt` itself, not of the statements inside. An access of
-    several neighbors gives the first.
-    """
+    """Every (buffer, indices, is it written) of `stmt` itself; an access of several neighbors gives the first."""
     for buffer, indices, written in _ACCESS_FIELDS.get(type(stmt), ()):
         yield getattr(stmt, buffer), getattr(stmt, indices), written
     for load in find(Load, *exprs_of(stmt)):

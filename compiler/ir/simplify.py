@@ -242,9 +242,7 @@ def _in_units(form: IndexForm) -> tuple[IndexForm, int]:
 
 
 def _pairs(digits: _Weighted) -> Iterator[tuple[int, int]]:
-    """Index pairs (low, high) into `digits`, where `high` is the next higher digit of the same number, weighted
-    accordingly.
-    """
+    """Index pairs (low, high) into `digits`: `high` is the next higher digit of the same number and weight."""
     for low, (lower, weight) in enumerate(digits):
         for high, (higher, more) in enumerate(digits):
             if lower.count is None or higher.unit != lower.unit * lower.count or more != weight * lower.count:

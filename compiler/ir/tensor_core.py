@@ -131,9 +131,7 @@ Exprs = tuple[Expr, ...]
 
 
 class Together:
-    """A statement that the threads of a GPU's block or warp execute together, without statements inside; CPUs have
-    none.
-    """
+    """A statement that threads of a GPU's block or warp execute together, without statements inside."""
 
     __slots__ = ()
 
@@ -234,9 +232,7 @@ class LoadMatrix(Together):
 
 @dataclass(frozen=True, slots=True)
 class Multiplication(Together):
-    """Adds the product of two factors to sums; `at`, `left_at` and `right_at` are the first elements in the three
-    buffers.
-    """
+    """Adds the product of two factors to sums; `at`, `left_at` and `right_at` are their first elements."""
 
     kind: str
     sums: Buffer
@@ -278,9 +274,7 @@ class Mma(Multiplication):
 
 @dataclass(frozen=True, slots=True)
 class TransposeQuad(Together):
-    """Each lane of a quad has four pairs of 16-bit elements from `source_indices` on; lane l gets as pair n the pair l
-    of lane n.
-    """
+    """Lane l of a quad gets, as pair n of 16-bit elements, pair l of lane n's four from `source_indices` on."""
 
     target: Buffer
     indices: Exprs

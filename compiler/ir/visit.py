@@ -96,9 +96,7 @@ def uses(expr: Expr, *nodes: Expr) -> bool:
 
 
 def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild from the leaves: operands first, then `rule` on the rebuilt node (None keeps it). A rule's result depends
-    only on the node.
-    """
+    """Rebuild from the leaves: operands first, then `rule`, which depends only on the rebuilt node (None keeps it)."""
     # By identity, which is safe since `expr` keeps its nodes alive.
     done: dict[int, Expr] = {}
 

@@ -290,9 +290,7 @@ class LoopBuilder:
     def sums_of(
         self, stage_id: int, loops: Sequence[NestLoop], target: tuple[Expr, ...]
     ) -> tuple[tuple[Buffer, ...], tuple[Expr, ...]]:
-        """The buffers and the element in which a reduction joins its terms: element `target` of its own buffers, or
-        separate buffers of wider types.
-        """
+        """The buffers and element in which a reduction joins its terms: `target` of its own, or wider buffers."""
         stage, buffers = self.state.stages[stage_id], self.buffers[stage_id]
         sum_types = held_types(stage.op)
         if sum_types == tuple(buffer.dtype for buffer in buffers):
@@ -322,9 +320,7 @@ class LoopBuilder:
         guards: list[Expr],
         around: tuple[int, Callable[[Stmt], Stmt]] | None,
     ) -> Stmt:
-        """The loops around `leaf`, with the stages computed inside them; `around` = (number, wrap) wraps the loop of
-        that number.
-        """
+        """The loops around `leaf`, with their inner stages; `around` = (number, wrap) wraps that loop."""
         stmt, pending = leaf, list(guards)
         for level in range(len(loops) - 1, -1, -1):
             loop = loops[level]
@@ -392,9 +388,7 @@ class LoopBuilder:
         return tuple(reversed(parts))
 
     def local_exprs(self, stage_id: int) -> dict[str, Expr]:
-        """Every axis relative to the region's start, and everything it was split or fused into, over the loops'
-        variables.
-        """
+        """Every axis relative to the region's start, and its splits and fusions, over the loops' variables."""
         stage, bounds = self.state.stages[stage_id], self.bounds[stage_id]
         loops: dict[str, Expr] = {
             loop.key[1]: const(0) if fixed(loop.extent) == 1 else loop_var(loop.key) for loop in bounds.own

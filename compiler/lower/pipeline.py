@@ -1,6 +1,4 @@
-"""Lowers a concrete state to the loop IR that CPU code is generated from. The passes of a target are one tuple, in
-order.
-"""
+"""Lowers a concrete state to loop IR for CPU code. The passes of a target are one tuple, in order."""
 
 from collections.abc import Collection
 

@@ -98,9 +98,7 @@ class AdaptiveTimer:
         return Timing(tuple(sample.seconds for sample in self._samples), False, fastest.contention)
 
     def _probe(self, limit: float) -> _Sample:
-        """The best of the first short passes, each of at least `first_look_ms`. Determines the number of calls of a
-        repeat.
-        """
+        """The best of the first passes of at least `first_look_ms`. Sets the number of calls of a repeat."""
         best = _Sample(math.inf, None)
         number, least = self._options.number, self._options.first_look_ms * 1e6
         probes = 0

@@ -1,6 +1,4 @@
-"""Builds the kernels of candidates in a worker process. A candidate that cannot be built is a value, not an
-exception.
-"""
+"""Builds the kernels of candidates in a worker process. A candidate that cannot be built is a value."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -25,9 +25,7 @@ class KeptProgram:
 
 
 class BuiltPrograms:
-    """At most `most` built programs of each task, and its default schedule. A plain class, so that Prefect passes it on
-    unchanged.
-    """
+    """At most `most` programs of each task, and its default schedule. A plain class: Prefect passes it on unchanged."""
 
     def __init__(self, most: int = SHORTLIST) -> None:
         self._most = most

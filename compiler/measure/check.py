@@ -32,9 +32,7 @@ less than all of it.
 
 
 def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
-    """An array of `spec.shape`: floats uniform in [-1, 1), signed bytes in [-8, 8), other integers in [0, 8),
-    fair bools.
-    """
+    """An array of `spec.shape`: floats in [-1, 1), signed bytes in [-8, 8), other integers in [0, 8), fair bools."""
     # crc32 is the same in every process; Python's `hash` of a string is not.
     rng = np.random.default_rng([seed, zlib.crc32(key.encode()), position])
     dtype = np.dtype(spec.dtype)
@@ -47,9 +45,7 @@ def random_input(spec: ArgSpec, seed: int, key: str, position: int) -> Array:
 
 
 def poison(array: Array, right: Array | None = None) -> None:
-    """Fill an output so that missing elements show: NaN, or the largest integer; True for bools. Where the `right`
-    values are known, with others.
-    """
+    """Fill an output so that missing elements show: NaN, the largest integer or True; never a `right` value."""
     if is_float(array.dtype.name):
         array.fill(np.nan)
         if right is not None:

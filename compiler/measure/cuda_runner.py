@@ -82,8 +82,6 @@ def gpu_here(number: int) -> GpuDevice | None:
 
 
 def gpu_of_key(key: str) -> int | None:
-    """The number of the GPU with this device key in a fleet: 1 for cuda:1 (or cuda-1), 0 for cuda; None for any other
-    key.
-    """
+    """The number of the GPU of a fleet's device key: 1 for cuda:1 (or cuda-1), 0 for cuda; None for other keys."""
     match = _KEY.fullmatch(key)
     return int(match.group("number") or 0) if match else None

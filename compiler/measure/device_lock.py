@@ -41,9 +41,7 @@ def device_key(gpu: int | None = None) -> str:
 
 
 def lock_name(device: str = CPU) -> str:
-    """The name of the lock of the device with this key of a fleet: each GPU of this machine has a lock, and the CPU,
-    whatever its key.
-    """
+    """The name of the lock of a fleet's device key: one for each GPU of this machine, and one for the CPU."""
     gpu = gpu_of_key(device)
     return f"retune-device-{_safe(config.host_name())}-{CPU if gpu is None else f'cuda-{gpu}'}"
 
@@ -97,9 +95,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _wait(path: Path, handle: int) -> None:
-    """Wait for the lock, with a warning every `WAIT_SECONDS`. Raises: MeasureError where another user's process does
-    not release it.
-    """
+    """Wait for the lock, with warnings. Raises: MeasureError where another user's process does not release it."""
     acquired: Future[None] = Future()
 
     def acquire() -> None:

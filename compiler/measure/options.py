@@ -52,9 +52,7 @@ class MeasureOptions:
     first_look_ms: float = 0.3
     """The length in milliseconds of the probe that decides whether a program gets its repeats."""
     give_up_factor: float = 1.5
-    """A program slower than this factor times the best of its task gets no repeats; its record is marked as
-    censored.
-    """
+    """A program slower than this factor times the best of its task gets no repeats; its record is `censored`."""
     max_contention: float = 0.02
     """A repeat that loses more than this share to other processes is repeated. TVM has no such check."""
     contended_passes: int = 3
@@ -62,9 +60,7 @@ class MeasureOptions:
     overlap: bool = True
     """While a program is timed, build others on CPUs that the timing does not use. TVM builds everything first."""
     check: bool = True
-    """Compare every candidate's outputs with those of the default schedule on the same random inputs. TVM does not
-    check results.
-    """
+    """Compare outputs with those of the default schedule on the same random inputs. TVM does not check results."""
     tolerance_factor: float = 1.0
     """Scales the tolerance of outputs, up to 45%: zeros are never right."""
     seed: int = 0

@@ -28,9 +28,7 @@ _RECOVERED = 3
 
 @cache
 def reference_kernel(threads: int) -> "ReferenceKernel | None":
-    """The kernel for `threads`; compiled and run once in a process, in 0.2 s. None where it cannot be built or takes
-    too long.
-    """
+    """The kernel for `threads`, compiled once in a process, in 0.2 s. None where it fails or takes too long."""
     try:
         reference = ReferenceKernel(peak_kernel(threads, _STEPS)[0])
     except Exception as error:

@@ -37,9 +37,7 @@ class Measurement:
 
 
 def in_order(builds: Sequence[BuiltProgram], times: Sequence[Measurement]) -> list[Measurement]:
-    """One measurement a build, with its build time: `times` are those of the successful builds, in order; the others
-    fail as their builds did.
-    """
+    """One measurement a build: `times` are those of successful builds, in order; others fail as their builds."""
     remaining = iter(times)
     return [
         replace(next(remaining), build_seconds=build.seconds)

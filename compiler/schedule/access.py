@@ -239,9 +239,7 @@ def held_types(op: Operation) -> tuple[str, ...]:
 
 
 def stored_types(op: Operation) -> tuple[str, ...]:
-    """The types of a stage's results in memory: float32 for partial sums of 16-bit floats, and for scattered sums,
-    which have no other buffer.
-    """
+    """The types of a stage's results in memory: float32 for partial or scattered sums of 16-bit floats."""
     wide = PARTIAL_SUMS in op.attrs
     match op:
         case ComputeOp(body=Reduce(combiner="sum" | "prod")):

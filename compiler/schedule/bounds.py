@@ -49,9 +49,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """The region of one evaluation of a stage: per axis the first point (over the loops around it) and the number of
-    points.
-    """
+    """The region of one evaluation of a stage: the first point, over the loops around it, and the extents."""
 
     mins: tuple[Linear, ...]
     extents: tuple[Number, ...]
@@ -287,9 +285,7 @@ def _component_kind(iterator: Iterator, name: str, op: ComputeOp) -> IterKind:
 def _local_values(
     stage_id: int, stage: Stage, op: ComputeOp, sizes: Mapping[str, Number], own: Sequence[Loop]
 ) -> tuple[dict[Expr, Linear], dict[LoopKey, FusedPart]]:
-    """Every axis relative to the region's start, computed from the loops through the splits and fusions, with the parts
-    of fused loops in it.
-    """
+    """Every axis relative to the region's start, through splits and fusions, and the parts of fused loops in it."""
     fused_parts: dict[LoopKey, FusedPart] = {}
     extents = {loop.key: loop.extent for loop in own}
     names = frozenset(loop.key[1] for loop in own)

@@ -1,6 +1,4 @@
-"""`LoopChoices`: the choices of a schedule, for a program or a family, except structure and tile sizes; by stage
-number.
-"""
+"""`LoopChoices`: a schedule's choices by stage number, except structure and tile sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

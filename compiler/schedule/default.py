@@ -57,9 +57,7 @@ _FEW_READS = 2.5
 """Reads of an element of a padded tensor, as by a 3 x 3 window that moves by two."""
 _USUAL = HardwareParams(num_cores=1)
 _WHOLE = 64
-"""An axis of at most this many elements without a listed divisor is not split; a longer axis gets its largest
-divisor.
-"""
+"""An axis of at most this many elements without a listed divisor is not split; others get their largest divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +252,7 @@ def _annotated(state: State, stage_id: int, hardware: HardwareParams) -> State:
 
 
 def _in_parallel(state: State, stage_id: int, loops: Sequence[int]) -> tuple[State, int]:
-    """The outermost of the `loops` of a stage, fused into a parallel loop; and their number, 0 where they have a single
-    iteration.
-    """
+    """The outermost of the `loops` of a stage, fused and parallel; and their number, 0 for a single iteration."""
     stage = state.stages[stage_id]
     outer: list[int] = []
     total = 1
@@ -275,9 +271,7 @@ def _in_parallel(state: State, stage_id: int, loops: Sequence[int]) -> tuple[Sta
 
 @dataclass(frozen=True, slots=True)
 class _Transposed:
-    """A stage that reads `source` along another axis than its last: blocks of `block` elements of `axis` and `narrow`
-    of the last axis.
-    """
+    """A stage that reads `source` along `axis`, not its last: blocks of `block` by `narrow` of the last axis."""
 
     source: int
     axis: int
@@ -286,9 +280,7 @@ class _Transposed:
 
 
 def _transposed(state: State, stage_id: int) -> _Transposed | None:
-    """The blocks of a stage without reduction whose input is contiguous along a long axis that is not its last; else
-    None.
-    """
+    """The blocks of a stage without reduction whose input is contiguous along another long axis than its last."""
     op = state.stages[stage_id].op
     if not isinstance(op, ComputeOp) or op.reduce_axes:
         return None

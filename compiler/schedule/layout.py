@@ -97,9 +97,7 @@ def digit_values(digits: Digits, indices: Mapping[str, Expr]) -> tuple[Expr, ...
 
 
 def index_values(digits: Digits, values: Sequence[Expr], axes: Sequence[str]) -> tuple[Expr, ...]:
-    """The indices along `axes` of the element with the digits `values` in the new layout, the inverse of
-    `digit_values`.
-    """
+    """The indices along `axes` of the element with the digits `values`, the inverse of `digit_values`."""
     totals: dict[str, Expr] = {}
     for digit, value in zip(digits, values, strict=True):
         totals[digit.axis] = totals[digit.axis] * digit.extent + value if digit.axis in totals else value

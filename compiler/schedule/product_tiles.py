@@ -22,25 +22,19 @@ _VECTORS = (2, 4, 3, 5, 6, 1)
 _ROWS = (4, 7, 6, 5, 14, 8, 3, 2, 1)
 """Rows, likewise."""
 _LATENCY, _PER_CYCLE = 4, 2
-"""Latency of a sum in cycles, and multiply-adds, or loads, per cycle: those of Zen 2 to 5 and of Intel's cores since
-Skylake.
-"""
+"""Latency of a sum, and multiply-adds, or loads, per cycle: of Zen 2 to 5 and Intel's cores since Skylake."""
 _LOAD_COST = 0.1
 """Extra cycles per cycle of loads that multiply-adds hide, measured with AVX2: loads come from the second-level cache
 at times, and their power bounds the clock. Vectors with masks, as of AVX-512, were not measured.
 """
 _PIECE_COST = 1.5
-"""Cost, in vectors, of a part of a vector without masks: the remainder of a row is loaded in pieces of powers of two,
-15 lanes as 8, 4, 2 and 1.
-"""
+"""Cost, in vectors, of a piece of a vector without masks: 15 lanes are loaded as 8, 4, 2 and 1."""
 TAIL_COST_L2, TAIL_COST_MEMORY, TAIL_MARGIN = 1.1, 2.0, 1.05
 """Slowdown of a smaller tile at an end, whose reloads come from the second-level cache, or from memory; and the speedup
 that tiles with such ends must have over others.
 """
 _TAIL_ROWS = 8
-"""Most rows of a tile that leaves a smaller tile: more rows, at a distance of a power of two, evict each other from the
-first-level cache.
-"""
+"""Most rows of a tile that leaves a smaller tile: more, a power of two apart, evict each other from L1."""
 _RELOAD_BYTES = 5 << 15
 """Most bytes of a factor that a smaller tile at an end reloads from the second-level cache."""
 _ROW_BYTES, _UNPACKED_COST = 1 << 10, 2.0
@@ -48,9 +42,7 @@ _ROW_BYTES, _UNPACKED_COST = 1 << 10, 2.0
 2.4 measured) as with packed strips.
 """
 _STRIP_RATIO = 4
-"""Most lanes of a vector over the columns of a group: a shorter group costs no more than choosing between values by
-lane.
-"""
+"""Most lanes of a vector over the columns of a group: shorter groups cost no more than choices by lane."""
 _FEW_COLUMNS, _LEAST_COLUMNS = 16, 4
 """Products of fewer columns have no register tile where sums in vectors are faster, or in any case."""
 _LEAST_SUMS, _MOST_IDLE = 20, 2.6
@@ -59,9 +51,7 @@ where a row costs so many times as much as its share of vectors: 5, 6, 7, 11 or 
 measurements.
 """
 _NEAR_BYTES = 1 << 18
-"""Half of the smallest second-level cache of today's x86 cores: the part of a factor that stays there next to the
-other.
-"""
+"""Half of the smallest second-level cache of today's x86 cores: the part of a factor that stays there."""
 
 
 def row_axis_of(state: State, stage_id: int, hardware: HardwareParams | None = None) -> int | None:
@@ -219,9 +209,7 @@ def split_for_tile(
 
 
 def _is_packed(state: State, stage_id: int) -> bool:
-    """Whether a product reads along its last axis a constant that `PackConstants` packs: read once, by plain
-    indices.
-    """
+    """Whether a product reads a constant that `PackConstants` packs along its last axis: once, by plain indices."""
     dag = state.dag
     last = axes_of(state, stage_id)[-1]
     reads = [(producer, indices) for producer, indices in dag.reads[stage_id] if indices and indices[-1] == last]

@@ -154,9 +154,7 @@ def buffer_strides(stage: Stage, shape: Sequence[Number]) -> tuple[Number, ...] 
 
 
 def padded_strides(shape: Sequence[Number], axis: int, factor: int, offset: int) -> tuple[Number, ...]:
-    """Row-major strides of `shape`, the stride of dimension `axis` padded to `offset` more than a multiple of
-    `factor`.
-    """
+    """Row-major strides of `shape`, that of dimension `axis` padded to `offset` more than a multiple of `factor`."""
     strides: list[Number] = []
     stride: Number = 1
     for dim in range(len(shape) - 1, -1, -1):

@@ -31,9 +31,7 @@ _MANY_STRIPS = 16
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """Stages of a graph: product `first` computes rows from which `left` is made, which product `second` reads row by
-    row; `rows` of them are a block.
-    """
+    """Product `second` reads `left` row by row, computed from product `first`; `rows` of them are a block."""
 
     first: int
     left: int
@@ -74,9 +72,7 @@ def find_row_blocks(dag: ComputeDAG) -> RowBlocks | None:
 
 
 def _left_factor(dag: ComputeDAG, product: int, rows: int, dim: int) -> int | None:
-    """The factor of a product that is read along its sum, with the product's axis `rows` as dimension `dim`; the other
-    factor must be in memory.
-    """
+    """The factor read along a product's sum, with the product's axis `rows` as dimension `dim`; else None."""
     op = dag.ops[product]
     if not isinstance(op, ComputeOp) or len(op.reduce_axes) != 1:
         return None
@@ -158,9 +154,7 @@ def in_row_blocks(
 
 @dataclass(frozen=True, slots=True)
 class BlockTiles:
-    """The rows of a block, and the register tiles, (rows, columns), of the first and of the second product; None leaves
-    a size to the search.
-    """
+    """The rows of a block, and the register tiles (rows, columns) of both products; None is left to the search."""
 
     rows: int | None = None
     first: tuple[int | None, int | None] = (None, None)

@@ -37,9 +37,7 @@ def shares_of(dags: Sequence[ComputeDAG], weights: Sequence[int]) -> tuple[float
 
 
 def _cycles(dag: ComputeDAG) -> float:
-    """Cycles of one core: operations at the rate of multiply-adds, or bytes at the rate of memory, whichever take
-    longer.
-    """
+    """Cycles of one core: operations at the rate of multiply-adds or bytes at the rate of memory, the longer."""
     return max(dag.flop_count / _OPERATIONS_PER_CYCLE, moved_bytes(dag) / _BYTES_PER_CYCLE)
 
 

@@ -193,9 +193,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Stages in the order of the graph's operations, and the steps so far. `dag` is the graph after
-    stage-adding steps.
-    """
+    """Stages in the graph's order, and the steps so far. `dag` is the graph after stage-adding steps."""
 
     dag: ComputeDAG
     stages: tuple[Stage, ...]

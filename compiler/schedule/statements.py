@@ -124,9 +124,7 @@ class _Forms:
     def get(
         self, index: Expr, producer: int, dim: int, low: Linear | None, fused_parts: Mapping[LoopKey, FusedPart]
     ) -> Linear:
-        """`index`, in dimension `dim` of the result of stage `producer`, relative to `low`, as a form over
-        loops alone.
-        """
+        """`index`, in dimension `dim` of stage `producer`, relative to `low`, as a form over loops alone."""
         # `low` and `fused_parts` need not be part of it: within a statement, producer and dimension determine them.
         key = index, producer, dim
         if key not in self._known:

@@ -15,9 +15,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 def structure_of(dag: ComputeDAG) -> str:
-    """The graph's text without the numbers of names, shapes and other sizes; element types of inputs and
-    outputs first.
-    """
+    """The graph's text without numbers of names and sizes; element types of inputs and outputs first."""
     types = ",".join(tensor.dtype for tensor in (*dag.inputs, *dag.outputs))
     lines = [re.sub(r"\[[\d, ]*\]$", "[]", line) for line in str(dag).splitlines()]
     return f"{types}\n" + "\n".join(_NUMBER.sub(_without_size, line) for line in lines)

@@ -37,9 +37,7 @@ def instruction_of(product: StageNest) -> Instruction:
 
 
 def fragments_of(product: StageNest, count: int) -> tuple[Counts, Counts]:
-    """Rows and columns of a warp's part of the result, in fragments: the loops over them are outside the three of an
-    instruction.
-    """
+    """Rows and columns of a warp's part, in fragments: the loops around the three of an instruction."""
     rows, columns = (np.asarray(loop.extent * np.ones(count, dtype=np.int64)) for loop in product.loops[-5:-3])
     return rows, columns
 
@@ -83,9 +81,7 @@ def in_groups(product: StageNest, facts: GpuFacts, count: int) -> npt.NDArray[np
 
 
 def fragment_sets(product: StageNest, facts: GpuFacts, count: int) -> Counts:
-    """Sets of registers for fragments: two where the next step's are loaded during a multiplication, none where groups
-    of warps multiply.
-    """
+    """Sets of registers for fragments: two if loaded a step ahead, none where groups of warps multiply."""
     # The condition of `DoubleBufferRegisters`.
     ahead = (pipeline_depth(product, count) > 1) & (steps_of(product, count) % 2 == 0)
     return np.where(in_groups(product, facts, count), 0, 1 + ahead)

@@ -403,7 +403,5 @@ def logical_not(condition: Operand) -> Expr:
 
 
 def if_then_else(condition: Operand, then: Operand, otherwise: Operand) -> Expr:
-    """`then` where `condition` holds, else `otherwise`; the other side is not evaluated, so it may read out of
-    bounds.
-    """
+    """`then` where `condition` holds, else `otherwise`; the other side is not evaluated, so its reads are free."""
     return ir.select(truth("if_then_else", condition), then, otherwise)

@@ -140,9 +140,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 
 
 def _reduce(op: ComputeOp, body: Reduce, values: Mapping[Tensor, Array]) -> list[Array]:
-    """Inner reduce axes become further dimensions of the space; the outer axes a loop, where the space grows
-    too big.
-    """
+    """Inner reduce axes become further dimensions of the space, the outer axes a loop where it grows too big."""
     inner: list[Axis] = []
     size = math.prod(op.shape)
     for axis in reversed(body.axes):

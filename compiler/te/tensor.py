@@ -20,14 +20,10 @@ from retune.compiler.ir.expr import BOOL, INDEX, BinaryOp, Const, Expr, Operand,
 from retune.compiler.ir.visit import substitute, walk, widened
 
 LOOKS_UP_TABLES = "looks_up_tables"
-"""The attribute of a compute that indexes small tables for a few elements: it is inlined where possible, never
-tiled.
-"""
+"""The attribute of a compute that indexes small tables for few elements: it is inlined if possible, never tiled."""
 
 MOVES_ELEMENTS = "moves_elements"
-"""The attribute of a compute whose elements are each an element of an input, or a constant: readers may read the input
-instead.
-"""
+"""The attribute of a compute of elements of its input or constants: readers may read the input instead."""
 
 PARTIAL_SUMS = "partial_sums"
 """The attribute of a compute whose results are joined further: 16-bit floats stay in float32 until then."""
@@ -355,9 +351,7 @@ Operation = PlaceholderOp | ComputeOp | ExternOp
 
 
 def reads_of(op: Operation) -> "tuple[tuple[Tensor, tuple[Expr, ...]], ...]":
-    """The (tensor, indices) of every textual read of an operation, in order; extern operations read whole tensors,
-    without indices.
-    """
+    """The (tensor, indices) of every textual read, in order; extern operations read whole tensors, without indices."""
     if isinstance(op, ExternOp):
         return tuple((tensor, ()) for tensor in op.inputs)
     if isinstance(op, PlaceholderOp):

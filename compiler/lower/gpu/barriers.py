@@ -103,9 +103,7 @@ class _Planner:
         self.first_alone = frozenset((kind, 1) for kind in THREAD_KINDS if kernel.sizes[kind] > 1)
 
     def visit(self, stmt: Stmt, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
-        """The statement with barriers, and the accesses since the last barrier; `threads` are the variables that differ
-        from thread to thread.
-        """
+        """The statement with barriers, and the accesses since the last; `threads` are variables by thread."""
         match stmt:
             case Block():
                 statements = []
@@ -131,9 +129,7 @@ class _Planner:
         return self.together(stmt, before, threads)
 
     def loop(self, stmt: For, before: _Accesses, threads: frozenset[Var]) -> tuple[Stmt, _Accesses]:
-        """A loop that all threads execute together: an iteration follows what is before the loop, and another
-        iteration.
-        """
+        """A loop that all threads execute together: an iteration follows the code before the loop, or another."""
         carried: _Accesses = frozenset()
         always = True
         # Fixed point of the data flow around the loop: accesses only grow and are finite, so it ends.

@@ -70,9 +70,7 @@ class _Binder:
         return map_inner(renamed, lambda inner: self.visit(inner, names, path, homes))
 
     def alone(self, written: Stmt, buffer: Buffer, path: tuple[LoopKind, ...], homes: Mapping[Buffer, int]) -> Stmt:
-        """A statement that writes shared memory, executed by the first thread along every dimension that is not
-        bound.
-        """
+        """A statement that writes shared memory, executed by the first thread along every unbound dimension."""
         shared = buffer.scope == "shared"
         # A block has the buffer once: only loops inside its allocation divide its elements.
         bound = path[homes[buffer] :] if shared else path

@@ -29,9 +29,7 @@ _Along = TypeVar("_Along")
 
 @dataclass(frozen=True, slots=True)
 class CrossThreadReduction:
-    """The plan of a reduction: into element `point` of `partials`, with `around` wrapped around its loop number
-    `level`.
-    """
+    """The plan of a reduction: into element `point` of `partials`, with `around` around its loop number `level`."""
 
     partials: tuple[Buffer, ...]
     point: tuple[Expr, ...]
@@ -166,9 +164,7 @@ class _TreeReduction(_Join):
         return [Load(buffer, done) for buffer in self.scratch]
 
     def statements(self) -> list[Stmt]:
-        """Every thread stores its partial result for the others; then halvings of the remaining threads, dimension by
-        dimension.
-        """
+        """Every thread stores its partial result; then the remaining threads are halved, dimension by dimension."""
         counts = [loop.extent for loop in self.loops]
         own_index: list[Expr] = list(self.indices)
         result = [self.over(counts, stores(self.scratch, self.in_memory_order(own_index), self.own_partials))]
@@ -241,9 +237,7 @@ class _WarpShuffle(_Join):
         return count if count == self.extent and count & (count - 1) == 0 else WARP
 
     def shuffles(self, count: int) -> list[Stmt]:
-        """Join the values of the first `count` threads of each group. If `count` is a power of two the others may join
-        anything.
-        """
+        """Join the values of the first `count` threads of each group; if a power of two, others may join anything."""
         result: list[Stmt] = []
         active = count
         for offset in _halvings(count):

@@ -44,9 +44,7 @@ class DoubleBufferRegisters:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """A pipelined loop: it waits, starts copies (`started`), and in each of its steps the lanes load `buffers` and
-    multiply them.
-    """
+    """A pipelined loop: it waits, starts copies (`started`); in each step the lanes load and multiply `buffers`."""
 
     main: For
     wait: WaitGroup

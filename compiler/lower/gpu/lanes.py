@@ -1,6 +1,4 @@
-"""Analysis of index expressions over the lanes of a warp: strides, uniform conditions and multiples. It is
-conservative.
-"""
+"""Conservative analysis of index expressions over the lanes of a warp: strides, uniform conditions, multiples."""
 
 from retune.compiler.ir.expr import Binary, BinaryOp, Const, Expr, Not, Var, const
 from retune.compiler.ir.interval import as_index, slack

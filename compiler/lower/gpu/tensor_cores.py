@@ -287,9 +287,7 @@ class Fragments:
         position: Callable[[Expr, int], tuple[Expr, Expr]],
         loop_numbers: tuple[int, int],
     ) -> Stmt:
-        """A fragment loaded element by element; `position` gives an element's two indices, `loop_numbers` their
-        loops.
-        """
+        """A fragment loaded by elements; `position` gives an element's two indices, `loop_numbers` their loops."""
         stores = []
         for element in range(fragment.shape[1]):
             values: dict[Expr, Expr] = dict(
@@ -328,9 +326,7 @@ class Fragments:
         return For(pair, pairs, LoopKind.UNROLL, load) if pairs > 1 else load
 
     def has_matrices(self, source: Load, values: Mapping[Expr, Expr], *, inner_depth: bool) -> bool:
-        """Whether matrices are loaded: always of halves; of float32 where the rows follow the depth and start at
-        multiples of 16 bytes.
-        """
+        """Whether matrices are loaded: of halves; of float32 where 16-byte aligned rows follow the depth."""
         # `ldmatrix` transposes elements of 16 bits only.
         if self.product.instruction.packed > 1:
             return True

@@ -86,9 +86,7 @@ def _depends(stmt: Stmt, var: Var, dependent: frozenset[Buffer]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Puts loops over the virtual threads `var` around what depends on them, each with its own part of the `dependent`
-    buffers.
-    """
+    """Puts loops over virtual threads `var` around what depends on them, with parts of the `dependent` buffers."""
 
     var: Var
     extent: int

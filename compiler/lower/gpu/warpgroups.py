@@ -136,16 +136,12 @@ class GroupBuilder(TensorBuilder):
         return None
 
     def foldable(self, stage_id: int, outer: Sequence[NestLoop]) -> tuple[int, ...]:
-        """The numbers of loops around the fragments that may be part of one statement: a loop over steps may, unless a
-        stage is computed inside of it.
-        """
+        """The numbers of loops around the fragments for one statement: a loop over steps, without inner stages."""
         inside = outer and (not outer[-1].reduces or self.state.attached_at(stage_id, len(outer) - 1))
         return (0,) if not outer or inside else (1, 0)
 
     def warps_of(self, root: int) -> tuple[tuple[Expr, int], tuple[Expr, int]] | None:
-        """The numbers of a warp along the rows and along the columns, and their counts, where the loop over warps is
-        fused of just these.
-        """
+        """A warp's numbers along rows and columns, and their counts, where the warp loop is fused of just these."""
         stage, sizes = self.state.stages[root], fixed_all(self.bounds[root].sizes)
         bound = [loop.name for loop in stage.iters if loop.annotation is Annotation.THREAD_Y]
         fused = {relation.fused: relation.parts for relation in stage.relations if isinstance(relation, FuseRelation)}

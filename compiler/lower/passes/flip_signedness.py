@@ -26,9 +26,7 @@ _TURNED = {"uint8": 128, "int8": -128}
 
 @dataclass(frozen=True, slots=True)
 class FlipSignedness:
-    """`native` are the pairs of factor types of the target's instructions; `vector_bytes` is the width of a vector
-    register.
-    """
+    """`native` are the factor types of the target's instructions; `vector_bytes` is the width of a register."""
 
     native: frozenset[Pair]
     vector_bytes: int = 64

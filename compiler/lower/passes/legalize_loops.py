@@ -78,9 +78,7 @@ def _lanes_independent(loop: For, masks: bool) -> bool:
 
 
 def _runs_under_mask(guard: If, var: Var) -> bool:
-    """Whether a guard tests only indices, and its body accesses contiguous elements along `var`, or reads a
-    fixed element.
-    """
+    """Whether a guard tests only indices, and its body accesses contiguous or fixed elements along `var`."""
     if has(Load, guard.condition):
         return False
     for inner in walk_stmt(guard.body):

@@ -19,9 +19,7 @@ from retune.compiler.packing import Packing, most_padded
 
 @dataclass(frozen=True, slots=True)
 class PackConstants:
-    """Packs every layout-free input that is read once, through indices that are loops in mixed radix; pads it only if
-    it `pads`.
-    """
+    """Packs layout-free inputs that are read once through loops in mixed radix; pads them only if it `pads`."""
 
     name: str = "pack-constants"
     pads: bool = True
@@ -72,9 +70,7 @@ def _packed(function: LoopFunction, param: Buffer, pads: bool) -> LoopFunction:
 
 
 def _reads(body: Stmt, param: Buffer) -> Iterator[tuple[Load, dict[Expr, int]]]:
-    """Every load of `param` with the loops around it and their extents, outermost first; the steps of a dot product are
-    the innermost.
-    """
+    """Every load of `param` with its loops and their extents, outermost first, steps of a dot product last."""
     for stmt, ranges in walk_in_scope(body, {}):
         nodes = [node for expr in exprs_of(stmt) for node in parts(expr)]
         extents: dict[Expr, int] = {var: high + 1 for var, (_, high) in ranges.items()}
@@ -85,9 +81,7 @@ def _reads(body: Stmt, param: Buffer) -> Iterator[tuple[Load, dict[Expr, int]]]:
 def _loops_of(
     index: IndexForm, size: int, extents: Mapping[Expr, int], pads: bool
 ) -> list[tuple[Expr | None, int]] | None:
-    """The loops whose mixed-radix number `index` is, outermost first, or None. If it `pads`, the outermost loop may run
-    past `size`.
-    """
+    """The loops whose mixed-radix number `index` is, or None. If it `pads`, the outermost may run past `size`."""
     if index.const:
         return None
     if not index.terms:

@@ -150,9 +150,7 @@ def _chosen(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges, budget
 
 
 def _parts(body: Stmt, var: Var, limit: tuple[int, int], ranges: Ranges) -> list[tuple[int, int]]:
-    """The values of `var` in at most three parts, one of them with as few guards as possible; values for which the body
-    does nothing are left out.
-    """
+    """At most three parts of the values of `var`, one with the fewest guards; values without effect are left out."""
     low, high = limit
     for form, inside in _guards(body, {**ranges, var: limit}):
         slope = form.terms.get(var, 0)
@@ -210,9 +208,7 @@ def _only_choice(value: Expr) -> Select | None:
 
 
 def _seams(loop: For, ranges: Ranges) -> list[int]:
-    """The iterations at which the value stored by a loop, a vector loop or a sum, changes to another choice, whatever
-    the loops around it do.
-    """
+    """The iterations at which the value stored by a vector loop or a sum changes to another choice."""
     loops, leaf = perfect_nest(loop)
     if not isinstance(leaf, Store):
         return []

@@ -32,9 +32,7 @@ from retune.compiler.te.tensor import Axis, AxisKind, ComputeOp, ExternOp
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite(Step):
-    """Compute a stage into its own buffer first; the stage then only copies. Several results get a buffer each, from
-    one new stage.
-    """
+    """Compute a stage into a new buffer first, one for each result; the stage itself then only copies."""
 
     tag: ClassVar[str] = "CHW"
 
@@ -63,9 +61,7 @@ class CacheWrite(Step):
 
 @dataclass(frozen=True, slots=True)
 class CacheRead(Step):
-    """Copy a tensor into a buffer that some of its readers read instead. Of several results only those are copied that
-    the readers read.
-    """
+    """Copy a tensor, or the results that the readers read, into a buffer that `readers` read instead."""
 
     tag: ClassVar[str] = "CHR"
     only_readers: ClassVar[bool] = True
@@ -210,9 +206,7 @@ def _with_new_stage(state: State, dag: ComputeDAG, new: int, fresh: Mapping[int,
 
 
 def with_new_stages(state: State, dag: ComputeDAG, new: int, count: int, fresh: Mapping[int, Stage]) -> State:
-    """The state over `dag`, which has `count` operations more, from number `new` on; `fresh` are the stages that start
-    again.
-    """
+    """The state over `dag`, with `count` operations more from number `new` on; `fresh` stages start again."""
     old = [*range(new), *(None for _ in range(count)), *range(new, len(state.stages))]
     stages = []
     for number, before in enumerate(old):
