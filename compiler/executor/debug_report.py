@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retune.compiler.errors import ArtifactError
+from retune.compiler.runtime.archive import damage_text
 from retune.compiler.runtime.timing import BenchmarkResult
 
 # The headers of TVM's reports, by which scripts find columns.
@@ -122,7 +123,7 @@ class Report:
             devices = {name: _without_units(metrics) for name, metrics in data["device_metrics"].items()}
             return cls(calls, devices, _without_units(data["configuration"]))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ArtifactError(f"this is no report: {type(error).__name__}: {error}") from error
+            raise ArtifactError(f"this is no report: {damage_text(error)}") from error
 
 
 def make_report(times: Sequence[NodeTime], hashes: Mapping[str, str], device: str, threads: int) -> Report:

@@ -23,7 +23,7 @@ from retune.compiler.dtype import number_type
 from retune.compiler.errors import ArtifactError
 from retune.compiler.executor.placement import FIRST_GPU, HOST
 from retune.compiler.executor.plan import BufferKind, BufferSpec, Call, Plan
-from retune.compiler.runtime.archive import DAMAGE
+from retune.compiler.runtime.archive import DAMAGE, damage_text
 from retune.compiler.runtime.artifact import ALIGNMENT
 
 DEVICE = "device"
@@ -89,7 +89,7 @@ def import_graph(text: str, on_gpu: Collection[str] = (), name: str = "graph") -
         if "node_row_ptr" in data and tuple(data["node_row_ptr"]) != _first_entries(nodes):
             raise ValueError(f"node_row_ptr is {data['node_row_ptr']}, the nodes make {list(_first_entries(nodes))}")
     except DAMAGE as error:
-        raise ArtifactError(f"the graph JSON cannot be read: {type(error).__name__}: {error}") from error
+        raise ArtifactError(f"the graph JSON cannot be read: {damage_text(error)}") from error
     importer = _Importer(nodes, entries, arg_nodes, on_gpu)
     return ImportedGraph(nodes, importer.plan(name, heads))
 

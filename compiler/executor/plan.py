@@ -19,7 +19,7 @@ from typing import Any
 
 from retune.compiler.dtype import item_bytes, number_type
 from retune.compiler.errors import ArtifactError
-from retune.compiler.runtime.archive import DAMAGE
+from retune.compiler.runtime.archive import DAMAGE, damage_text
 from retune.compiler.runtime.artifact import ALIGNMENT, KernelArtifact
 
 PLAN_VERSION = 1
@@ -158,7 +158,7 @@ class Plan:
                 raise ArtifactError(f"the plan has version {version!r}; this Retune reads version {PLAN_VERSION}")
             return _from_data(data)
         except DAMAGE as error:
-            raise ArtifactError(f"the plan cannot be read: {type(error).__name__}: {error}") from error
+            raise ArtifactError(f"the plan cannot be read: {damage_text(error)}") from error
 
     def __str__(self) -> str:
         lines = [f"plan {self.name}: arena {self.arena_bytes} bytes"]

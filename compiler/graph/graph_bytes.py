@@ -16,7 +16,7 @@ from retune.compiler.errors import ArtifactError, RetuneError
 from retune.compiler.graph.ir import Array, Attribute, Graph, Node, Value
 from retune.compiler.graph.verify import verify
 from retune.compiler.ir.dims import dim_from_json, dim_to_json
-from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes
+from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, damage_text
 
 _KIND, _VERSION = "graph", 1
 _ZIP = b"PK"
@@ -45,7 +45,7 @@ def graph_from_bytes(data: bytes) -> Graph:
     except RetuneError as error:
         raise ArtifactError(f"these bytes are not a graph: {error}") from None
     except DAMAGE as error:
-        raise ArtifactError(f"these bytes are not a graph: {type(error).__name__}: {error}") from None
+        raise ArtifactError(f"these bytes are not a graph: {damage_text(error)}") from None
     return graph
 
 

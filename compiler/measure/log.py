@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from retune.compiler.errors import LogFormatError, ScheduleError, TargetError
 from retune.compiler.measure.record import MOMENTS, MeasureRecord, MeasureStatus
-from retune.compiler.runtime.archive import DAMAGE
+from retune.compiler.runtime.archive import DAMAGE, damage_text
 from retune.compiler.schedule.layout import LayoutRewriteOption
 from retune.compiler.schedule.steps import Step, dump_steps, load_steps
 from retune.compiler.schedule.steps.base import step_from_row
@@ -135,7 +135,7 @@ def read_line(text: str) -> LoggedTrial:
         raise LogFormatError(f"the line {_shortened(text)} holds a step that cannot be read: {error}") from None
     except DAMAGE as error:
         raise LogFormatError(
-            f"the line {_shortened(text)} is no record of a tuning log ({type(error).__name__}: {error})"
+            f"the line {_shortened(text)} is no record of a tuning log: {damage_text(error)}"
         ) from None
     has_times = trial.status is MeasureStatus.OK and is_timed(trial.costs)
     if trial.status is MeasureStatus.OK and not has_times:

@@ -38,7 +38,7 @@ from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram, Measurement
 from retune.compiler.packing import Packing
-from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes
+from retune.compiler.runtime.archive import DAMAGE, Archive, archive_bytes, damage_text
 from retune.compiler.runtime.artifact import ArgSpec, DeviceCode, ExternBuffer, ExternCall, KernelArtifact, KernelLaunch
 from retune.compiler.schedule.dag import ComputeDAG, Node
 from retune.compiler.schedule.layout import LayoutRewriteOption
@@ -145,7 +145,7 @@ def from_bytes(data: bytes) -> Any:
             raise
         raise MeasureError(f"a message from another machine makes no sense: {error}") from error
     except DAMAGE as error:
-        raise MeasureError(f"a message from another machine cannot be read: {type(error).__name__}: {error}") from error
+        raise MeasureError(f"a message from another machine cannot be read: {damage_text(error)}") from error
 
 
 def _opened(data: bytes) -> Archive:

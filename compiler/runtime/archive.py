@@ -22,6 +22,7 @@ import io
 import json
 import math
 import mmap
+import re
 import struct
 import sys
 import tokenize
@@ -71,8 +72,12 @@ DAMAGE = (
     zlib.error,
 )
 """Errors of JSON, zip and npy readers for invalid files; deeply nested values raise RecursionError."""
-_IN_WORDS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
-"""The errors among `DAMAGE` with a readable message."""
+_PYTHONS_TEXT = re.compile(
+    r"object (is not|has no|does not|cannot|of type)|(positional|keyword) argument|argument must|unsupported operand"
+    r"|indices must|to unpack|unpack requires|invalid literal|could not convert|can only|zip\("
+    r"|index out of range|too large"
+)
+"""Texts of errors that Python raises, not a reader."""
 
 # Other methods of zipfile (bzip2, LZMA) would only widen the attack surface.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -209,9 +214,25 @@ def reject_damage(
         reason = f": {wrong}" if str(wrong) else ""
         raise error(f"{source} does not fit into the free memory{reason}") from wrong
     except (*DAMAGE, RetuneError) as wrong:
-        # The text of a KeyError or of a ValueError says little without the name.
-        why = f"{wrong}" if isinstance(wrong, (*_IN_WORDS, RetuneError)) else f"{type(wrong).__name__}: {wrong}"
-        raise (damage or error)(f"{source} is no {what}, or is damaged: {why}") from wrong
+        raise (damage or error)(f"{source} is no {what}, or is damaged: {damage_text(wrong)}; make it again") from wrong
+
+
+def damage_text(error: Exception) -> str:
+    """What is wrong with data, by the error of `DAMAGE` that reading it raised; without Python's own words."""
+    text = " ".join(str(error).split())
+    match error:
+        case KeyError():
+            name = error.args[0] if error.args else ""
+            return name if isinstance(name, str) and " " in name else f"there is no {name!r}"
+        case RecursionError():
+            return "its values are nested too deeply"
+        case json.JSONDecodeError():
+            return f"its JSON is invalid: {text}"
+        case UnicodeError():
+            return "its text is not UTF-8"
+    if isinstance(error, (OSError, EOFError, zipfile.BadZipFile, zlib.error)):
+        return text
+    return text if text and not _PYTHONS_TEXT.search(text) else "a value has the wrong type or length"
 
 
 class Archive:

@@ -92,8 +92,12 @@ def _add_server_routes(app: FastAPI, registry: CollectorRegistry) -> None:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        sentence = f"{request.method} {request.url.path} is no endpoint; docs/how-to/serving.md lists them"
-        return _refuse(error.status_code, sentence)
+        allowed = (error.headers or {}).get("Allow")
+        if allowed:
+            sentence = f"{request.url.path} takes {allowed}, not {request.method}"
+        else:
+            sentence = f"{request.url.path} is no endpoint; docs/how-to/serving.md lists them"
+        return _refuse(error.status_code, sentence, error.headers)
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:

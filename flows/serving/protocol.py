@@ -157,14 +157,21 @@ def _from_list(spec: TensorSpec, one: Mapping[str, Any]) -> Array:
     data = one.get("data")
     if not isinstance(data, list):
         raise OptionError(f"input {spec.name}: there is no data, a list of numbers")
+    wanted = DATATYPES[spec.dtype]
     try:
         plain = np.asarray(data)
-        if plain.size and plain.dtype.kind not in _KINDS[np.dtype(spec.dtype).kind]:
-            raise ValueError(f"{plain.dtype} is not {spec.dtype}")
+    except ValueError as error:  # rows of different lengths
+        raise OptionError(
+            f"input {spec.name}: the data must be one list of numbers, or rows of equal length"
+        ) from error
+    if plain.size and plain.dtype.kind not in _KINDS[np.dtype(spec.dtype).kind]:
+        kind = _WORDS.get(plain.dtype.kind, "null, objects or integers beyond 64 bits")
+        raise OptionError(f"input {spec.name}: the data are {kind}, where {wanted} is expected")
+    try:
         with np.errstate(over="raise"):  # NumPy makes infinity of a float that is too large, and refuses an integer
             array = plain.astype(spec.dtype) if plain.dtype.kind == "f" else np.asarray(data, spec.dtype)
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise OptionError(f"input {spec.name}: the data are not numbers of {DATATYPES[spec.dtype]}: {error}") from error
+        raise OptionError(f"input {spec.name}: a number is outside the range of {wanted}") from error
     if array.size != prod(shape):
         raise OptionError(f"input {spec.name}: {list(shape)} takes {prod(shape)} numbers, not {array.size}")
     return array.reshape(shape)
@@ -172,6 +179,9 @@ def _from_list(spec: TensorSpec, one: Mapping[str, Any]) -> Array:
 
 _KINDS = {"b": "b", "i": "i", "u": "iu", "f": "iuf"}
 """Kinds of NumPy's types that JSON numbers may have, by that of the input."""
+
+_WORDS = {"U": "BYTES (strings)", "b": "BOOL", "i": "integers", "u": "integers", "f": "numbers with a fraction"}
+"""JSON values of a request in the protocol's words, by the kind of NumPy's type."""
 
 
 def _wanted(message: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:

@@ -136,9 +136,14 @@ ONE = GOOD["inputs"][0]
         ({"inputs": [{**ONE, "shape": [2**62, 2**62, 0], "data": []}]}, "the shape must be [4, 24]"),
         ({"inputs": [{**ONE, "shape": [2**62, 0], "data": []}]}, "the shape must be [4, 24]"),
         ({"inputs": [{**ONE, "shape": [2**62, 0], "parameters": {"binary_data_size": 0}}]}, "must be [4, 24]"),
-        ({"inputs": [{**ONE, "data": ["a"] * 96}]}, "the data are not numbers of FP32"),
+        ({"inputs": [{**ONE, "data": ["a"] * 96}]}, "the data are BYTES (strings), where FP32 is expected"),
+        (
+            {"inputs": [{**ONE, "data": [None] * 96}]},
+            "the data are null, objects or integers beyond 64 bits, where FP32",
+        ),
+        ({"inputs": [{**ONE, "data": [[1.0], [1.0, 2.0]]}]}, "one list of numbers, or rows of equal length"),
         ({"inputs": [{**ONE, "data": 1}]}, "there is no data"),
-        ({"inputs": [{**ONE, "data": [1e300] * 96}]}, "the data are not numbers of FP32"),
+        ({"inputs": [{**ONE, "data": [1e300] * 96}]}, "a number is outside the range of FP32"),
         ({"inputs": [{**ONE, "name": []}]}, "there is no input []"),
         ({"inputs": [{**ONE, "shape": [True, 24]}]}, "the shape must be a list of integers"),
         ({**GOOD, "outputs": [{"name": "y"}]}, "there is no output 'y'; the outputs are logits"),
@@ -166,10 +171,13 @@ def test_unknown_models_versions_and_oversized_requests_have_their_codes(client:
     missing = client.post("/v2/models/other/infer", json=GOOD)
     assert (missing.status_code, missing.json()["error"]) == (404, "there is no model 'other'; there are mlp")
     assert client.get("/v2/models/mlp/versions/2").status_code == 404
-    for method, path, code in (("GET", "/nothing", 404), ("GET", "/v2/models/mlp/infer", 405)):
+    refused = client.get("/nothing")
+    said = "/nothing is no endpoint; docs/how-to/serving.md lists them"
+    assert (refused.status_code, refused.json()["error"]) == (404, said)
+    for method, path, allowed in (("GET", "/v2/models/mlp/infer", "POST"), ("POST", "/v2/models/mlp", "GET")):
         refused = client.request(method, path)
-        said = f"{method} {path} is no endpoint; docs/how-to/serving.md lists them"
-        assert (refused.status_code, refused.json()["error"]) == (code, said)
+        assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+        assert refused.json()["error"] == f"{path} takes {allowed}, not {method}"
     assert client.post("/v2/models/mlp/infer", content=b" " * 100_000).status_code == 413
 
 

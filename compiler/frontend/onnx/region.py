@@ -25,7 +25,7 @@ from retune.compiler.graph.region import Dimension, Dims, Region, Shape, check_r
 from retune.compiler.graph.symbolic import SymbolicBuilder, SymbolicGraph, element_symbols, variants
 from retune.compiler.graph.symbolic_region import RegionBytes, SymbolicRegion
 from retune.compiler.ir.dims import Assumptions, Dim
-from retune.compiler.runtime.archive import DAMAGE
+from retune.compiler.runtime.archive import DAMAGE, damage_text
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class OnnxRegion(Region):
             )
             check_bodies(graph)
         except (*DAMAGE, DecodeError, ModelFormatError) as error:
-            raise ArtifactError(f"these bytes are not a region: {type(error).__name__}: {error}") from None
+            raise ArtifactError(f"these bytes are not a region: {damage_text(error)}") from None
         fault = region._fault()
         if fault:
             raise ArtifactError(f"these bytes are not a region: {fault}")

@@ -113,14 +113,14 @@ def _replace(name: str, old: bytes, new: bytes) -> Edit:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (_drop("plan.json"), "damaged: KeyError"),
-        (_drop("kernels/twofold.o"), "damaged: KeyError"),
+        (_drop("plan.json"), "damaged: there is no 'plan.json'; make it again"),
+        (_drop("kernels/twofold.o"), "damaged: there is no 'kernels/twofold.o'"),
         (_drop("constants/4.npy"), "the constant c is missing"),
-        (_put("plan.json", b"\xff\xfe"), "damaged: Unicode"),
-        (_put("kernels.json", b"{"), "damaged: JSONDecodeError"),
+        (_put("plan.json", b"\xff\xfe"), "damaged: its text is not UTF-8"),
+        (_put("kernels.json", b"{"), "damaged: its JSON is invalid: Expecting"),
         (_put("kernels.json", b"[]"), "no kernel 'twofold'"),
         (_put("constants/4.npy", b"numbers"), "no array of float32"),
-        (_put("constants/four.npy", b""), "damaged: ValueError"),
+        (_put("constants/four.npy", b""), "damaged: a value has the wrong type"),
         (
             _replace("archive.json", b'"version": 2', b'"version": 9'),
             "a network of version 9; this Retune reads version 2",
@@ -136,7 +136,7 @@ def _replace(name: str, old: bytes, new: bytes) -> Edit:
             _replace("archive.json", b'"dtype": "float32", "shape": [1024]', b'"dtype": "float64", "shape": [512]'),
             "the constant c is float64",
         ),
-        (_replace("metadata.json", b'"record_id"', b'"id"'), "damaged: TypeError"),
+        (_replace("metadata.json", b'[{"name"', b'[{"title"'), "damaged: a value has the wrong type"),
         (_replace("plan.json", b'"arena_bytes": ', b'"arena_bytes": -'), "is not a place"),
     ],
 )
