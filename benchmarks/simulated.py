@@ -25,6 +25,7 @@ from zlib import crc32
 from prefect import flow
 
 from retune.compiler import config
+from retune.compiler.driver.extract import ImportedNetwork
 from retune.compiler.driver.tuning import TuningSummary
 from retune.compiler.driver.worker_service import WorkerService
 from retune.compiler.errors import RetuneError
@@ -170,7 +171,7 @@ def simulated(simulation: dict[str, Any]) -> TuningSummary:
     made = Simulation(**simulation)
     job = resolve_device(TuneJob.of(**made.job))
 
-    extracted = extract_tasks(job.network, job.target, job.threads, job.shapes)
+    extracted = extract_tasks(ImportedNetwork(job.network, job.shapes), job.target, job.threads)
     options = job.measuring(extracted.constant_bytes)
     with open_run(job.place, job.fingerprint(extracted.task_keys), job.describe()) as run:
         with _workers(made, options) if job.plan is None else open_workers(options, job.plan, None) as workers:

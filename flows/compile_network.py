@@ -15,7 +15,7 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.extract import ExtractedNetwork, ImportedNetwork
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import CompiledResult, Report
 from retune.compiler.driver.winners import (
@@ -66,7 +66,8 @@ def compile_network(
     """
     job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, trials=1, **options))
     chain = Chain()
-    extracted = chain.run(extract_tasks, job.network, job.target, job.threads, job.shapes, job.options.winograd)
+    imported = ImportedNetwork(job.network, job.shapes)
+    extracted = chain.run(extract_tasks, imported, job.target, job.threads, job.options.winograd)
     with open_run(job.place, f"compile {job.fingerprint(extracted.task_keys)}", job.describe()) as run:
         measuring = job.measuring(extracted.constant_bytes)
         with open_workers(measuring, job.plan, job.gpu) as workers:

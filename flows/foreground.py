@@ -9,7 +9,7 @@ from signal import SIGINT, default_int_handler
 
 import typer
 
-from retune.compiler.driver.extract import begin_extraction
+from retune.compiler.driver.extract import ImportedNetwork
 from retune.compiler.driver.operators import is_operator
 from retune.flows import exits, launch
 from retune.flows.commands.output import Mode
@@ -21,43 +21,41 @@ from retune.flows.server import watched_server
 from retune.flows.state_folder import blaming_the_disk
 from retune.flows.summary import show_report
 from retune.flows.toplevel import guarded
-from retune.flows.tune_network import tune_network
-from retune.flows.tune_operator import tune_operator_of
+from retune.flows.tune_network import tune_job
+from retune.flows.tune_operator import tune_operator_job
 
 # Prefect needs a request or two to mark the run; supervisors such as Docker kill after ten seconds.
 GRACE_SECONDS = 8.0
 """How long a run may take to tell a server at an address that it was stopped."""
 
 
-def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None) -> int:
+def run(job: TuneJob, mode: Mode, server: EmbeddedServer | None, network: ImportedNetwork | None) -> int:
     """Tune in this process, which runs nothing else, with Prefect's `server` or that at PREFECT_API_URL. Returns the
     exit code.
     """
     logging.getLogger().handlers.clear()  # Prefect's, which writes warnings in another form
     end_on_signals(has_address=server is None)
-    code = guarded(partial(main, job, mode, server), launch.RESUMABLE)
+    code = guarded(partial(main, job, mode, server, network), launch.RESUMABLE)
     if code in (exits.UNAVAILABLE, exits.INTERRUPTED):  # Prefect would wait for its server once more
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
-def main(job: TuneJob, mode: Mode, server: EmbeddedServer | None = None) -> int:
-    """Run the flow and print its report. Returns the exit code."""
-    _begin_extraction(job)
+def main(job: TuneJob, mode: Mode, server: EmbeddedServer | None = None, network: ImportedNetwork | None = None) -> int:
+    """Run the flow for `job` and print its report; `network` is that of the job, None for an operator. Returns the exit
+    code.
+    """
+    # While Prefect's server starts. What a GPU or a fleet's device is, is found out later.
+    if network is not None and job.plan is None and job.gpu is None:
+        network.begin(job.target, job.threads, job.options.winograd)
     with watched_server(server), blaming_the_disk(Path(job.home)), shown_on(sys.stdout, mode):
-        report = tune_operator_of(job) if is_operator(job.network) else tune_network(**job.parameters())
+        report = tune_operator_job(job) if is_operator(job.network) else tune_job(job, network)
     if mode is Mode.JSON:
         typer.echo(report_line(report))
     elif mode is Mode.PEOPLE:
         show_report(report, sys.stdout)
     return exits.OK if report.is_right else exits.WRONG
-
-
-def _begin_extraction(job: TuneJob) -> None:
-    """Extract the network while Prefect's server starts. What a GPU or a fleet's device is, is found out later."""
-    if job.plan is None and job.gpu is None and not is_operator(job.network):
-        begin_extraction(job.network, job.target, job.threads, job.shapes, job.options.winograd)
 
 
 def end_on_signals(*, has_address: bool) -> None:

@@ -7,7 +7,6 @@ One that cannot be tuned is named, left out, and makes the run fail at its end, 
 import math
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -19,8 +18,8 @@ from retune.compiler.errors import OptionError, RetuneError
 from retune.compiler.options import FLEET, MACHINE, SEARCH
 from retune.flows.device import resolve_device
 from retune.flows.parameters import THROUGHPUT, TuneJob, takes_options
-from retune.flows.tune_network import tune_network
-from retune.flows.tune_operator import tune_operator_of
+from retune.flows.tune_network import tune_job
+from retune.flows.tune_operator import tune_operator_job
 from retune.tasks.chain import Chain
 from retune.tasks.stale import judge
 
@@ -89,5 +88,5 @@ def tune_again(chain: Chain, job: TuneJob, minutes: float) -> Report:
     """Tune the job's network or operator for some minutes, after the last run of `chain`."""
     job = replace(job, options=replace(job.options, minutes=minutes))
     if is_operator(job.network):
-        return chain.run(tune_operator_of, job)
-    return chain.run(partial(tune_network, **job.parameters()))
+        return chain.run(tune_operator_job, job)
+    return chain.run(tune_job, job)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retune.compiler.driver.extract import ExtractedNetwork
+from retune.compiler.driver.extract import ExtractedNetwork, ImportedNetwork
 from retune.flows.parameters import TuneJob
 from retune.flows.progress import PhaseStarted, announce
 from retune.storage.runs import RunLedger
@@ -17,19 +17,21 @@ from retune.tasks.opaque import opaque
 from retune.tasks.verify import measure_instances
 
 
-def share_threads(job: TuneJob, extracted: ExtractedNetwork, fingerprint: str) -> tuple[TuneJob, ExtractedNetwork]:
+def share_threads(
+    job: TuneJob, network: ImportedNetwork, extracted: ExtractedNetwork, fingerprint: str
+) -> tuple[TuneJob, ExtractedNetwork]:
     """The job with as many instances as do most in a second, and the network for the threads of one of them. What the
     unfinished run of the `fingerprint` has chosen stays.
     """
     before = _chosen_before(job, fingerprint)
     jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
-    networks = {count: extracted if count == 1 else _extracted(one) for count, one in jobs.items()}
+    networks = {count: extracted if count == 1 else _extracted(one, network) for count, one in jobs.items()}
     chosen = next(iter(jobs)) if len(jobs) == 1 else _measured(job, networks)
     return jobs[chosen], networks[chosen]
 
 
-def _extracted(job: TuneJob) -> ExtractedNetwork:
-    return extract_tasks(job.network, job.target, job.threads, job.shapes, job.options.winograd)
+def _extracted(job: TuneJob, network: ImportedNetwork) -> ExtractedNetwork:
+    return extract_tasks(network, job.target, job.threads, job.options.winograd)
 
 
 def _divisors(threads: int) -> list[int]:

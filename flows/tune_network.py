@@ -16,6 +16,7 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
+from retune.compiler.driver.extract import ImportedNetwork
 from retune.compiler.driver.operators import label_of
 from retune.compiler.driver.report import Report
 from retune.flows.allocate_trials import allocate_trials
@@ -47,14 +48,19 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
     `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`; `home` is the state folder (./.retune).
     Raises: OptionError, ModelError, TargetError, StoreError, MeasureError.
     """
+    return tune(TuneJob.of(network, shapes=shapes, home=home, **options))
+
+
+def tune(job: TuneJob, network: ImportedNetwork | None = None) -> Report:
+    """Tune the network of `job`, which is `network` where that is imported already. Raises: as `tune_network`."""
     began = command_began() or monotonic()
-    job = resolve_device(TuneJob.of(network, shapes=shapes, home=home, **options))
+    job = resolve_device(job)
     announce(PhaseStarted(f"extracting the tasks of {job.network}"))
-    chain = Chain()
-    extracted = chain.run(extract_tasks, job.network, job.target, job.threads, job.shapes, job.options.winograd)
+    chain, imported = Chain(), network or ImportedNetwork(job.network, job.shapes)
+    extracted = chain.run(extract_tasks, imported, job.target, job.threads, job.options.winograd)
     fingerprint = job.fingerprint(extracted.task_keys)
     if job.options.objective == THROUGHPUT:
-        job, extracted = share_threads(job, extracted, fingerprint)
+        job, extracted = share_threads(job, imported, extracted, fingerprint)
     with open_run(job.place, fingerprint, job.describe()) as run:
         bar = ProgressBar.begun(run.run_id, job.network)
         with open_workers(job.measuring(extracted.constant_bytes), job.plan, job.gpu) as workers:
@@ -69,3 +75,7 @@ def tune_network(network: str, *, shapes: list[str] | None = None, home: str | N
         facts = chain.run(write_page, run.run_id, job.place, job.run_folder(run.run_id))
         chain.run(show_report, report, facts.course)
     return report
+
+
+tune_job = flow(name="tune-network", flow_run_name="tune-{job.label}")(tune)
+"""The flow for a job that was made in this process."""

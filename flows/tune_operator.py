@@ -21,7 +21,7 @@ from retune.compiler.driver.report import Report
 from retune.compiler.driver.winners import Confirmation, confirmations, shortlist
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.built_programs import SHORTLIST
-from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH, tune_options
+from retune.compiler.options import BUDGET, FLEET, MACHINE, SEARCH
 from retune.flows.allocate_trials import allocate_trials
 from retune.flows.device import resolve_device, with_task_runner
 from retune.flows.launch import command_began
@@ -41,16 +41,6 @@ OF_OPERATORS = (BUDGET, MACHINE, SEARCH, FLEET)
 """The options that an operator can be tuned with."""
 _CONFIRM_SECONDS = 3.0
 """For the confirmation of one kernel and the report."""
-
-
-def tune_operator_of(job: TuneJob, **how: Any) -> Report:
-    """Run the flow for a job whose network is an operator in a line, see `Operator`. `how` is for Prefect."""
-    operator = Operator.parsed(job.network)
-    workload = operator.name if operator.module else operator.name.removeprefix("retune.")
-    options = {one.name: getattr(job.options, one.name) for one in tune_options(*OF_OPERATORS)}
-    options |= {"home": str(job.place), **how}
-    report: Report = tune_operator(workload, list(operator.args), operator.module, **options)
-    return report
 
 
 def run_name() -> str:
@@ -76,9 +66,13 @@ def tune_operator(
     `auto_scheduler.register_workload`, and `args` are its arguments. `home` is the state folder (./.retune).
     Raises: OptionError, TargetError, StoreError.
     """
+    return tune(TuneJob.of(str(Operator.asked(workload, args, module)), home=home, **options))
+
+
+def tune(job: TuneJob) -> Report:
+    """Tune the operator of `job`. Raises: as `tune_operator`."""
     began = command_began() or monotonic()
-    subject = str(Operator.asked(workload, args, module))
-    job = resolve_device(TuneJob.of(subject, home=home, **options))
+    job = resolve_device(job)
     if job.options.objective == THROUGHPUT:
         raise OptionError("the objective throughput is for networks: an operator has no instances")
     chain = Chain()
@@ -99,6 +93,10 @@ def tune_operator(
         chain.run(complete_run, run.run_id, job.place, report.summary(), report.files)
         chain.run(write_page, run.run_id, job.place, folder)
     return report
+
+
+tune_operator_job = flow(name="tune-operator", flow_run_name="tune-{job.label}")(tune)
+"""The flow for a job that was made in this process."""
 
 
 @flow(name="confirm-operator", flow_run_name="confirm-operator")

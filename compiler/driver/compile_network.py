@@ -233,7 +233,7 @@ def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenPr
             return _default(task)
         return ChosenProgram(task, steps_of(state), origin=ProgramSource.CONTEXT)
     if best.mutation == DEFAULT_SCHEDULE and not best.record_id:
-        return _default(task)
+        return ChosenProgram(task, default_steps_of(task), note="a run confirmed it")
     try:
         steps = load_steps(best.steps)
     except BUILD_ERRORS as error:

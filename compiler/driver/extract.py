@@ -5,7 +5,6 @@ It is deterministic and takes seconds, so a run extracts once and passes the res
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.errors import OptionError
@@ -76,35 +75,59 @@ class ExtractedNetwork(Extracted):
         self.partition = cut
 
 
-_begun: dict[tuple[Any, ...], "Future[ExtractedNetwork]"] = {}
+class ImportedNetwork:
+    """A network that is imported once, when that is first needed, and extracted as often as needed.
 
+    `network` is a name of the zoo or the path of an ONNX file; `shapes` fixes dynamic inputs, each by a string such as
+    `image=1,3,224,224`. It has slots as `Extracted` has.
+    """
 
-def begin_extraction(network: str, target: str, threads: int, shapes: Sequence[str], winograd: bool) -> None:
-    """Begin in a thread what the next call of `extract_network` with these arguments returns."""
-    asked = network, target, threads, tuple(shapes), winograd
-    extraction = ThreadPoolExecutor(1)
-    _begun[asked] = extraction.submit(_extract, *asked)
-    extraction.shutdown(wait=False)
+    __slots__ = ("_begun", "_graph", "network", "shapes")
+
+    def __init__(self, network: str, shapes: Sequence[str] = ()) -> None:
+        self.network = network
+        self.shapes = dict(map(parse_shape, shapes))
+        self._graph: Graph | None = None
+        self._begun: tuple[tuple[str, int, bool], Future[ExtractedNetwork]] | None = None
+
+    def __str__(self) -> str:
+        return self.network
+
+    def check(self, target: str = "") -> None:
+        """Check that the network can be imported and that LLVM knows the target, if it is given. The zoo's networks can
+        be imported, so they are read only if they are given shapes. Raises: as `extract`.
+        """
+        if target:
+            hardware_of(Target(target), 1)
+        if self.shapes or self.network not in zoo.NAMES:
+            self._graph = load_network(self.network, shapes=self.shapes)
+
+    def begin(self, target: str, threads: int, winograd: bool) -> None:
+        """Begin in a thread what the next `extract` with these arguments returns."""
+        pool = ThreadPoolExecutor(1)
+        self._begun = (target, threads, winograd), pool.submit(self._extract, target, threads, winograd)
+        pool.shutdown(wait=False)
+
+    def extract(self, target: str, threads: int, winograd: bool = True) -> ExtractedNetwork:
+        """Optimize and cut the network. `winograd` says whether convolutions may be computed in transformed spaces,
+        where that is measured to be faster. Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError,
+        TargetError, OptionError.
+        """
+        begun, self._begun = self._begun, None
+        asked = target, threads, winograd
+        return begun[1].result() if begun and begun[0] == asked else self._extract(*asked)
+
+    def _extract(self, target: str, threads: int, winograd: bool) -> ExtractedNetwork:
+        machine = Target(target)
+        self._graph = self._graph or load_network(self.network, shapes=self.shapes)
+        return extract_part(self.network, self._graph, machine, threads, winograd)
 
 
 def extract_network(
     network: str, target: str, threads: int, shapes: Sequence[str] = (), winograd: bool = True
 ) -> ExtractedNetwork:
-    """Read, optimize and cut `network`, which is a name of the zoo or the path of an ONNX file.
-
-    `shapes` fixes dynamic inputs, each by a string such as `image=1,3,224,224`. `winograd` says whether convolutions
-    may be computed in transformed spaces, where that is measured to be faster. Raises: ModelFormatError,
-    UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
-    """
-    begun = _begun.pop((network, target, threads, tuple(shapes), winograd), None)
-    return begun.result() if begun else _extract(network, target, threads, shapes, winograd)
-
-
-def _extract(network: str, target: str, threads: int, shapes: Sequence[str], winograd: bool) -> ExtractedNetwork:
-    machine = Target(target)
-    return extract_part(
-        network, load_network(network, shapes=dict(map(parse_shape, shapes))), machine, threads, winograd
-    )
+    """Read, optimize and cut `network`, see `ImportedNetwork`. Raises: as its `extract`."""
+    return ImportedNetwork(network, shapes).extract(target, threads, winograd)
 
 
 def extract_part(
@@ -117,19 +140,6 @@ def extract_part(
     rewrites = winograd_for(target) if winograd else ()
     cut = partition(graph, target, hardware_of(target, threads), rewrites, names)
     return ExtractedNetwork(network, target, threads, graph, cut)
-
-
-def check_network(network: str, shapes: Sequence[str] = (), target: str = "") -> None:
-    """Check that a network can be imported and that LLVM knows the target, if it is given. The zoo's networks can be
-    imported, so they are read only if they are given shapes.
-
-    Raises: ModelFormatError, UnsupportedOperatorError, DynamicShapeError, TargetError, OptionError.
-    """
-    if target:
-        hardware_of(Target(target), 1)
-    given = dict(map(parse_shape, shapes))
-    if given or network not in zoo.NAMES:
-        load_network(network, shapes=given)
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

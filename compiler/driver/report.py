@@ -129,7 +129,8 @@ class Report:
         for kernel in compiled.kernels:
             row = rows.get(kernel.task_key, kernel)
             # What was built counts: the program of a winner may have failed to build.
-            note = "; ".join(dict.fromkeys(text for text in (kernel.note, row.note) if text))
+            is_chosen = (kernel.origin, kernel.record_id) == (row.origin, row.record_id)
+            note = row.note if is_chosen else "; ".join(text for text in (kernel.note, row.note) if text)
             served = replace(row, origin=kernel.origin, record_id=kernel.record_id, note=note)
             rows[kernel.task_key] = replace(served, tunable=kernel.tunable)
         return cls(

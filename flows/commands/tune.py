@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retune.compiler import config
-from retune.compiler.driver.extract import check_network
+from retune.compiler.driver.extract import ImportedNetwork
 from retune.compiler.driver.operators import extract_operator, is_operator
 from retune.compiler.errors import OptionError
 from retune.compiler.options import tune_options
@@ -33,39 +33,42 @@ def tune(
     """
     output = Output(as_json, quiet)
     job = TuneJob.of(network, shapes=shape, home=store, **options)
-    home = Path(job.home)
-    check_state_folder(home, len(os.fsencode(f"{job.label}.retune")))
+    check_state_folder(Path(job.home), len(os.fsencode(f"{job.label}.retune")))
     _announce(output, f"reading {job.network}")
-    _check_subject(job)
+    imported = _import(job)
     ParquetRecordStore(job.place)  # refuses records of a newer version
     url = config.load().prefect_api
     _announce(output, f"connecting to Prefect at {url}" if url else "starting Prefect (up to a minute the first time)")
-    return run_flow(job, output.mode)
+    return run_flow(job, output.mode, imported)
 
 
 add_options(tune, tune_options(), option_of)
 
 
-def run_flow(job: TuneJob, mode: Mode) -> int:
-    """Tune in this process. Returns the exit code."""
+def run_flow(job: TuneJob, mode: Mode, network: ImportedNetwork | None) -> int:
+    """Tune in this process; `network` is that of the job, None for an operator. Returns the exit code."""
     server = begin_session()
     # Imports Prefect, while the server starts: both take seconds.
-    code: int = import_module("retune.flows.foreground").run(job, mode, server)
+    code: int = import_module("retune.flows.foreground").run(job, mode, server, network)
     return code
 
 
-def _check_subject(job: TuneJob) -> None:
-    """Check that the network, or the operator, can be tuned. Raises: as `check_network`, `extract_operator`."""
+def _import(job: TuneJob) -> ImportedNetwork | None:
+    """The network of a job, or None where that is an operator, which is checked. Raises: as `ImportedNetwork.check`,
+    `extract_operator`.
+    """
     if not is_operator(job.network):
-        check_network(job.network, job.shapes, job.target)
-        return
+        imported = ImportedNetwork(job.network, job.shapes)
+        imported.check(job.target)
+        return imported
     sys.path.insert(0, os.getcwd())  # where the module of an operator lies, as for `python -m`
     extract_operator(job.network, job.target or str(Target.host()), 1)
     if job.shapes:
         raise OptionError("--shape is for networks: the line of an operator has its sizes")
+    return None
 
 
 def _announce(output: Output, text: str) -> None:
-    """Say what is done now, as the session does when a phase starts; it cannot be imported without Prefect."""
+    """Say what is done now, as the flow does when a phase starts; it cannot be imported without Prefect."""
     line = " ".join(text.split())
     output.say(line, event="phase_started", text=line)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 
+from retune.compiler.driver.extract import ImportedNetwork
 from retune.compiler.executor import executors
 from retune.compiler.executor.library import Library
 from retune.compiler.runtime.cuda import why_not
@@ -103,12 +104,13 @@ def test_a_store_of_a_newer_schema_is_refused(folder: Path, refused: Refused) ->
 
 def test_a_dynamic_network_with_a_given_shape_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mlp(folder / "dynamic.onnx", batch="many")
-    started: list[TuneJob] = []
+    networks: list[ImportedNetwork] = []
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "dynamic.onnx", "--shape", "x=2,16"])
-    monkeypatch.setattr("retune.flows.commands.tune.run_flow", lambda job, _: started.append(job))
+    run_flow = "retune.flows.commands.tune.run_flow"
+    monkeypatch.setattr(run_flow, lambda _job, _mode, network: networks.append(network))
     with contextlib.suppress(SystemExit):
         cli.main()
-    assert started[0].shapes == ("x=2,16",)
+    assert networks[0].extract("llvm", 1).graph.inputs[0].shape == (2, 16)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,8 @@ def test_a_run_says_at_once_what_it_does(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@host/api")
-    monkeypatch.setattr("retune.flows.commands.tune.check_network", lambda *_: shown.append(capsys.readouterr().out))
+    checked = "retune.flows.commands.tune.ImportedNetwork.check"
+    monkeypatch.setattr(checked, lambda *_: shown.append(capsys.readouterr().out))
     monkeypatch.setattr("retune.flows.commands.tune.run_flow", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["retune", "tune", "mlp", *options])
     with contextlib.suppress(SystemExit):

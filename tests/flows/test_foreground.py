@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from retune.compiler.driver.extract import ImportedNetwork
 from retune.flows import foreground
 from retune.flows.commands.output import Mode
 from retune.flows.parameters import TuneJob
@@ -26,7 +27,7 @@ def row_sums(rows, columns):
 def tune(folder: Path, mode: Mode, seed: int) -> int:
     network = write_mlp(folder / "small.onnx")
     job = TuneJob.of(str(network), trials=8, threads=1, batch=4, seed=seed, home=str(folder / "state"))
-    return foreground.main(job, mode)
+    return foreground.main(job, mode, network=ImportedNetwork(job.network))
 
 
 @pytest.mark.long

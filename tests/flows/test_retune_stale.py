@@ -46,13 +46,13 @@ def test_the_untuned_network_is_tuned_and_the_broken_one_is_named(
     asked: list[str] = []
 
     @flow(name="tune-network")
-    def quick(network: str, *, minutes: float, home: str, **options: object) -> str:  # noqa: ARG001
-        assert 0 < minutes <= 2
-        asked.append(network)
-        write_records(network, Path(home))
-        return network
+    def quick(job: TuneJob) -> str:
+        assert 0 < (job.options.minutes or 0) <= 2
+        asked.append(job.network)
+        write_records(job.network, Path(job.home))
+        return job.network
 
-    monkeypatch.setattr(module, "tune_network", quick)
+    monkeypatch.setattr(module, "tune_job", quick)
     with pytest.raises(RetuneError, match=r"broken\.onnx could not be tuned: .*MaxRoiPool"):
         retune_stale(
             [tuned, broken, new], window_minutes=2.0, slice_minutes=2.0, least_gain=1e9, threads=1, home=str(home)
@@ -70,12 +70,12 @@ def test_a_store_at_a_url_is_that_of_the_turns_too(tmp_path: Path, monkeypatch: 
     asked: list[str] = []
 
     @flow
-    def quick(network: str, *, home: str, **options: object) -> str:  # noqa: ARG001
-        asked.append(home)
-        write_records(network, home)
-        return network
+    def quick(job: TuneJob) -> str:
+        asked.append(str(job.place))
+        write_records(job.network, job.place)
+        return job.network
 
-    monkeypatch.setattr(module, "tune_network", quick)
+    monkeypatch.setattr(module, "tune_job", quick)
     retune_stale([network], window_minutes=2.0, slice_minutes=2.0, least_gain=1e9, threads=1, home=place)
     assert asked == [place]
 

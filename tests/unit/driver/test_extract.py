@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retune.compiler.driver.extract import begin_extraction, check_network, extract_network, parse_shape
+from retune.compiler.driver.extract import ImportedNetwork, extract_network, parse_shape
 from retune.compiler.driver.operators import Operator, extract
 from retune.compiler.errors import ModelFormatError, OptionError, TargetError, UnsupportedOperatorError
 from retune.compiler.frontend.network import load_network
@@ -14,16 +14,16 @@ from tests.support.flows.networks import write_mlp, write_unsupported
 
 
 def test_the_check_of_a_network_imports_what_is_no_part_of_the_zoo(tmp_path: Path) -> None:
-    check_network("bert_base")
-    check_network(str(write_mlp(tmp_path / "dynamic.onnx", batch="many")), ["x=2,16"])
+    ImportedNetwork("bert_base").check()
+    ImportedNetwork(str(write_mlp(tmp_path / "dynamic.onnx", batch="many")), ["x=2,16"]).check()
     with pytest.raises(UnsupportedOperatorError):
-        check_network(str(write_unsupported(tmp_path / "unsupported.onnx")))
+        ImportedNetwork(str(write_unsupported(tmp_path / "unsupported.onnx"))).check()
     with pytest.raises(ModelFormatError):
-        check_network("no_such_network")
+        ImportedNetwork("no_such_network").check()
     with pytest.raises(TargetError, match="abacus"):
-        check_network("mlp", target="llvm -mcpu=abacus")
+        ImportedNetwork("mlp").check("llvm -mcpu=abacus")
     with pytest.raises(OptionError, match="NAME=1,3,224,224"):
-        check_network("mlp", ["x"])
+        ImportedNetwork("mlp", ["x"])
 
 
 def test_every_extraction_is_made_again(tmp_path: Path) -> None:
@@ -35,9 +35,7 @@ def test_every_extraction_is_made_again(tmp_path: Path) -> None:
     assert (second.name, second.constant_bytes) == ("changed", 4 * (16 * 64 + 64 * 8))
 
 
-def test_an_extraction_that_was_begun_serves_the_next_request_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_is_imported_once_whatever_is_extracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, read = str(write_mlp(tmp_path / "one.onnx")), []
 
     def watched(name: str, **given: Any) -> Graph:
@@ -45,15 +43,17 @@ def test_an_extraction_that_was_begun_serves_the_next_request_alone(
         return load_network(name, **given)
 
     monkeypatch.setattr("retune.compiler.driver.extract.load_network", watched)
-    begin_extraction(path, "llvm", 1, (), True)
-    found = []
-    for winograd, times in ((True, 1), (False, 2), (True, 3)):  # what was begun, another request, a new one
-        found.append(extract_network(path, "llvm", 1, (), winograd))
-        assert len(read) == times
-    assert found[0].task_keys == found[2].task_keys
-    begin_extraction("no_such_network", "llvm", 1, (), True)
+    network = ImportedNetwork(path)
+    network.check("llvm")
+    network.begin("llvm", 1, True)
+    first, other, again = (network.extract("llvm", threads, True) for threads in (1, 2, 1))
+    assert read == [path]
+    assert first.task_keys == again.task_keys
+    assert (first.threads, other.threads) == (1, 2)
+    missing = ImportedNetwork("no_such_network")
+    missing.begin("llvm", 1, True)
     with pytest.raises(ModelFormatError):
-        extract_network("no_such_network", "llvm", 1)
+        missing.extract("llvm", 1, True)
 
 
 def test_an_operator_is_extracted_as_a_network_with_one_task() -> None:
