@@ -66,11 +66,11 @@ class LazyGroup(Group):
 def load(name: str) -> Any:
     """Import a command of `COMMANDS`."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(importlib.import_module(f"retune.flows.commands.{module}"), attribute)
-    if not isinstance(found, typer.Typer):
-        function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
-        found.command(name)(function)
-    return typer.main.get_command(found)
+    command = getattr(importlib.import_module(f"retune.flows.commands.{module}"), attribute)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(rich_markup_mode=None, add_completion=False)
+        command.command(name)(function)
+    return typer.main.get_command(command)
 
 
 # With rich's markup, brackets in help texts would be read as styles.

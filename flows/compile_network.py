@@ -118,9 +118,9 @@ def compile_best(
         for task, each in programs:
             timed[-1].append(chain.run(time_programs, task.name, workers, opaque(task), opaque(each)))
         announce(PhaseAdvanced(number, len(layers)))
-    confirmed = iter(chain.run(confirm, workers, opaque([one for layer in timed for one in layer])))
+    confirmed = iter(chain.run(confirm, workers, opaque([program for layer in timed for program in layer])))
     workers.close()  # what comes now is to have the memory of the machine, and of its GPU
-    chosen = [one for layer in timed for one in resolve(list(islice(confirmed, len(layer))))]
+    chosen = [program for layer in timed for program in resolve(list(islice(confirmed, len(layer))))]
     run_info = job.run_info(run_id, job.measuring(extracted.constant_bytes))
     run_info = replace(run_info, round=rounds, elapsed=elapsed)
     winners, guesses = record_guesses(chosen, run_info, new_id)
@@ -129,7 +129,7 @@ def compile_best(
     serving = {winner.task_key: winner.serving for winner in winners if winner.serving is not None}
     announce(PhaseStarted("compiling the network, untuned and tuned"))
     file = f"{extracted.name}.retune"
-    kernels = {(one.task_key, text): kernel for one in chosen for text, kernel in one.kernels.items()}
+    kernels = {(program.task_key, text): kernel for program in chosen for text, kernel in program.kernels.items()}
     # Its own folder: a network that is called "untuned" would otherwise replace it.
     path, built, instances = folder / file, opaque(kernels), job.instances
     untuned = chain.run(compile_to, "untuned", opaque(extracted), {}, folder / "untuned" / file, built, instances)

@@ -69,24 +69,24 @@ class KnownPrograms:
 
 def _newest(rows: Mapping[str, Sequence[MeasureRecord]], tasks: Iterable[SearchTask]) -> MeasureRecord | None:
     """The newest confirmation of the tasks, which are the ways to compute one layer."""
-    found = (record for task in tasks for record in rows[task.workload_key] if record.is_confirmation)
-    return max(found, key=lambda record: (record.timestamp, -record.seconds), default=None)
+    confirmations = (record for task in tasks for record in rows[task.workload_key] if record.is_confirmation)
+    return max(confirmations, key=lambda record: (record.timestamp, -record.seconds), default=None)
 
 
 def _serving(rows: Sequence[MeasureRecord], newest: MeasureRecord | None, fastest: MeasureRecord) -> BestProgram:
     """The program of a task with the records `rows`, where its layer has the `newest` confirmation."""
     if newest is None:
         return BestProgram.of(fastest)
-    later = [one for one in rows if one.timestamp > newest.timestamp and one.seconds < newest.seconds]
+    later = [row for row in rows if row.timestamp > newest.timestamp and row.seconds < newest.seconds]
     if later or (newest.task_key == fastest.task_key and math.isfinite(newest.seconds)):
         return BestProgram.of(min(later, key=speed, default=newest))
     return replace(BestProgram.of(fastest), seconds=math.inf)
 
 
 def _others_of(rows: Sequence[MeasureRecord], newest: MeasureRecord | None) -> list[BestProgram]:
-    right = [one for one in rows if math.isfinite(one.seconds) and not one.censored and not one.is_confirmation]
-    known = [one for one in right if newest is None or one.timestamp > newest.timestamp or one.seconds > newest.seconds]
-    return [BestProgram.of(record) for record in sorted(known, key=speed)]
+    right = [row for row in rows if math.isfinite(row.seconds) and not row.censored and not row.is_confirmation]
+    known = [row for row in right if newest is None or row.timestamp > newest.timestamp or row.seconds > newest.seconds]
+    return [BestProgram.of(row) for row in sorted(known, key=speed)]
 
 
 def _of_report(task: SearchTask, confirmed: Confirmed, rows: Sequence[MeasureRecord]) -> list[MeasureRecord]:

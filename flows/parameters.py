@@ -53,11 +53,11 @@ def add_options(
     ones. None, the default, stands for the setting.
     """
     signature = inspect.signature(function)
-    plain = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    made = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation(one))
-            for one in wanted]  # fmt: skip
-    own = [one for one in plain if one.kind is one.KEYWORD_ONLY]
-    first = [one for one in plain if one.kind is not one.KEYWORD_ONLY]
+    plain = [param for param in signature.parameters.values() if param.kind is not param.VAR_KEYWORD]
+    made = [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation(field))
+            for field in wanted]  # fmt: skip
+    own = [param for param in plain if param.kind is param.KEYWORD_ONLY]
+    first = [param for param in plain if param.kind is not param.KEYWORD_ONLY]
     setattr(function, "__signature__", signature.replace(parameters=[*first, *made, *own]))  # noqa: B010 - no attribute of Callable
     return function
 
@@ -69,15 +69,15 @@ def takes_options(*wanted: str) -> Callable[[AnyFunction], AnyFunction]:
     chosen = tune_options(*wanted)
 
     def decorate(function: AnyFunction) -> AnyFunction:
-        meanings = "".join(f"\n    {one.name}: {info_of(one).meaning}" for one in chosen)
+        meanings = "".join(f"\n    {field.name}: {info_of(field).meaning}" for field in chosen)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:{meanings}\n"
         return add_options(function, chosen, _parameter)
 
     return decorate
 
 
-def _parameter(one: Field[Any]) -> Any:
-    kind, choices = kinds_of(TuneOptions)[one.name], info_of(one).choices
+def _parameter(field: Field[Any]) -> Any:
+    kind, choices = kinds_of(TuneOptions)[field.name], info_of(field).choices
     return Annotated[kind | None, Described(json_schema_extra={"enum": [*choices]})] if choices else kind | None
 
 
@@ -191,10 +191,10 @@ class TuneJob:
     def fingerprint(self, task_keys: Sequence[str]) -> str:
         """What makes two requests the same run, so that the second resumes the first; when it ends is no part of it."""
         options = {
-            one.name: getattr(self.options, one.name)
-            for one in fields(TuneOptions)
-            if info_of(one).group not in (BUDGET, FLEET)
-            and (one.name in _ALWAYS or getattr(self.options, one.name) != one.default)
+            field.name: getattr(self.options, field.name)
+            for field in fields(TuneOptions)
+            if info_of(field).group not in (BUDGET, FLEET)
+            and (field.name in _ALWAYS or getattr(self.options, field.name) != field.default)
         }
         # The tasks' keys stand for the network: a changed file, or a pass that fuses otherwise, is another run.
         told = {

@@ -25,7 +25,7 @@ def share_threads(
     """
     before = _chosen_before(job, fingerprint)
     jobs = {count: replace(job, instances=count) for count in ([before] if before else _divisors(job.threads))}
-    networks = {count: extracted if count == 1 else _extracted(one, network) for count, one in jobs.items()}
+    networks = {count: extracted if count == 1 else _extracted(variant, network) for count, variant in jobs.items()}
     chosen = next(iter(jobs)) if len(jobs) == 1 else _measured(job, networks)
     return jobs[chosen], networks[chosen]
 

@@ -164,9 +164,9 @@ async def _serve_dask(address: str, queues: Sequence[str], is_stopping: IsStoppi
             await asyncio.sleep(RECONNECT_SECONDS)
 
 
-async def _serve_prefect(queues: Sequence[str], place: str, is_stopping: IsStopping) -> None:
+async def _serve_prefect(queues: Sequence[str], folder: str, is_stopping: IsStopping) -> None:
     """Serve background tasks; a server that went away is asked again until it is back."""
-    tasks = [background_task(task, queue, place) for queue in queues for task in (build, measure, ask_device)]
+    tasks = [background_task(task, queue, folder) for queue in queues for task in (build, measure, ask_device)]
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     while not is_stopping():
         # Two at once: a build and a timing, as with the threads of a worker of Dask.

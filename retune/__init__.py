@@ -51,10 +51,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'retune' has no attribute {name!r}; it has {', '.join(__all__)}")
-    found = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
     # PEP 562 asks only for names that are not there: the next use finds this one without a call.
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

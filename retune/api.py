@@ -104,14 +104,14 @@ def tune(
     by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, that one is returned.
     Raises: ModelError, OptionError, TargetError, StoreError; MeasureError when the run fails.
     """
-    place = None if store is None else str(store)
+    home = None if store is None else str(store)
     known = model_of(model, args, kwargs, models_folder(store), dynamic=False)
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"options map names of options to their values, unlike {options!r:.80}")
     chosen = dict(options or {})
-    unknown = set(chosen) - {one.name for one in fields(TuneOptions)}
+    unknown = set(chosen) - {field.name for field in fields(TuneOptions)}
     if unknown:
-        names = ", ".join(one.name for one in fields(TuneOptions))
+        names = ", ".join(field.name for field in fields(TuneOptions))
         raise OptionError(f"there is no option {', '.join(sorted(unknown))}; there are {names}")
     texts = _shape_texts(shapes)
     if effort is not None and effort not in EFFORTS:
@@ -121,7 +121,7 @@ def tune(
     # Some limit, or `of` would take those of retune.toml; which one does not matter here, since the fingerprint of a
     # request has no budget in it.
     limits = {"minutes": minutes, "trials": 1 if trials is None else trials}
-    job = TuneJob.of(known.source, shapes=texts, home=place, **{**chosen, **limits})
+    job = TuneJob.of(known.source, shapes=texts, home=home, **{**chosen, **limits})
     extracted = extract_network(known.source, job.target, job.threads, texts, job.options.winograd)
     if minutes is None and trials is None:
         trials = EFFORTS[effort or "standard"] * max(1, len(extracted.tasks))
@@ -131,7 +131,7 @@ def tune(
     if done is None:
         ledger = RunLedger(job.place)
         before = {run.run_id for run in ledger.list() if run.is_complete}
-        run_tuning(known.source, _flags(chosen, texts, place), progress=progress)
+        run_tuning(known.source, _flags(chosen, texts, home), progress=progress)
         wanted = job.fingerprint(extracted.task_keys)
         ended = (run for run in ledger.list() if run.is_complete and run.run_id not in before)
         of_network = (run for run in ended if run.describe.get("network") == job.network)
@@ -237,19 +237,19 @@ def _flags(options: Mapping[str, Any], shapes: Sequence[str], store: str | None)
     kinds = kinds_of(TuneOptions)
     flags = [flag for text in shapes for flag in ("--shape", text)]
     flags += [] if store is None else ["--store", os.path.abspath(store) if "://" not in store else store]
-    for one in fields(TuneOptions):
-        value = options.get(one.name)
+    for field in fields(TuneOptions):
+        value = options.get(field.name)
         if value is None:
             continue
-        name = flag_of(one)
-        flags += [f"--{name}" if value else f"--no-{name}"] if kinds[one.name] is bool else [f"--{name}", str(value)]
+        name = flag_of(field)
+        flags += [f"--{name}" if value else f"--no-{name}"] if kinds[field.name] is bool else [f"--{name}", str(value)]
     return flags
 
 
 def _finished(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, minutes: float | None) -> RunInfo | None:
     """A finished run of the same request with at least this budget; the fastest of several."""
     wanted = job.fingerprint(extracted.task_keys)
-    found = []
+    runs = []
     for run in RunLedger(job.place).list():
         if run.fingerprint != wanted or not run.is_complete or run.summary is None:
             continue
@@ -257,8 +257,8 @@ def _finished(job: TuneJob, extracted: ExtractedNetwork, trials: int | None, min
         enough = _at_least(asked.get("trials"), trials) and _at_least(asked.get("minutes"), minutes)
         # The folder of a run may have been deleted by hand since.
         if enough and run.summary.get("is_right") and Path(str(run.summary.get("artifact"))).exists():
-            found.append(run)
-    return min(found, key=lambda run: float((run.summary or {})["tuned_seconds"] or 0.0), default=None)
+            runs.append(run)
+    return min(runs, key=lambda run: float((run.summary or {})["tuned_seconds"] or 0.0), default=None)
 
 
 def _at_least(spent: Any, limit: float | None) -> bool:

@@ -107,7 +107,7 @@ class TorchSignature:
         for leaf, known in zip(leaves, self.constants, strict=True):
             if known is not None and leaf != known:
                 raise OptionError(f"the network was compiled for the argument {known!r}, not {leaf!r}")
-        return [leaves[place] for place in self.input_places]
+        return [leaves[index] for index in self.input_places]
 
     def result(self, outputs: list[Any]) -> Any:
         """What the module returns."""
@@ -138,12 +138,14 @@ def _exported(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fol
     if not args and not kwargs:
         raise OptionError(f"example inputs are needed to export {name}: pass them behind the model")
     leaves, arguments = pytree.tree_flatten((args, dict(kwargs)))
-    elsewhere = {str(one.device) for one in (*module.parameters(), *module.buffers()) if one.device.type != "cpu"}
+    elsewhere = {
+        str(tensor.device) for tensor in (*module.parameters(), *module.buffers()) if tensor.device.type != "cpu"
+    }
     elsewhere |= {str(leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"}
     if elsewhere:
         raise ModelError(f"{name} or its inputs are on {', '.join(sorted(elsewhere))}: move them to the CPU first")
     proto, returns = export_onnx(module, args, kwargs, dynamic=dynamic)
-    tensors = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    tensors = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
     # PyTorch leaves out inputs that nothing reads, by which the places of the others would shift.
     if len(proto.graph.input) != len(tensors):
         unused = len(tensors) - len(proto.graph.input)

@@ -275,20 +275,20 @@ class _GraphCalls:
     def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
         executor = self._take()
         try:
-            for place, (spec, value) in enumerate(zip(self._inputs, values, strict=True)):
-                _set_input(executor, place, spec, value)
+            for index, (spec, value) in enumerate(zip(self._inputs, values, strict=True)):
+                _set_input(executor, index, spec, value)
             results: list[Any] = []
-            for place, spec in enumerate(self._outputs):
-                if self._writes_in_place[place]:
+            for index, spec in enumerate(self._outputs):
+                if self._writes_in_place[index]:
                     # A fresh array for the caller, written in place: large outputs are not copied.
                     array = aligned_array(spec.shape, spec.dtype)
-                    executor.set_output_zero_copy(place, array)
+                    executor.set_output_zero_copy(index, array)
                     results.append(array)
                 else:
                     results.append(None)
             executor.run()
-            for place, array in enumerate(results):
-                results[place] = kind.made_of(executor.get_output(place) if array is None else array)
+            for index, array in enumerate(results):
+                results[index] = kind.made_of(executor.get_output(index) if array is None else array)
             return results
         finally:
             self._idle.append(executor)
@@ -299,8 +299,8 @@ class _GraphCalls:
 
     def report(self, values: Sequence[Any] | None) -> NetworkReport:
         executor = self._create()  # as in `benchmark`
-        for place, value in enumerate(values or ()):
-            executor.set_input(place, _as_numpy(value))
+        for index, value in enumerate(values or ()):
+            executor.set_input(index, _as_numpy(value))
         times = executor.profile()
         latency = executor.benchmark(repeat=10, number=1, min_repeat_ms=1).median
         known = {row.name: row for row in self._library.network.coverage}
@@ -338,8 +338,8 @@ class _MachineCalls:
     def run(self, values: Sequence[Any], kind: "_Kind") -> list[Any]:
         machine = self._take()
         try:
-            found = machine.run(*map(_as_numpy, values))
-            return [kind.made_of(np.asarray(value)) for value in _leaves(found)]
+            outputs = machine.run(*map(_as_numpy, values))
+            return [kind.made_of(np.asarray(value)) for value in _leaves(outputs)]
         finally:
             self._idle.append(machine)
 
@@ -405,7 +405,7 @@ def _as_numpy(value: Any) -> Any:
         raise OptionError(f"a {type(value).__name__} was given, whose memory cannot be read: {error}") from error
 
 
-def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any) -> None:
+def _set_input(executor: GraphExecutor, index: int, spec: BufferSpec, value: Any) -> None:
     """Let the executor read an array where it lies, or copy what is not aligned or dense. Raises: OptionError."""
     array = _as_numpy(value)
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__") and not on_gpu(array):
@@ -419,9 +419,9 @@ def _set_input(executor: GraphExecutor, place: int, spec: BufferSpec, value: Any
         and array.flags.c_contiguous
         and array.ctypes.data % ALIGNMENT == 0
     ):
-        executor.set_input_zero_copy(place, array)
+        executor.set_input_zero_copy(index, array)
     else:
-        executor.set_input(place, array)
+        executor.set_input(index, array)
 
 
 def _described(spec: BufferSpec) -> str:

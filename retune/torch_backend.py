@@ -68,7 +68,7 @@ def retune_backend(
         raise OptionError(f"the backend retune has no mode {mode!r}: say options={{'effort': 'thorough'}} instead")
     chosen = _check_options(options or {})
     # AOTAutograd would split the graph into a forward and a backward one; there is no backward kernel to run.
-    if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs):
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs):
         raise OptionError(
             "Retune compiles inference, and gradients are recorded here: call the model under torch.inference_mode() "
             "or torch.no_grad()"
@@ -110,7 +110,7 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
     if len(before) != len(after):
         return frozenset()
     return frozenset(
-        place for place, node in enumerate(before) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+        index for index, node in enumerate(before) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
     )
 
 
@@ -130,23 +130,23 @@ class _Frozen(torch.nn.Module):
         self._extents = dict(extents or {})
         self._forward = forward
         self._count = len(arguments)
-        self._fixed = {place: arguments[place] for place in fixed}
-        for place, value in self._fixed.items():
+        self._fixed = {index: arguments[index] for index in fixed}
+        for index, value in self._fixed.items():
             if isinstance(value, torch.Tensor):
                 # Buffers become initializers of the exported model, which Retune packs and folds as constants.
-                self.register_buffer(f"weight_{place}", value.detach())
+                self.register_buffer(f"weight_{index}", value.detach())
 
     def forward(self, *free: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that the graph returns."""
         rest = iter(free)
         arguments: list[Any] = [
-            (getattr(self, f"weight_{place}", self._fixed[place]) if place in self._fixed else next(rest))
-            for place in range(self._count)
+            (getattr(self, f"weight_{index}", self._fixed[index]) if index in self._fixed else next(rest))
+            for index in range(self._count)
         ]
         # Read from the tensors, so that the exporter sees them as the same symbol and not as a number.
-        for place, (tensor, dim) in self._extents.items():
-            arguments[place] = free[tensor].shape[dim]
-        return tuple(one for one in listed(self._forward(*arguments)) if isinstance(one, torch.Tensor))
+        for index, (tensor, dim) in self._extents.items():
+            arguments[index] = free[tensor].shape[dim]
+        return tuple(result for result in listed(self._forward(*arguments)) if isinstance(result, torch.Tensor))
 
 
 class _Compiled:
@@ -154,14 +154,14 @@ class _Compiled:
 
     def __init__(self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int],
                  options: Mapping[str, Any]) -> None:  # fmt: skip
-        self._free = [place for place in range(len(arguments)) if place not in fixed]
-        self._weights = [arguments[place] for place in fixed if isinstance(arguments[place], torch.Tensor)]
+        self._free = [index for index in range(len(arguments)) if index not in fixed]
+        self._weights = [arguments[index] for index in fixed if isinstance(arguments[index], torch.Tensor)]
         self._versions = list(map(_version, self._weights))
-        tensors = tuple(arguments[place] for place in self._free)
+        tensors = tuple(arguments[index] for index in self._free)
         module = _Frozen(forward, arguments, fixed).eval()
         # what the graph returns beside tensors: numbers that follow from the shapes, and None
         returned = forward(*arguments)
-        self._returns = [None if isinstance(one, torch.Tensor) else (one,) for one in listed(returned)]
+        self._returns = [None if isinstance(result, torch.Tensor) else (result,) for result in listed(returned)]
         proto, _ = export_onnx(module, tensors, {})
         if len(proto.graph.input) != len(tensors) or len(proto.graph.output) != self._returns.count(None):
             raise ModelError("the exported graph has other inputs or outputs than the captured one")
@@ -180,8 +180,8 @@ class _Compiled:
         return _are_current(weights, self._weights, self._versions)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        found = self._network(*(arguments[place] for place in self._free))
-        tensors = iter(found if isinstance(found, tuple) else (found,))
+        outputs = self._network(*(arguments[index] for index in self._free))
+        tensors = iter(outputs if isinstance(outputs, tuple) else (outputs,))
         return [next(tensors) if known is None else known[0] for known in self._returns]
 
 
@@ -196,35 +196,35 @@ class _Dynamic:
         self, forward: torch.fx.GraphModule, arguments: Sequence[Any], fixed: Sequence[int], options: Mapping[str, Any]
     ) -> None:
         inputs = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
-        self._free = [place for place in range(len(arguments)) if place not in fixed]
-        self._weights = [arguments[place] for place in fixed if isinstance(arguments[place], torch.Tensor)]
+        self._free = [index for index in range(len(arguments)) if index not in fixed]
+        self._weights = [arguments[index] for index in fixed if isinstance(arguments[index], torch.Tensor)]
         self._versions = list(map(_version, self._weights))
         symbolic = [
-            {dim for dim, extent in enumerate(inputs[place].shape) if isinstance(extent, torch.SymInt)}
-            for place in self._free
+            {dim for dim, extent in enumerate(inputs[index].shape) if isinstance(extent, torch.SymInt)}
+            for index in self._free
         ]
         # By the symbol's text: equal symbols are equal extents, whichever input has them first.
         known = {
-            str(inputs[place].shape[dim]): (number, dim)
-            for number, (place, dims) in enumerate(zip(self._free, symbolic, strict=True))
+            str(inputs[index].shape[dim]): (number, dim)
+            for number, (index, dims) in enumerate(zip(self._free, symbolic, strict=True))
             for dim in dims
         }
         extents: dict[int, tuple[int, int]] = {}
-        for place in fixed:
-            if isinstance(inputs[place], torch.SymInt):
-                if str(inputs[place]) not in known:
-                    raise ModelError(f"the number {inputs[place]} is no extent of an input of the graph")
-                extents[place] = known[str(inputs[place])]
-        if not all(isinstance(one, torch.Tensor) for one in listed(forward(*arguments))):
+        for index in fixed:
+            if isinstance(inputs[index], torch.SymInt):
+                if str(inputs[index]) not in known:
+                    raise ModelError(f"the number {inputs[index]} is no extent of an input of the graph")
+                extents[index] = known[str(inputs[index])]
+        if not all(isinstance(result, torch.Tensor) for result in listed(forward(*arguments))):
             raise ModelError("the graph returns numbers that follow from symbolic extents")
         # AUTO lets PyTorch find equal or fixed extents by itself, where a named dimension would be an error.
         auto = torch.export.Dim.AUTO
-        dims = tuple({dim: auto if dim in one else None for dim in range(arguments[place].dim())}
-                     for place, one in zip(self._free, symbolic, strict=True))  # fmt: skip
+        dims = tuple({dim: auto if dim in dims_of_input else None for dim in range(arguments[index].dim())}
+                     for index, dims_of_input in zip(self._free, symbolic, strict=True))  # fmt: skip
         module = _Frozen(forward, arguments, fixed, extents).eval()
-        proto, _ = export_onnx(module, tuple(arguments[place] for place in self._free), {}, shapes={"free": dims})
-        for entry, one in zip(proto.graph.input, symbolic, strict=True):
-            if any(not entry.type.tensor_type.shape.dim[dim].dim_param for dim in one):
+        proto, _ = export_onnx(module, tuple(arguments[index] for index in self._free), {}, shapes={"free": dims})
+        for entry, dims_of_input in zip(proto.graph.input, symbolic, strict=True):
+            if any(not entry.type.tensor_type.shape.dim[dim].dim_param for dim in dims_of_input):
                 raise ModelError(f"PyTorch exports the graph for one shape of {entry.name} only")
         model = Model(store_onnx(proto, "torch", models_folder(options.get("store"))))
         self._network = compile(model, dynamic=True, store=options.get("store"), threads=options.get("threads"))
@@ -234,8 +234,8 @@ class _Dynamic:
         return _are_current(weights, self._weights, self._versions)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        found = self._network(*(arguments[place] for place in self._free))
-        return list(found) if isinstance(found, tuple) else [found]
+        outputs = self._network(*(arguments[index] for index in self._free))
+        return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 class _Forward:
@@ -253,24 +253,24 @@ class _Forward:
         self._is_whole = whole
         self._known: dict[tuple[Any, ...], Callable[[Sequence[Any]], Any]] = {}
         places = [node.meta.get("val") for node in forward.graph.nodes if node.op == "placeholder"]
-        self._is_dynamic = any(isinstance(one, torch.SymInt) for one in places)
+        self._is_dynamic = any(isinstance(value, torch.SymInt) for value in places)
         """Whether it has symbolic extents that the virtual machine takes, as far as is known."""
         self._dynamic: _Dynamic | None = None
         self._has_warned = False
 
     def __call__(self, *arguments: Any) -> Any:
         """What the graph returns."""
-        if self._is_dynamic and (found := self._for_any_shape(arguments)) is not None:
-            return found
+        if self._is_dynamic and (outputs := self._for_any_shape(arguments)) is not None:
+            return outputs
         # Without the weights, which are many and the same at every call; their identity is checked by `is_current`.
         key = tuple(
-            (tuple(one.shape), one.dtype, one.device.type) if isinstance(one, torch.Tensor) else one
-            for place, one in enumerate(arguments)
-            if place not in self._weights
+            (tuple(arg.shape), arg.dtype, arg.device.type) if isinstance(arg, torch.Tensor) else arg
+            for index, arg in enumerate(arguments)
+            if index not in self._weights
         )
         known = self._known.get(key)
         # Weights are constants of the network: a write to one makes it stale.
-        if isinstance(known, _Compiled) and not known.is_current([arguments[place] for place in self._weights]):
+        if isinstance(known, _Compiled) and not known.is_current([arguments[index] for index in self._weights]):
             known = None
         # A bound on compilations: a model with ever new shapes would compile at each call.
         if known is None and (key in self._known or len(self._known) < MOST_SHAPES):
@@ -280,7 +280,7 @@ class _Forward:
 
     def _for_any_shape(self, arguments: Sequence[Any]) -> list[Any] | None:
         """What the graph returns, from the virtual machine; None, and one warning, where it cannot take the graph."""
-        weights = [arguments[place] for place in self._weights]
+        weights = [arguments[index] for index in self._weights]
         try:
             if self._dynamic is None or not self._dynamic.is_current(weights):
                 fixed = self._fixed(arguments)
@@ -302,13 +302,16 @@ class _Forward:
         _log.log(level, text, *values, extra={"fallback": fallback})
 
     def _fixed(self, arguments: Sequence[Any]) -> list[int]:
-        return [*self._weights, *(place for place, one in enumerate(arguments) if not isinstance(one, torch.Tensor))]
+        return [
+            *self._weights,
+            *(index for index, arg in enumerate(arguments) if not isinstance(arg, torch.Tensor)),
+        ]
 
     @staticmethod
     def _runs_here(arguments: Sequence[Any], fixed: Sequence[int]) -> bool:
         """Whether something depends on an input, and all is on the CPU."""
-        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        return len(fixed) < len(arguments) and all(one.device.type == "cpu" for one in tensors)
+        tensors = [arg for arg in arguments if isinstance(arg, torch.Tensor)]
+        return len(fixed) < len(arguments) and all(arg.device.type == "cpu" for arg in tensors)
 
     def _in_torch(self, arguments: Sequence[Any]) -> Any:
         return self._forward(*arguments)
@@ -352,10 +355,10 @@ class _Forward:
             allows_single_node_partition=False,
         ).partition_and_fuse()
         inputs = [node for node in split.graph.nodes if node.op == "placeholder"]
-        constant = {inputs[place] for place in self._weights}
+        constant = {inputs[index] for index in self._weights}
         for node in split.graph.nodes:
             if node.op == "call_module":
-                weights = [place for place, one in enumerate(node.args) if one in constant]
+                weights = [index for index, arg in enumerate(node.args) if arg in constant]
                 part: Any = split.get_submodule(str(node.target))
                 is_single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
                 compiled = _Forward(part, weights, self._options, whole=False)
@@ -373,8 +376,8 @@ class _Part(torch.nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         """What the part returns: one value, or several."""
-        found = self._compiled(*arguments)
-        return found[0] if isinstance(found, list) and self._is_single else found
+        outputs = self._compiled(*arguments)
+        return outputs[0] if isinstance(outputs, list) and self._is_single else outputs
 
 
 class _Taken(OperatorSupportBase):
@@ -418,7 +421,7 @@ def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
 def _are_current(weights: Sequence[Any], known: Sequence[Any], versions: Sequence[Any]) -> bool:
     pairs = zip(weights, known, versions, strict=True)
     # Identity first: a weight that was replaced may lie at the address of the old one.
-    return all(one is other and _version(one) == version for one, other, version in pairs)
+    return all(weight is other and _version(weight) == version for weight, other, version in pairs)
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:

@@ -64,10 +64,10 @@ class Trial(torch.fx.Interpreter):
         self._flops[n.name] = counter.get_total_flops()
         leaves, structure = pytree.tree_flatten(self.fetch_args_kwargs_from_env(n))
         read = None if isinstance(result, torch.Tensor) else _read_items(n)
-        kinds = [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]
+        kinds = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = self._keys[n] = f"{n.target} {kinds} {read}"
         if key not in self._cases:
-            is_tensors = all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(result))
+            is_tensors = all(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result))
             # others are numbers that follow from shapes
             self._cases[key] = _Operator(n.target, leaves, structure, read) if is_tensors else None
         return result
@@ -82,12 +82,12 @@ class _Operator:
         self._target = target
         self._read = read
         self._structure = structure
-        self._fixed = [None if isinstance(one, torch.Tensor) else (one,) for one in leaves]
+        self._fixed = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         # No copies: memory that is never written is never taken from the machine.
         self.tensors = tuple(
-            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype)
-            for one in leaves
-            if isinstance(one, torch.Tensor)
+            torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor)
         )
 
     def __call__(self, tensors: Iterator[torch.Tensor]) -> Any:
@@ -129,7 +129,7 @@ def _declined_of(cases: Sequence[tuple[str, _Operator]], *, is_known: bool = Fal
 def _are_taken(cases: Sequence[_Operator]) -> bool:
     """Whether a model of these operators can be exported and imported."""
     try:
-        proto, _ = export_onnx(_Operators(cases).eval(), tuple(one for case in cases for one in case.tensors), {})
+        proto, _ = export_onnx(_Operators(cases).eval(), tuple(tensor for case in cases for tensor in case.tensors), {})
         load_model(proto)
     except DECLINED:
         return False

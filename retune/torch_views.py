@@ -34,7 +34,7 @@ class Views:
 
     def __init__(self, forward: torch.fx.GraphModule) -> None:
         (output,) = forward.graph.find_nodes(op="output")
-        chains = [_view_chain(one) for one in output.args[0]]
+        chains = [_view_chain(node) for node in output.args[0]]
         roots = [root for root, _ in chains]
         returned: list[Any] = []
         self._made: list[tuple[int, list[_View]]] = []
@@ -44,11 +44,11 @@ class Views:
             is_shared = roots.count(root) > 1 and _is_returnable(root)
             base = root if is_shared else value
             if is_shared and base in returned:
-                place = returned.index(base)
+                index = returned.index(base)
             else:
-                place = len(returned)
+                index = len(returned)
                 returned.append(base)
-            self._made.append((place, [_view(node) for node in nodes] if is_shared else []))
+            self._made.append((index, [_view(node) for node in nodes] if is_shared else []))
             self._is_plain = self._is_plain and not is_shared
         if not self._is_plain:
             output.args = (tuple(returned),)
@@ -62,8 +62,8 @@ class Views:
         if self._is_plain:
             return returned
         values, made = listed(returned), []
-        for place, views in self._made:
-            value = values[place]
+        for index, views in self._made:
+            value = values[index]
             for view in views:
                 value = view.of(value)
             made.append(value)
@@ -93,7 +93,7 @@ def _is_returnable(root: Any) -> bool:
     """Whether a compiled graph may return what others are views of: a value of its own, in a type that ONNX has."""
     if not isinstance(root, torch.fx.Node) or root.op == "placeholder":
         return False
-    return not (isinstance(found := root.meta.get("val"), torch.Tensor) and found.is_complex())
+    return not (isinstance(value := root.meta.get("val"), torch.Tensor) and value.is_complex())
 
 
 def _is_view(value: Any) -> bool:
@@ -106,6 +106,6 @@ def _is_view(value: Any) -> bool:
         and isinstance(value.target, torch._ops.OpOverload)
         and value.target.is_view
         and value.target is not torch.ops.aten.as_strided.default
-        and all(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(value.meta.get("val")))
-        and not any(isinstance(one, torch.fx.Node) for one in pytree.tree_leaves((value.args[1:], value.kwargs)))
+        and all(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value.meta.get("val")))
+        and not any(isinstance(leaf, torch.fx.Node) for leaf in pytree.tree_leaves((value.args[1:], value.kwargs)))
     )

@@ -222,8 +222,8 @@ class _FleetRun:
             workers = client.scheduler_info(n_workers=-1)["workers"].values()
             return any(self._queue in worker["resources"] for worker in workers)
         with get_client(sync_client=True) as client:
-            found = client._client.post("/task_workers/filter", json={})
-            keys = {key for worker in found.json() for key in worker["task_keys"]}
+            response = client._client.post("/task_workers/filter", json={})
+            keys = {key for worker in response.json() for key in worker["task_keys"]}
         return any(key.endswith(f"_{self._queue}") for key in keys)
 
 
@@ -252,7 +252,7 @@ class _Background:
         return self._function(name, worker, request)
 
 
-def background_task(task: "Task[Any, Any]", queue: str, place: str) -> "Task[Any, Any]":
+def background_task(task: "Task[Any, Any]", queue: str, folder: str) -> "Task[Any, Any]":
     """The variant of a task that only workers of a queue serve. Prefect keeps its parameters, context and result
     at `place`, the fleet's storage, and pickles them as Dask does.
     """
@@ -266,16 +266,16 @@ def background_task(task: "Task[Any, Any]", queue: str, place: str) -> "Task[Any
         retry_condition_fn=task.retry_condition_fn,
         cache_policy=CacheKeyFnPolicy(cache_key_fn=lambda *_: None),  # NO_CACHE would not survive `persist_result`
         persist_result=True,
-        result_storage=Path(place),
+        result_storage=Path(folder),
         result_storage_key="results/{prefect.runtime.task_run.id}",
     )
 
 
-def shared_storage(place: str) -> AbstractContextManager[Any]:
+def shared_storage(folder: str) -> AbstractContextManager[Any]:
     """Have Prefect keep parameters and results of background tasks at the fleet's storage."""
-    if is_remote(place):
+    if is_remote(folder):
         raise OptionError(
-            f"a fleet on Prefect shares a folder, not {place}: mount one on all machines, or use dask://HOST:PORT, "
+            f"a fleet on Prefect shares a folder, not {folder}: mount one on all machines, or use dask://HOST:PORT, "
             "which needs no storage"
         )
-    return temporary_settings({PREFECT_LOCAL_STORAGE_PATH: place})
+    return temporary_settings({PREFECT_LOCAL_STORAGE_PATH: folder})

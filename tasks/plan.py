@@ -28,20 +28,20 @@ def fleet_of(text: str) -> tuple[str, str]:
 
     Raises: OptionError.
     """
-    kind, sign, place = text.partition("://")
+    kind, sign, address = text.partition("://")
     if kind == "folder":
         raise OptionError(
             "a fleet needs an engine, a folder alone is none any more: start `dask scheduler` on one machine and "
             "use dask://HOST:8786 for runs and for `retune worker`, or prefect with a Prefect server"
         )
     try:
-        url = urlsplit(f"tcp://{place}")
-        is_address = bool(url.hostname and url.port) and url.netloc == place
+        url = urlsplit(f"tcp://{address}")
+        is_address = bool(url.hostname and url.port) and url.netloc == address
     except ValueError:  # a port that is no number, or a bracket that is not closed
         is_address = False
     if kind not in (PREFECT, DASK) or (sign and (kind == PREFECT or not is_address)):
         raise OptionError(f"a fleet is prefect, dask or dask://HOST:PORT, not {text!r}")
-    return kind, f"tcp://{place}" if place else ""
+    return kind, f"tcp://{address}" if address else ""
 
 
 def require_fleet(text: str) -> tuple[str, str]:

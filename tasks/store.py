@@ -54,18 +54,21 @@ def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: s
     and the best ones of other tasks.
     """
     records = ParquetRecordStore(home)
-    found = {key: records.records(task_key=key, target=target, device=device, threads=threads) for key in keys}
-    best = [one for key, one in records.best_per_task(target, device, threads).items() if key not in found]
-    mine = (record for each in found.values() for record in each if record.run_id == run_id)
-    own = tuple(record for record in mine if not record.is_guess)
-    others = [*best, *(record for each in found.values() for record in each if record.run_id != run_id)]
+    measured = {key: records.records(task_key=key, target=target, device=device, threads=threads) for key in keys}
+    best = [record for key, record in records.best_per_task(target, device, threads).items() if key not in measured]
+    own_rows = (record for rows in measured.values() for record in rows if record.run_id == run_id)
+    own = tuple(record for record in own_rows if not record.is_guess)
+    others = [
+        *best,
+        *(record for rows in measured.values() for record in rows if record.run_id != run_id),
+    ]
     checkpoints = CheckpointStore(home, target, device, threads, FEATURE_VERSION).latest
     horizon = _horizon(home, run_id, [checkpoints, *(record.timestamp for record in others)])
     history = {
-        key: tuple(record for record in each if record.run_id != run_id and record.timestamp < horizon)
-        for key, each in found.items()
+        key: tuple(record for record in rows if record.run_id != run_id and record.timestamp < horizon)
+        for key, rows in measured.items()
     }
-    return RunHistory(own, history, tuple(one for one in best if one.timestamp < horizon))
+    return RunHistory(own, history, tuple(record for record in best if record.timestamp < horizon))
 
 
 def _horizon(home: Place, run_id: str, stored: Sequence[float]) -> float:
@@ -102,8 +105,8 @@ def best_records(
     records = ParquetRecordStore(home)
     best: dict[str, tuple[MeasureRecord, ...]] = {}
     for key in keys:
-        found = records.records(task_key=key, target=target, device=device, threads=threads)
-        timed = (record for record in found if record.costs)
+        candidates = records.records(task_key=key, target=target, device=device, threads=threads)
+        timed = (record for record in candidates if record.costs)
         ranked = sorted(timed, key=lambda record: (record.censored, record.seconds))
         if ranked:
             best[key] = tuple(ranked[:top])

@@ -85,16 +85,16 @@ class Workers:
                 timed = TimeRequest.of(task, builds, options, best=best_seconds, round=token)
                 if timed.kernels:
                     runs.append(self.engine.submit(queue, timed, each, [finished(build.future.task_run_id)]))
-            found = in_order(built, [time for run in runs[len(requests) :] for time in run.result()])
+            measurements = in_order(built, [time for run in runs[len(requests) :] for time in run.result()])
         # Also on Ctrl-C: requests that are left would occupy the fleet after the run has ended.
         except BaseException:
             for run in runs:
                 run.cancel()
             raise
         chain.last = [finished(run.future.task_run_id) for run in runs]
-        default = next((one.steps_text for one in candidates if one.mutation == DEFAULT_SCHEDULE), "")
-        self.kept.keep(task, [one.steps_text for one in candidates], built, found, default)
-        return found
+        default = next((candidate.steps_text for candidate in candidates if candidate.mutation == DEFAULT_SCHEDULE), "")
+        self.kept.keep(task, [candidate.steps_text for candidate in candidates], built, measurements, default)
+        return measurements
 
 
 @contextmanager

@@ -161,10 +161,10 @@ def choose_instances(networks: Mapping[int, Path], threads: int, seed: int) -> i
     for instances, path in networks.items():
         pool = _executors(Library.load(path), threads // instances, instances)
         inputs = _comparable_inputs(pool[0], seed, partial(_outputs, pool[0]))
-        for one in pool:
-            _outputs(one, inputs)
+        for executor in pool:
+            _outputs(executor, inputs)
         # Two numbers at a time: all of them would need the memory of each.
-        both = {**best, str(instances): [one.run for one in pool]}
+        both = {**best, str(instances): [executor.run for executor in pool]}
         timed = _time_interleaved(both, threads, _CHOICE_SECONDS) if best else dict.fromkeys(both, (0.0, None))
         fastest = min(timed, key=lambda name: timed[name][0])
         best = {fastest: both[fastest]}
@@ -188,7 +188,7 @@ def _tolerances(networks: Iterable[CompiledNetwork]) -> tuple[float, float]:
     # ONNX Runtime does not compute with tf32.
     uses_tf32 = any(Target(kernel.target).allow_tf32 for network in known for kernel in network.kernels)
     least = ROUGH["tf32"] if uses_tf32 else TOLERANCE
-    return least, max([least, *(ROUGH[one] for one in used & ROUGH.keys())])
+    return least, max([least, *(ROUGH[dtype] for dtype in used & ROUGH.keys())])
 
 
 def _comparable_inputs(executor: GraphExecutor, seed: int, reference: Callable[[Inputs], Outputs]) -> Inputs:

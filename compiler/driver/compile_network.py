@@ -107,9 +107,9 @@ def reuse_kernels(
         return kernel if fits else None
 
     def build_missing(programs: Sequence[ChosenProgram]) -> list[KernelArtifact | BuildError]:
-        found = [find_built(program) for program in programs]
-        others = iter(build([program for program, kernel in zip(programs, found, strict=True) if kernel is None]))
-        return [next(others) if kernel is None else kernel for kernel in found]
+        kernels = [find_built(program) for program in programs]
+        others = iter(build([program for program, kernel in zip(programs, kernels, strict=True) if kernel is None]))
+        return [next(others) if kernel is None else kernel for kernel in kernels]
 
     return build_missing
 
@@ -193,19 +193,19 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
             return math.inf
         return DispatchContext.current.expected_seconds(task.target, task.workload_key)
 
-    found = []
+    alternatives = []
     for task in cut.tasks:
         others = cut.alternatives_of(task)
         if not others:
             continue
         first = min(others, key=lambda other: seconds(other.task))
         if seconds(first.task) < seconds(task):
-            found.append(first)
+            alternatives.append(first)
         elif math.isinf(seconds(task)) and (likely := cut.predicted(task)) is not None:
             # A program that failed has a record of infinite time: what is known goes before what is predicted.
             is_known = {task.workload_key, likely.task.workload_key} & best.keys() or _is_in_context(task)
-            found += [] if is_known else [likely]
-    return tuple(found)
+            alternatives += [] if is_known else [likely]
+    return tuple(alternatives)
 
 
 def _is_in_context(task: SearchTask) -> bool:
@@ -273,8 +273,8 @@ def _build(
 def _next_best(choice: ChosenProgram, others: OtherPrograms) -> Iterator[ChosenProgram]:
     """What may take the place of a record that cannot be built: a few programs, each of which takes a build."""
     programs = others(choice.task.workload_key) if choice.record_id else ()
-    known = (_choose(choice.task, one, True) for one in programs if one.record_id != choice.record_id)
-    return islice((one for one in known if one.origin is not ProgramSource.DEFAULT), _TRIED)
+    known = (_choose(choice.task, program, True) for program in programs if program.record_id != choice.record_id)
+    return islice((alternative for alternative in known if alternative.origin is not ProgramSource.DEFAULT), _TRIED)
 
 
 def _build_or_else(

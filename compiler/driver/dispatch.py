@@ -65,12 +65,12 @@ def _stack() -> "list[DispatchContext]":
     others = dict(_ENTERED)
     if len(own) > 1 or not others:
         return own
-    found = others.get(threading.main_thread().ident or 0)
-    if found is None and len(others) == 1:
-        (found,) = others.values()
-    if found is not None:
+    contexts = others.get(threading.main_thread().ident or 0)
+    if contexts is None and len(others) == 1:
+        (contexts,) = others.values()
+    if contexts is not None:
         # A copy again: its owner may leave contexts while this thread asks.
-        return list(found)
+        return list(contexts)
     if not (_ACTIVE.has_warned or _ACTIVE.silent):
         _ACTIVE.has_warned = True
         _log.warning(
@@ -148,10 +148,10 @@ class DispatchContext:
 
         `has_complex_op` says whether the default schedule would be slow: it decides who is told.
         """
-        found = self.known(target, workload_key, dag)
+        state = self.known(target, workload_key, dag)
         outer = self._outer()
-        if found is not None or outer is None:
-            return found
+        if state is not None or outer is None:
+            return state
         return outer.query(target, workload_key, has_complex_op, dag)
 
     def expected_seconds(self, target: Target, workload_key: str) -> float:
@@ -228,13 +228,13 @@ class FallbackContext(DispatchContext):
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
         """What was told, else None."""
-        found = self.known(target, workload_key, dag)
+        state = self.known(target, workload_key, dag)
         key = (str(target), workload_key)
         silent = is_silent() or self.verbose < (1 if has_complex_op else 2)
-        if found is None and not silent and key not in self._warned:
+        if state is None and not silent and key not in self._warned:
             self._warned.add(key)
             _log.warning("no tuning record for %s on %s: it is compiled untuned", workload_key, target)
-        return found
+        return state
 
     def known(self, target: Target, workload_key: str, dag: ComputeDAG) -> State | None:
         del dag
@@ -292,13 +292,13 @@ class ApplyHistoryBest(DispatchContext):
 
     def recorded_seconds(self, target: Target, workload_key: str) -> float:
         """The seconds of the record that would serve; those of a program of another size mean nothing here."""
-        same = (one for one in self._candidates(target, workload_key) if one.task.workload_key == workload_key)
+        same = (trial for trial in self._candidates(target, workload_key) if trial.task.workload_key == workload_key)
         return next((trial.seconds for trial in same), math.inf)
 
     def recorded_programs(self, target: Target) -> tuple[BestProgram, ...]:
         """The best program of every workload."""
         trials = (trial for trial in self._best if carries_over(trial.task.target_text, str(target)))
-        return tuple(BestProgram(one.task.workload_key, dump_steps(one.steps), one.seconds) for one in trials)
+        return tuple(BestProgram(trial.task.workload_key, dump_steps(trial.steps), trial.seconds) for trial in trials)
 
     def _candidates(self, target: Target, workload_key: str) -> Sequence[LoggedTrial]:
         """Programs to try, the most trustworthy first: this target, its kind, then other sizes by expected time."""
@@ -320,13 +320,13 @@ def _trials(records: Records, lines: int | None) -> Iterator[LoggedTrial]:
         for target in sorted({task.target for task in records.tasks()}):
             yield from map(from_record, records.best_per_task(target=target).values())
         return
-    for one in [records] if isinstance(records, (str, Path)) else records:
-        if isinstance(one, MeasureRecord):
-            yield from_record(one)
-        elif isinstance(one, LoggedTrial):
-            yield one
+    for source in [records] if isinstance(records, (str, Path)) else records:
+        if isinstance(source, MeasureRecord):
+            yield from_record(source)
+        elif isinstance(source, LoggedTrial):
+            yield source
         else:
-            for log in _logs(Path(one)):
+            for log in _logs(Path(source)):
                 yield from read_log(log, lines=lines)
 
 
@@ -334,7 +334,7 @@ def _logs(path: Path) -> list[Path]:
     """The logs at a path: the file, or those in the folder."""
     if not path.is_dir():
         return [path]
-    found = sorted(each for each in path.iterdir() if each.suffix in LOG_ENDINGS and each.is_file())
-    if not found:
+    logs = sorted(log for log in path.iterdir() if log.suffix in LOG_ENDINGS and log.is_file())
+    if not logs:
         raise LogFormatError(f"the folder {path} has no log: no file there ends in {', '.join(LOG_ENDINGS)}")
-    return found
+    return logs

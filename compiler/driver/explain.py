@@ -77,20 +77,22 @@ class SearchFacts:
     @classmethod
     def of(cls, records: Iterable[MeasureRecord]) -> "SearchFacts | None":
         """None where there are no records."""
-        made = [one for one in records if not one.is_guess]
-        right = [one for one in made if math.isfinite(one.seconds)]
+        made = [record for record in records if not record.is_guess]
+        right = [record for record in made if math.isfinite(record.seconds)]
         if not made:
             return None
         if not right:
             return cls(len(made), len(made), math.inf, math.inf, 0, 0, "")
-        best = min((one for one in right if not one.censored), key=lambda one: one.seconds, default=right[0])
+        best = min(
+            (record for record in right if not record.censored), key=lambda record: record.seconds, default=right[0]
+        )
         peers = [
-            one.predicted
-            for one in made
-            if (one.run_id, one.round) == (best.run_id, best.round) and one.predicted is not None
+            record.predicted
+            for record in made
+            if (record.run_id, record.round) == (best.run_id, best.round) and record.predicted is not None
         ]
-        rank = 0 if best.predicted is None else 1 + sum(one > best.predicted for one in peers)
-        middle = median(one.seconds for one in right)
+        rank = 0 if best.predicted is None else 1 + sum(record > best.predicted for record in peers)
+        middle = median(record.seconds for record in right)
         return cls(len(made), len(made) - len(right), best.seconds, middle, rank, len(peers), best.mutation)
 
     def __str__(self) -> str:
@@ -187,10 +189,10 @@ class Explanation:
             return str(self.task.dag)
         if name == "passes":
             return "\n\n".join(
-                f"== {one.kernel}: after {one.name}\n{one.difference or 'no change'}" for one in self.stages
+                f"== {stage.kernel}: after {stage.name}\n{stage.difference or 'no change'}" for stage in self.stages
             )
         code = {"asm", "ptx"} - {self.listing_stage}
-        known = [one for one in STAGES if one not in code]
+        known = [stage for stage in STAGES if stage not in code]
         if name not in known:
             raise OptionError(f"a kernel for {self.task.target} has no stage {name!r}; it has {', '.join(known)}")
         return self._text(name)
@@ -224,7 +226,7 @@ class Explanation:
         return f"{self.name} for {self.task.target}: {uses}, {time}, {self.served_by}"
 
     def __str__(self) -> str:
-        changed = [f"  {one.kernel}: {one.name}: {_changed(one)}" for one in self.stages]
+        changed = [f"  {stage.kernel}: {stage.name}: {_changed(stage)}" for stage in self.stages]
         lines = [self.title]
         for title, text in self.sections():
             lines += ["", f"{title} {_NEW_SECTION}"[:80], text.rstrip()]
@@ -314,12 +316,12 @@ def find_names(names: Sequence[str], wanted: str) -> list[str]:
     """The names that begin with `wanted`, or the one that is called so. Raises: OptionError with the nearest ones."""
     if wanted in names:
         return [wanted]
-    found = [name for name in names if name.startswith(wanted.rstrip("…").rstrip("."))]
-    if not found:
+    matches = [name for name in names if name.startswith(wanted.rstrip("…").rstrip("."))]
+    if not matches:
         # No cutoff: some suggestion helps more than none.
         close = difflib.get_close_matches(wanted, names, n=3, cutoff=0) or list(names[:3])
         raise OptionError(f"there is no kernel {wanted!r}; the nearest are {', '.join(close)}")
-    return found
+    return matches
 
 
 def difference(before: str | None, after: str) -> str:

@@ -77,7 +77,7 @@ def find_hot_loop(listing: str, dialect: str) -> HotLoop | None:
     if not candidates:
         return _count(code, dialect, code[0].line, code[-1].line, is_loop=False)
     # The register tile is unrolled, so the loop with the most multiply-adds in its text runs most of them.
-    return max(candidates, key=lambda one: (one.multiply_adds, one.arithmetic, one.loads + one.stores))
+    return max(candidates, key=lambda loop: (loop.multiply_adds, loop.arithmetic, loop.loads + loop.stores))
 
 
 def mark(listing: str, loop: HotLoop, around: int | None = None) -> str:
@@ -94,24 +94,24 @@ def mark(listing: str, loop: HotLoop, around: int | None = None) -> str:
 
 def _instructions(lines: list[str]) -> Iterator[_Instruction]:
     for number, line in enumerate(lines):
-        found = _INSTRUCTION.match(line)
-        if found and not line.lstrip().startswith((".", "//", "#")):
-            yield _Instruction(number, found[1], found[2])
+        match = _INSTRUCTION.match(line)
+        if match and not line.lstrip().startswith((".", "//", "#")):
+            yield _Instruction(number, match[1], match[2])
 
 
 def _innermost(lines: list[str], code: list[_Instruction]) -> list[tuple[int, int]]:
     """First and last line of every loop that holds no other."""
-    labels = {found[1]: number for number, line in enumerate(lines) if (found := _LABEL.match(line))}
+    labels = {match[1]: number for number, line in enumerate(lines) if (match := _LABEL.match(line))}
     spans: dict[int, int] = {}
-    for one in code:
+    for instruction in code:
         # Jumps of x86; b, cbz and tbz of AArch64; bra of PTX.
-        if not one.mnemonic.startswith(("j", "b", "cb", "tb")):
+        if not instruction.mnemonic.startswith(("j", "b", "cb", "tb")):
             continue
-        target = re.split(r"[\s,;]+", one.operands.strip().rstrip(";"))[-1]
+        target = re.split(r"[\s,;]+", instruction.operands.strip().rstrip(";"))[-1]
         start = labels.get(target)
-        if start is not None and start <= one.line:
+        if start is not None and start <= instruction.line:
             # Several branches back to one label are one loop, which ends at the last of them.
-            spans[start] = max(one.line, spans.get(start, 0))
+            spans[start] = max(instruction.line, spans.get(start, 0))
     return [
         (first, last)
         for first, last in spans.items()
@@ -120,49 +120,49 @@ def _innermost(lines: list[str], code: list[_Instruction]) -> list[tuple[int, in
 
 
 def _count(code: list[_Instruction], dialect: str, first: int, last: int, *, is_loop: bool) -> HotLoop:
-    body = [one for one in code if first <= one.line <= last]
-    accesses = [_access(one, dialect) for one in body]
-    fused = [bool(_MULTIPLY_ADD[dialect].match(one.mnemonic)) for one in body]
-    others = [bool(_ARITHMETIC[dialect].match(one.mnemonic)) for one in body]
+    body = [instruction for instruction in code if first <= instruction.line <= last]
+    accesses = [_access(instruction, dialect) for instruction in body]
+    fused = [bool(_MULTIPLY_ADD[dialect].match(instruction.mnemonic)) for instruction in body]
+    others = [bool(_ARITHMETIC[dialect].match(instruction.mnemonic)) for instruction in body]
     return HotLoop(
         first,
         last,
         is_loop,
         len(body),
         sum(fused),
-        sum(other and not one for other, one in zip(others, fused, strict=True)),
+        sum(other and not is_fused for other, is_fused in zip(others, fused, strict=True)),
         sum(load for load, _, _ in accesses),
         sum(store for _, store, _ in accesses),
         sum(spill for _, _, spill in accesses),
         len(_vector_registers(body, dialect)),
-        len({_written(one, dialect) for one, is_fused in zip(body, fused, strict=True) if is_fused}),
+        len({_written(instruction, dialect) for instruction, is_fused in zip(body, fused, strict=True) if is_fused}),
     )
 
 
-def _access(one: _Instruction, dialect: str) -> tuple[bool, bool, bool]:
+def _access(instruction: _Instruction, dialect: str) -> tuple[bool, bool, bool]:
     """Whether an instruction loads, stores, and does so in the stack."""
     if dialect == PTX:
-        load, store = one.mnemonic.startswith(("ld", "cp.async")), one.mnemonic.startswith("st")
-        return load, store, ".local" in one.mnemonic
+        load, store = instruction.mnemonic.startswith(("ld", "cp.async")), instruction.mnemonic.startswith("st")
+        return load, store, ".local" in instruction.mnemonic
     if dialect == AARCH64:
-        load, store = one.mnemonic.startswith("ld"), one.mnemonic.startswith("st")
-        return load, store, (load or store) and "[sp" in one.operands
-    if "(" not in one.operands or one.mnemonic.startswith(("lea", "nop", "prefetch", "j")):
+        load, store = instruction.mnemonic.startswith("ld"), instruction.mnemonic.startswith("st")
+        return load, store, (load or store) and "[sp" in instruction.operands
+    if "(" not in instruction.operands or instruction.mnemonic.startswith(("lea", "nop", "prefetch", "j")):
         return False, False, False
-    operands = one.operands.partition("#")[0].strip()
+    operands = instruction.operands.partition("#")[0].strip()
     # of the operands in AT&T syntax the last one is written, unless the instruction only compares; {%k1} is a mask
-    store = operands.rstrip("}").partition(" {")[0].endswith(")") and not one.mnemonic.startswith(
+    store = operands.rstrip("}").partition(" {")[0].endswith(")") and not instruction.mnemonic.startswith(
         ("cmp", "test", "vucom")
     )
-    store = store and one.operands.count(",") > 0
-    load = not store or one.mnemonic.startswith(("add", "sub", "inc", "dec", "or", "and", "xor"))
+    store = store and instruction.operands.count(",") > 0
+    load = not store or instruction.mnemonic.startswith(("add", "sub", "inc", "dec", "or", "and", "xor"))
     # With an index register `%rbp` is a general register that holds an array, not the frame.
     return load, store, "(%rsp" in operands or "(%rbp)" in operands
 
 
-def _written(one: _Instruction, dialect: str) -> str:
+def _written(instruction: _Instruction, dialect: str) -> str:
     """The operand that an instruction of a register writes: the last one in AT&T syntax, else the first one."""
-    operands = one.operands.partition("#")[0].rstrip("; ").split(",")
+    operands = instruction.operands.partition("#")[0].rstrip("; ").split(",")
     return operands[-1 if dialect == X86 else 0].partition("{%k")[0].strip()
 
 
@@ -171,4 +171,4 @@ def _vector_registers(body: list[_Instruction], dialect: str) -> set[str]:
         return set()
     # xmm, ymm and zmm of one number are parts of one register.
     pattern = r"%[xyz]mm(\d+)" if dialect == X86 else r"\b[qv](\d+)\b"
-    return {number for one in body for number in re.findall(pattern, one.operands)}
+    return {number for instruction in body for number in re.findall(pattern, instruction.operands)}

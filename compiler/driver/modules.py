@@ -77,12 +77,12 @@ def lower(
     task, order = _task(checked_name("a function", name), what if args is None else args, chosen)  # type: ignore[arg-type]
     steps = default_steps_of(task) if args is None else _steps(name, what)
     function = backend_of(task.target).lower(task, steps, name)
-    params = function.params if order is None else tuple(function.params[place] for place in order)
+    params = function.params if order is None else tuple(function.params[index] for index in order)
     return str(replace(function, params=params))
 
 
 def _are_tensors(argument: object) -> bool:
-    return isinstance(argument, list | tuple) and bool(argument) and all(isinstance(one, Tensor) for one in argument)
+    return isinstance(argument, list | tuple) and bool(argument) and all(isinstance(item, Tensor) for item in argument)
 
 
 def _build_any(what: Any, target: Any, name: str | None, steps: Any) -> Module:

@@ -42,8 +42,8 @@ class OpenVino:
         """The network's outputs, in its order. Raises: MeasureError when it cannot run."""
         try:
             # Without copies of the inputs, as our executors run.
-            found = self._requests[instance].infer(dict(inputs), share_inputs=True)
-            return [np.asarray(found[output]) for output in self._compiled.outputs]
+            results = self._requests[instance].infer(dict(inputs), share_inputs=True)
+            return [np.asarray(results[output]) for output in self._compiled.outputs]
         except Exception as error:  # as above
             raise MeasureError(f"OpenVINO cannot run the model: {_last_line(error)}") from error
 

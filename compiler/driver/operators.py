@@ -202,5 +202,5 @@ def extract(subject: str, target: str, threads: int) -> Extracted:
 
     Raises: as `extract_network`, `extract_operator`.
     """
-    found = extract_operator if is_operator(subject) else extract_network
-    return found(subject, target, threads)
+    extractor = extract_operator if is_operator(subject) else extract_network
+    return extractor(subject, target, threads)

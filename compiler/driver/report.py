@@ -62,7 +62,7 @@ class Comparison:
     @property
     def is_right(self) -> bool:
         """Whether every output of ours is within tolerance of the reference."""
-        return all(one.is_peer or one.error is None or one.error <= self.tolerance for one in self.contenders)
+        return all(row.is_peer or row.error is None or row.error <= self.tolerance for row in self.contenders)
 
     def seconds(self, name: str) -> float:
         """The latency of one contender; infinite when it did not take part."""
@@ -77,8 +77,8 @@ class Comparison:
         """The comparison where the default schedules are kept for these reasons."""
         (untuned,) = (each for each in self.contenders if each.name == "untuned")
         tuned = replace(untuned, name="tuned")
-        found = milliseconds(self.seconds("tuned"))
-        note = f"The default schedules are kept: with the programs found the network took {found} ms."
+        time_text = milliseconds(self.seconds("tuned"))
+        note = f"The default schedules are kept: with the programs found the network took {time_text} ms."
         kept = tuple(tuned if each.name == "tuned" else each for each in self.contenders)
         return replace(self, contenders=kept, note=f"{self.note} {note}".strip())
 

@@ -64,8 +64,8 @@ def estimate(
     top candidates, which no search has measured, and tasks too small for trials, which have nothing else.
     """
     present = {
-        key: [record for record in found if record.engine_version == engine and not record.is_guess]
-        for key, found in records.items()
+        key: [record for record in task_records if record.engine_version == engine and not record.is_guess]
+        for key, task_records in records.items()
     }
     numbers = list(layers) or list(range(len(tasks)))
     states = [
@@ -79,7 +79,7 @@ def estimate(
     if untuned or not states:
         return TuningEstimate(network, math.inf if untuned else 0.0, latency, total, untuned)
     # The cost of a round on this machine, from what its records took.
-    costs = [record.build_seconds + record.run_seconds for found in present.values() for record in found]
+    costs = [record.build_seconds + record.run_seconds for task_records in present.values() for record in task_records]
     minute = 60.0 / (ROUND * (math.fsum(costs) / len(costs) or USUAL_TRIAL_SECONDS))
     kernels = [min((s for s in states if s.layer == layer), key=lambda s: s.best_seconds) for layer in sorted(tuned)]
     speeds = [fastest_of_groups(states)[kernel.group] for kernel in kernels]
@@ -121,5 +121,5 @@ def task_state(records: Iterable[MeasureRecord], task: SearchTask, weight: int) 
 
 def most_promising(estimates: Iterable[TuningEstimate], least_gain: float) -> TuningEstimate | None:
     """The network expected to lose most seconds, or the first such; None when no `gain` reaches `least_gain`."""
-    worthy = [found for found in estimates if found.gain >= least_gain and found.gain > 0.0]
-    return max(worthy, key=lambda found: found.seconds, default=None)
+    worthy = [estimate for estimate in estimates if estimate.gain >= least_gain and estimate.gain > 0.0]
+    return max(worthy, key=lambda estimate: estimate.seconds, default=None)

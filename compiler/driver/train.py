@@ -48,9 +48,9 @@ def train_model(
     late: dict[str, Sequence[MeasureRecord]] = {}
     for task in tasks:
         # The latest are held out, not random ones: a search predicts later programs from earlier ones, too.
-        found = sorted(records.get(task.workload_key, ()), key=lambda one: (one.timestamp, one.record_id))
-        cut = len(found) - round(len(found) * holdout)
-        early[task.workload_key], late[task.workload_key] = found[:cut], found[cut:]
+        ordered = sorted(records.get(task.workload_key, ()), key=lambda record: (record.timestamp, record.record_id))
+        cut = len(ordered) - round(len(ordered) * holdout)
+        early[task.workload_key], late[task.workload_key] = ordered[:cut], ordered[cut:]
     tuning.replay(early, (), training_data)
     judged: list[ModelMetrics] = []
     for index, task in enumerate(tasks):
@@ -61,8 +61,8 @@ def train_model(
     seen = sum(metrics.programs for metrics in judged)
     return TrainedModel(
         tuning,
-        sum(len(found) for found in records.values()),
+        sum(len(task_records) for task_records in records.values()),
         seen,
-        sum(one.pair_accuracy * one.programs for one in judged) / seen if seen else None,
-        sum(one.top_recall * one.programs for one in judged) / seen if seen else None,
+        sum(accuracy.pair_accuracy * accuracy.programs for accuracy in judged) / seen if seen else None,
+        sum(accuracy.top_recall * accuracy.programs for accuracy in judged) / seen if seen else None,
     )

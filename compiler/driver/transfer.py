@@ -30,15 +30,15 @@ def transfer_program(task: SearchTask, programs: Iterable[BestProgram]) -> tuple
     context = SketchContext(task.hardware, SearchOptions())
     # Fitted to a sketch of this task: lengths are set for these extents, and the result is legal by construction.
     spaces = spaces_of(task.dag, context, derive_sketches(task.dag, context, rules_of(context)))
-    for one in close:
+    for program in close:
         try:
-            steps = load_steps(one.steps)
+            steps = load_steps(program.steps)
         except ScheduleError:
             continue
         for space in spaces:
-            found = _fitted(space, steps)
-            if found is not None:
-                return found
+            fitted = _fitted(space, steps)
+            if fitted is not None:
+                return fitted
     return None
 
 

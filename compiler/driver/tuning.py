@@ -189,7 +189,7 @@ class Tuning(TuningLoop[TunedTask]):
         are what the models of earlier runs knew; of those the tasks of other networks are learned. `foreign` are good
         programs of tasks that are none of this run's, for tasks that are like them.
         """
-        self._foreign = tuple(BestProgram.of(one) for one in foreign if one.costs)
+        self._foreign = tuple(BestProgram.of(record) for record in foreign if record.costs)
         # Only the trainings that the final model depends on are done: a resumed run starts in seconds.
         with nullcontext() if self.model is None else self.model.retracing():
             if self.model is not None:
@@ -204,8 +204,8 @@ class Tuning(TuningLoop[TunedTask]):
             if records:
                 self._learn(task, records)
                 task.fastest = fastest((*map(BestProgram.of, records), *task.fastest))
-                task.guessed_seconds = min((one.seconds for one in records if one.is_guess), default=math.inf)
-                if not all(one.is_guess for one in records):  # a task with guesses alone was never searched
+                task.guessed_seconds = min((record.seconds for record in records if record.is_guess), default=math.inf)
+                if not all(record.is_guess for record in records):  # a task with guesses alone was never searched
                     task.state = replace(task.state, best_seconds=min(record.seconds for record in records))
         self.end_losers()
         by_key = {task.task.workload_key: index for index, task in enumerate(self.tasks)}

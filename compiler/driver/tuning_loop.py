@@ -146,8 +146,8 @@ class TuningLoop(Generic[ProgressT]):
     def advice(self, index: int) -> list[str]:
         """Good programs of the tasks most like task `index`, as steps strings, the most helpful first."""
         task = self.tasks[index]
-        others = (one for other in self.tasks if other is not task for one in other.fastest)
-        return [one.steps for one in k_nearest(task.task.workload_key, (*others, *self._foreign), ADVICE)]
+        others = (program for other in self.tasks if other is not task for program in other.fastest)
+        return [program.steps for program in k_nearest(task.task.workload_key, (*others, *self._foreign), ADVICE)]
 
     def finish_round(
         self, index: int, programs: Sequence[BestProgram], stop_reason: str = "", known_seconds: float = math.inf
@@ -158,7 +158,7 @@ class TuningLoop(Generic[ProgressT]):
         task = self.tasks[index]
         task.fastest = fastest((*programs, *task.fastest))
         task.stop_reason = stop_reason
-        best = min((one.seconds for one in programs), default=math.inf)
+        best = min((program.seconds for program in programs), default=math.inf)
         task.state = task.state.after_round(min(best, known_seconds), exhausted=bool(stop_reason))
         # A task that has been searched much longer than its kin is no longer compared with them.
         if leaves_group(self.states, index, self.scheduler):

@@ -50,12 +50,12 @@ def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tup
     # Without results the policy ranks by the analytical model alone, so the learned one is never asked.
     # No later round samples the placements that this one leaves out, so it samples as many as it may.
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED, batch_per_placement=1))
-    others = (BestProgram.of(one) for one in known if one.costs)
-    policy.warm_start([one.steps for one in k_nearest(task.workload_key, others, TRIED)])
+    others = (BestProgram.of(record) for record in known if record.costs)
+    policy.warm_start([program.steps for program in k_nearest(task.workload_key, others, TRIED)])
     kinds = {mutation.TRANSFER: FITTED_CANDIDATE}
     return tuple(
-        BestProgram(task.workload_key, one.steps_text, mutation=kinds.get(one.mutation, TOP_CANDIDATE))
-        for one in policy.ask(TRIED, 0)
+        BestProgram(task.workload_key, candidate.steps_text, mutation=kinds.get(candidate.mutation, TOP_CANDIDATE))
+        for candidate in policy.ask(TRIED, 0)
     )
 
 
@@ -99,7 +99,7 @@ def shortlist(
     record in `best`, by task key, is close to the fastest; the first one with guesses, programs of tasks like
     it that are `known` among them, when there is no record; without guesses when `known` is None.
     """
-    seconds = [min((one.seconds for one in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
+    seconds = [min((record.seconds for record in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
     if math.isinf(min(seconds)):
         return ((tasks[0], () if known is None else top_candidates(tasks[0], known)),)
     close = [task for task, each in zip(tasks, seconds, strict=True) if each <= CLOSE * min(seconds)]
@@ -108,31 +108,31 @@ def shortlist(
 
 def resolve(confirmed: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
     """The tasks of one layer, of which only the fastest serves."""
-    fastest = min(confirmed, key=lambda one: one.seconds)
-    return tuple(replace(one, serves=one is fastest) for one in confirmed)
+    fastest = min(confirmed, key=lambda candidate: candidate.seconds)
+    return tuple(replace(candidate, serves=candidate is fastest) for candidate in confirmed)
 
 
 def keep_defaults(confirmed: Sequence[Confirmation], used: Mapping[str, str]) -> tuple[Confirmation, ...]:
     """What was confirmed, in a network that keeps the default schedules: of the tasks in `used`, names by key."""
-    found = {key: Confirmation(key, name, None, math.inf, math.inf, ()) for key, name in used.items()}
-    found |= {one.task_key: replace(one, program=None, seconds=one.default_seconds) for one in confirmed}
+    defaults = {key: Confirmation(key, name, None, math.inf, math.inf, ()) for key, name in used.items()}
+    defaults |= {winner.task_key: replace(winner, program=None, seconds=winner.default_seconds) for winner in confirmed}
     why = "the whole network is no faster with the programs found"
-    return tuple(replace(one, serves=one.task_key in used, why=why) for one in found.values())
+    return tuple(replace(winner, serves=winner.task_key in used, why=why) for winner in defaults.values())
 
 
 def record_guesses(
     confirmed: Iterable[Confirmation], run_info: RunInfo, new_id: Callable[[], str]
 ) -> tuple[tuple[Confirmation, ...], tuple[MeasureRecord, ...]]:
     """What was confirmed, with a record for every program that had none, and these records."""
-    found, records = [], []
-    for one in confirmed:
-        guess, measured = one.program, one.measured
+    with_records, records = [], []
+    for winner in confirmed:
+        guess, measured = winner.program, winner.measured
         if guess is not None and not guess.record_id and measured is not None:
             candidate = Candidate(load_steps(guess.steps), guess.steps, None, None, guess.mutation)
-            records.append(run_info.record(one.task_key, one.name, candidate, measured, new_id()))
-            one = replace(one, program=BestProgram.of(records[-1]))
-        found.append(one)
-    return tuple(found), tuple(records)
+            records.append(run_info.record(winner.task_key, winner.name, candidate, measured, new_id()))
+            winner = replace(winner, program=BestProgram.of(records[-1]))
+        with_records.append(winner)
+    return tuple(with_records), tuple(records)
 
 
 def confirmations(
@@ -182,11 +182,11 @@ def time_again(
     """
     steps = [*(load_steps(program.steps) for program in programs), default_steps_of(task)]
     texts = [*(program.steps for program in programs), dump_steps(steps[-1])]
-    found = [None if kept is None else kept.find(task, text) for text in texts]
-    missing = [one for one, known in zip(steps, found, strict=True) if known is None]
+    reused = [None if kept is None else kept.find(task, text) for text in texts]
+    missing = [program_steps for program_steps, known in zip(steps, reused, strict=True) if known is None]
     built = builder.build(task, missing) if missing else []
     new = iter(zip(built, runner.run(task, built) if built else (), strict=True))
-    pairs = [next(new) if known is None else (known.built, known.measured) for known in found]
+    pairs = [next(new) if known is None else (known.built, known.measured) for known in reused]
     builds = [build for build, _ in pairs]
     results = _interleaved(task, builds, [result for _, result in pairs], runner)
     if results is None:
@@ -203,7 +203,7 @@ def confirm_fastest(timed: Sequence[TimedPrograms], runner: Runner) -> list[Conf
     Raises: MeasureError when the workers cannot work at all.
     """
     runner.restart()
-    return [_confirmed(one, runner) for one in timed]
+    return [_confirmed(programs, runner) for programs in timed]
 
 
 def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> Confirmation:
@@ -214,16 +214,18 @@ def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Buil
 def _confirmed(timed: TimedPrograms, runner: Runner) -> Confirmation:
     seconds, results = timed.seconds, list(timed.results)
     untuned = len(timed.programs)
-    order = sorted((place for place in range(untuned) if math.isfinite(seconds[place])), key=lambda one: seconds[one])
-    for place in order:
+    order = sorted(
+        (index for index in range(untuned) if math.isfinite(seconds[index])), key=lambda index: seconds[index]
+    )
+    for index in order:
         # Sorted by time: from here on none beats the default schedule.
-        if seconds[place] >= seconds[untuned]:
+        if seconds[index] >= seconds[untuned]:
             break
         # A program that is right only on what its own earlier runs left in memory fails here.
-        (again,) = runner.run(timed.task, [timed.builds[place]])
+        (again,) = runner.run(timed.task, [timed.builds[index]])
         if again.status is MeasureStatus.OK:
-            return _confirmation(replace(timed, results=results), place)
-        results[place] = replace(again, error=f"in a fresh process: {again.error}")
+            return _confirmation(replace(timed, results=results), index)
+        results[index] = replace(again, error=f"in a fresh process: {again.error}")
         runner.restart()
     return _confirmation(replace(timed, results=results), untuned)
 
@@ -235,19 +237,19 @@ def _interleaved(
     the process was lost that compared them.
     """
     seconds = [min(result.costs, default=math.inf) for result in results]
-    close = [place for place, each in enumerate(seconds) if each <= REACH * min(seconds) and math.isfinite(each)]
+    close = [index for index, each in enumerate(seconds) if each <= REACH * min(seconds) and math.isfinite(each)]
     if len(close) < 2:
         return list(results)
-    compared = runner.compare(task, [builds[place] for place in close])
+    compared = runner.compare(task, [builds[index] for index in close])
     if compared is None:
         return None
     timed = list(results)
-    for place, again in zip(close, compared, strict=True):
-        timed[place] = replace(results[place], costs=again.costs, contention=again.contention)
+    for index, again in zip(close, compared, strict=True):
+        timed[index] = replace(results[index], costs=again.costs, contention=again.contention)
     return timed
 
 
-def _confirmation(timed: TimedPrograms, place: int) -> Confirmation:
+def _confirmation(timed: TimedPrograms, index: int) -> Confirmation:
     """The program at `place` serves; after the last one stands the default schedule."""
     task, programs, seconds = timed.task, timed.programs, timed.seconds
     rejected = tuple(
@@ -255,17 +257,17 @@ def _confirmation(timed: TimedPrograms, place: int) -> Confirmation:
         for program, result in zip(programs, timed.results, strict=False)
         if result.status is not MeasureStatus.OK
     )
-    chosen = programs[place] if place < len(programs) else None
+    chosen = programs[index] if index < len(programs) else None
     # The default schedule's kernel too: the network is compiled once more with it alone, for the comparison.
-    kept = ((timed.steps[each], timed.builds[each].artifact) for each in (place, len(programs)))
+    kept = ((timed.steps[each], timed.builds[each].artifact) for each in (index, len(programs)))
     kernels = {text: kernel for text, kernel in kept if kernel is not None}
     about = task.workload_key, task.name, chosen
     return Confirmation(
         *about,
         seconds[-1],
-        seconds[place],
+        seconds[index],
         rejected,
-        measured=timed.results[place],
+        measured=timed.results[index],
         kernels=kernels,
         default_steps=timed.steps[-1],
         tried=len(programs),

@@ -86,9 +86,9 @@ def compare_on_device(
 ) -> Comparison:
     """`compare_networks` on the device of a fleet. Raises: MeasureError."""
     contents = {name: path.read_bytes() for name, path in networks.items()}
-    found = ask(engine, device_queue(device), CompareRequest(contents, model, threads, seed))
-    contenders = tuple(Contender(**each) for each in found["contenders"])
-    return Comparison(found["reference"], contenders, found["note"], found["tolerance"], found.get("contention"))
+    answer = ask(engine, device_queue(device), CompareRequest(contents, model, threads, seed))
+    contenders = tuple(Contender(**each) for each in answer["contenders"])
+    return Comparison(answer["reference"], contenders, answer["note"], answer["tolerance"], answer.get("contention"))
 
 
 def limits_of_device(engine: Engine, device: str, threads: int) -> MachineLimits:
@@ -175,7 +175,7 @@ class WorkerService:
 
     def _time(self, request: TimeRequest) -> list[Measurement] | None:
         task, device = request.task, request.task.target.traits.device
-        known = {task.dag.inputs[place].name: array for place, array in special_inputs(task).items()}
+        known = {task.dag.inputs[index].name: array for index, array in special_inputs(task).items()}
         for name, array in request.inputs.items():
             if name not in known or not np.array_equal(known[name], array):
                 register_task_input_buffer(task.workload_key, name, array, overwrite=True)

@@ -26,12 +26,12 @@ Store = Annotated[
 ]
 
 
-def option_of(one: Field[Any]) -> Any:
+def option_of(field: Field[Any]) -> Any:
     """An option of a tuning run as typer has it."""
-    kind, flag, default = kinds_of(TuneOptions)[one.name], f"--{flag_of(one)}", one.default
-    meaning = info_of(one).meaning
+    kind, flag, default = kinds_of(TuneOptions)[field.name], f"--{flag_of(field)}", field.default
+    meaning = info_of(field).meaning
     shown = "" if default is None else f" Default: {default if kind is not bool else 'yes' if default else 'no'}."
-    names = f"{flag}/--no-{flag_of(one)}" if kind is bool else flag
+    names = f"{flag}/--no-{flag_of(field)}" if kind is bool else flag
     # None and not the default: only so retune.toml and the environment can be told from a flag that was given.
     return Annotated[kind | None, typer.Option(names, help=f"{meaning[:1].upper()}{meaning[1:]}.{shown}")]
 

@@ -55,13 +55,21 @@ def explain(
     elif stage is not None:
         _say_stages(output, explained, stage)
     else:
-        for one in explained:
-            output.say(str(one), kernel=one.name, seconds=one.seconds, limit=one.limit, served_by=one.served_by)
+        for kernel_text in explained:
+            output.say(
+                str(kernel_text),
+                kernel=kernel_text.name,
+                seconds=kernel_text.seconds,
+                limit=kernel_text.limit,
+                served_by=kernel_text.served_by,
+            )
 
 
 def _say_stages(output: Output, explained: Sequence[Explanation], stage: str) -> None:
-    for one in explained:
-        text = one.stage(stage)
+    for entry in explained:
+        text = entry.stage(stage)
         output.say(
-            text.rstrip() if len(explained) == 1 else f"== {one.name}\n{text.rstrip()}", kernel=one.name, text=text
+            text.rstrip() if len(explained) == 1 else f"== {entry.name}\n{text.rstrip()}",
+            kernel=entry.name,
+            text=text,
         )

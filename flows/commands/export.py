@@ -68,9 +68,9 @@ def export(
     else:
         shapes = dict(map(parse_shape, shape or ()))
         exported, networks = export_model(network, to, options, shapes, home_of(store))
-    for one in networks:
-        coverage = CoverageReport.of(one.coverage)
-        output.say(f"{one.plan.name}: {coverage}", part=one.plan.name, **coverage_fields(coverage))
+    for part in networks:
+        coverage = CoverageReport.of(part.coverage)
+        output.say(f"{part.plan.name}: {coverage}", part=part.plan.name, **coverage_fields(coverage))
     if exported.remaining:
         nodes = ", ".join(exported.remaining)
         output.say(f"ONNX Runtime computes {nodes}", remaining=list(exported.remaining))

@@ -44,11 +44,11 @@ def run(
         meter.start()
         began = time.perf_counter_ns()
         # Half a second in all: repeats of 50 ms are longer than a time slice, so that none lies within one.
-        found = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
+        result = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
         share = None if where else meter.share(time.perf_counter_ns() - began)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}
-    lines = [f"input {name}: {one['dtype']}{one['shape']}" for name, one in inputs.items()]
+    lines = [f"input {name}: {spec['dtype']}{spec['shape']}" for name, spec in inputs.items()]
     lines += [f"on {where}" if where else f"on {count(chosen, 'thread')}"]
-    lines += [str(found), *filter(None, [busy_warning(share)])]
-    told = {"seconds": list(found.results), "contention": share, **({"gpu": where} if where else {})}
+    lines += [str(result), *filter(None, [busy_warning(share)])]
+    told = {"seconds": list(result.results), "contention": share, **({"gpu": where} if where else {})}
     output.say("\n".join(lines), inputs=inputs, threads=chosen, **told)

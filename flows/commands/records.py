@@ -55,9 +55,9 @@ def records_best(
     quiet: Quiet = False,
 ) -> None:
     """List the best record of every task on this machine, by the task's name."""
-    found = _records(store).best_per_task(device=config.device_name(), threads=threads)
+    best = _records(store).best_per_task(device=config.device_name(), threads=threads)
     Output(as_json, quiet).table(
-        [_fields(record) for record in sorted(found.values(), key=lambda record: (record.task_name, record.task_key))],
+        [_fields(record) for record in sorted(best.values(), key=lambda record: (record.task_name, record.task_key))],
         (
             Column("record", lambda row: row["record_id"], folds=False),
             Column("task", lambda row: row["task_name"]),
@@ -78,12 +78,12 @@ def records_show(
     """Print one record, every field of it."""
     text = record_id.upper()
     every = _records(store).records(confirmations=True)
-    alike = [one for one in every if text and one.record_id.upper().startswith(text)]
-    found = [one for one in alike if one.record_id == record_id] or alike
-    if len(found) != 1:
-        many = f"{len(found)} records begin with {record_id}" if found else f"no record {record_id}"
+    alike = [record for record in every if text and record.record_id.upper().startswith(text)]
+    matches = [record for record in alike if record.record_id == record_id] or alike
+    if len(matches) != 1:
+        many = f"{len(matches)} records begin with {record_id}" if matches else f"no record {record_id}"
         raise OptionError(f"{many} in {home_of(store)}; `retune records best` lists some")
-    fields = _fields(found[0])
+    fields = _fields(matches[0])
     text = json.dumps(finite(fields), indent=2)
     Output(as_json, quiet).say(text, **fields)
 
@@ -100,8 +100,8 @@ def records_import(
 ) -> None:
     """Add the trials of a tuning log to the records, but those that it has, as of a log that was exported from it."""
     output = Output(as_json, quiet)
-    place = config.device_name() if device == "this" else device
-    records = [to_record(trial, place) for trial in read_log(log)]
+    device_name = config.device_name() if device == "this" else device
+    records = [to_record(trial, device_name) for trial in read_log(log)]
     into = _records(store)
     # A log has no names for people: tasks that are known keep theirs.
     names = {task.task_key: task.task_name for task in into.tasks() if task.task_name not in task.task_key}
@@ -128,8 +128,8 @@ def records_export(
     if log.exists():
         raise OptionError(f"{log} exists already; name a file that does not")
     source = _records(store)
-    found = list(source.best_per_task(device=config.device_name()).values()) if best else source.records()
-    chosen = [record for record in found if task is None or task in (record.task_name, record.task_key)]
+    records = list(source.best_per_task(device=config.device_name()).values()) if best else source.records()
+    chosen = [record for record in records if task is None or task in (record.task_name, record.task_key)]
     if not chosen:
         known = f"called {task}" if task is not None else "to export"
         raise OptionError(f"there is no record {known} in {home_of(store)}; `retune records list` shows what there is")
@@ -183,23 +183,23 @@ def records_compact(
 def records_check(store: Store = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Read every record file from beginning to end, and say whether all is well."""
     output = Output(as_json, quiet)
-    found = _records(store).check()
-    repeats = f"; {found.repeats} rows repeat one of them, and readers leave these out" if found.repeats else ""
+    check = _records(store).check()
+    repeats = f"; {check.repeats} rows repeat one of them, and readers leave these out" if check.repeats else ""
     output.say(
         "\n".join(
             [
-                f"{found.files} files with {found.rows} records are sound{repeats}",
+                f"{check.files} files with {check.rows} records are sound{repeats}",
                 *(
                     f"{path}: left over by a process that was killed; the next one that writes there removes it"
-                    for path in found.temporaries
+                    for path in check.temporaries
                 ),
                 *(
                     f"{path}: it could not be read and was set aside; restore it from a backup, or delete it"
-                    for path in found.quarantined
+                    for path in check.quarantined
                 ),
             ]
         ),
-        **asdict(found),
+        **asdict(check),
     )
 
 

@@ -31,10 +31,10 @@ def serve(
     """Serve compiled networks over HTTP, with KServe's Open Inference Protocol V2 and metrics for Prometheus."""
     output = Output(as_json, quiet)
     models: dict[str, Model] = {}
-    for one in map(str, files):
-        name, sign, path = one.partition("=")
+    for file in map(str, files):
+        name, sign, path = file.partition("=")
         if not sign:
-            name, path = Path(one).stem, one
+            name, path = Path(file).stem, file
         if name in models:
             raise OptionError(f"two networks are called {name}: name one with NAME=FILE")
         models[name] = Model.load(path, instances)
@@ -42,7 +42,7 @@ def serve(
     config = configure(app, host, port, stop_seconds)
     # Bound before uvicorn starts: port 0 has its number by now, and the address is printed when it takes connections.
     listening = listen(config)
-    found, at = listening.getsockname()[:2]
+    address, at = listening.getsockname()[:2]
     for name in models:
-        output.say(f"http://{found}:{at}/v2/models/{name}", model=name, url=f"http://{found}:{at}/v2/models/{name}")
+        output.say(f"http://{address}:{at}/v2/models/{name}", model=name, url=f"http://{address}:{at}/v2/models/{name}")
     uvicorn.Server(config).run([listening])

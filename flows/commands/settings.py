@@ -17,13 +17,13 @@ def show_config(store: Store = None, as_json: Json = False, quiet: Quiet = False
     home = local_folder(store) if store and not is_remote(store) else None  # a URL leaves the state folder as it is
     rows = [
         {
-            "name": one.name,
-            "value": one.value if isinstance(one.value, int | float | None) else str(one.value),
-            "source": one.source,
-            "variable": one.variable,
-            "meaning": one.meaning,
+            "name": setting.name,
+            "value": setting.value if isinstance(setting.value, int | float | None) else str(setting.value),
+            "source": setting.source,
+            "variable": setting.variable,
+            "meaning": setting.meaning,
         }
-        for one in config.explain(flags={"home": home})
+        for setting in config.explain(flags={"home": home})
     ]
     output.table(
         rows,

@@ -30,24 +30,24 @@ BUSY_LOAD = 0.25
 def cores(cpus: Path = CPUS, quota: float | None = None) -> Finding:
     """How many CPUs may be used, and what stands in the way of the others; `quota` is this process's unless given."""
     usable, there = config.usable_cpus(), os.cpu_count() or 1
-    found = f"{len(usable)} of {there} CPUs may be used ({config.device_name()})"
+    text = f"{len(usable)} of {there} CPUs may be used ({config.device_name()})"
     quota = quota or config.cpu_quota()
     if quota is not None and quota < len(usable):
         return warn(
             "cores",
-            f"{found}, but a quota leaves {quota:g} at a time: {max(1, int(quota))} by default for a network's threads",
+            f"{text}, but a quota leaves {quota:g} at a time: {max(1, int(quota))} by default for a network's threads",
             "to use more, raise the quota (docker --cpus, systemd CPUQuota)",
         )
     siblings = {_text(cpus / f"cpu{number}" / "topology" / "thread_siblings_list") or str(number) for number in usable}
     if len(siblings) < len(usable):
         return warn(
             "cores",
-            f"{found}; they are {len(siblings)} cores with several hardware threads each",
+            f"{text}; they are {len(siblings)} cores with several hardware threads each",
             f"hardware threads of one core disturb each other's timing: tune with --threads {len(siblings)}",
         )
     if len(usable) < there:
-        return warn("cores", found, "this process is bound to some (taskset, cpuset): unbind it to use the others")
-    return ok("cores", found)
+        return warn("cores", text, "this process is bound to some (taskset, cpuset): unbind it to use the others")
+    return ok("cores", text)
 
 
 def frequency(cpus: Path = CPUS) -> Finding:
@@ -57,21 +57,21 @@ def frequency(cpus: Path = CPUS) -> Finding:
         return ok("frequency", "not controlled from here, as in most virtual machines")
     turbo = {"0": "turbo on", "1": "turbo off"}.get(_text(cpus / "intel_pstate" / "no_turbo"), "")
     turbo = turbo or {"1": "boost on", "0": "boost off"}.get(_text(cpus / "cpufreq" / "boost"), "boost unknown")
-    found = f"governor {governor}, {turbo}"
+    text = f"governor {governor}, {turbo}"
     if governor in ("performance", "schedutil"):
-        return ok("frequency", found)
+        return ok("frequency", text)
     return warn(
-        "frequency", found, "clocks that rise and fall make times rough: `cpupower frequency-set -g performance`"
+        "frequency", text, "clocks that rise and fall make times rough: `cpupower frequency-set -g performance`"
     )
 
 
 def load(average: float | None = None) -> Finding:
     """Whether other programs are at work."""
     busy = os.getloadavg()[0] if average is None else average
-    found = f"{busy:.2f} processes wanted to run at a time in the last minute"
+    text = f"{busy:.2f} processes wanted to run at a time in the last minute"
     if busy > BUSY_LOAD * config.usable_cores():
-        return warn("load", found, "other programs spoil timings: stop them, or tune later")
-    return ok("load", found)
+        return warn("load", text, "other programs spoil timings: stop them, or tune later")
+    return ok("load", text)
 
 
 def code_generation() -> Finding:

@@ -38,12 +38,12 @@ def state_folder(home: Path) -> Finding:
     except StoreError as error:
         what, _, advice = str(error).partition("; ")
         return fail("state folder", what, advice)
-    found = f"{home}: {free / 2**30:.1f} GiB free, a file is durable after {seconds * 1e3:.0f} ms"
+    text = f"{home}: {free / 2**30:.1f} GiB free, a file is durable after {seconds * 1e3:.0f} ms"
     if free < LOW_DISK:
-        return warn("state folder", found, "free some space, or choose another folder with --store")
+        return warn("state folder", text, "free some space, or choose another folder with --store")
     if seconds > SLOW_SECONDS:
-        return warn("state folder", found, "a local disk is quicker: every round waits for this")
-    return ok("state folder", found)
+        return warn("state folder", text, "a local disk is quicker: every round waits for this")
+    return ok("state folder", text)
 
 
 def prefect(url: str | None) -> Finding:
@@ -79,20 +79,20 @@ def _health_of(url: str) -> Request:
 
 def versions() -> Finding:
     """What is installed, and what is missing that would be of use."""
-    found = f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    text = f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
     if missing:
         uses = "; ".join(f"{name}: {use}" for name, use in missing.items())
-        return warn("packages", f"{found}; missing {', '.join(missing)}", f"{install_hint('report')} ({uses})")
-    return ok("packages", found)
+        return warn("packages", f"{text}; missing {', '.join(missing)}", f"{install_hint('report')} ({uses})")
+    return ok("packages", text)
 
 
-def everything(place: str | None = None) -> Iterable[Finding]:
+def everything(location: str | None = None) -> Iterable[Finding]:
     """All findings about what Retune works with; `place` is the state folder, or the URL of the records, unless the
     settings are to say. Raises: OptionError for settings that make no sense.
     """
     settings = config.load()
-    yield state_folder(local_folder(place) if place and not is_remote(place) else settings.home)
+    yield state_folder(local_folder(location) if location and not is_remote(location) else settings.home)
     yield prefect(settings.prefect_api)
     yield versions()
 

@@ -187,9 +187,9 @@ async def _infer(queue: RequestQueue, request: Request, name: str) -> Response:
         return _refuse(499, "the client left")  # as nginx counts it
     try:
         parsed = parse_request(bytes(body), request.headers.get(HEADER_LENGTH), queue.inputs, queue.outputs)
-        found = await queue.infer(parsed.inputs)
+        results = await queue.infer(parsed.inputs)
         about = {"model_name": name, "model_version": VERSION, **({"id": parsed.id} if parsed.id else {})}
-        wanted = {output: found[output] for output in parsed.outputs}
+        wanted = {output: results[output] for output in parsed.outputs}
         answer, length = write_response(about, wanted, parsed.outputs)
     except QueueFullError as error:
         # 503 with Retry-After, so that load balancers try another server and clients wait.

@@ -46,7 +46,7 @@ class Model:
         executor = self._idle.get()
         try:
             executor.run(**inputs)
-            return {spec.name: executor.get_output(place) for place, spec in enumerate(self.outputs)}
+            return {spec.name: executor.get_output(index) for index, spec in enumerate(self.outputs)}
         finally:
             self._idle.put(executor)
 

@@ -52,25 +52,25 @@ def parse_request(
     length = len(body) if header is None else _length(header, len(body))
     message = _object(body[:length])
     given = message.get("inputs")
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+    if not isinstance(given, list) or not all(isinstance(tensor, dict) for tensor in given):
         raise OptionError("the request needs `inputs`, a list of objects with name, shape, datatype and data")
     specs = {spec.name: spec for spec in inputs}
     arrays: dict[str, Array] = {}
     start = length
-    for one in given:
-        name = one.get("name")
+    for tensor in given:
+        name = tensor.get("name")
         if not isinstance(name, str) or name not in specs:
             raise OptionError(f"there is no input {name!r}; the inputs are {', '.join(specs)}")
         if name in arrays:
             raise OptionError(f"input {name}: it is given twice")
-        size = _parameters(one).get("binary_data_size")
+        size = _parameters(tensor).get("binary_data_size")
         if size is not None:
             if not isinstance(size, int) or size < 0 or start + size > len(body):
                 raise OptionError(f"input {name}: binary_data_size is {size!r}, but {len(body) - start} bytes are left")
-            arrays[name] = _from_bytes(specs[name], one, body[start : start + size])
+            arrays[name] = _from_bytes(specs[name], tensor, body[start : start + size])
             start += size
         else:
-            arrays[name] = _from_list(specs[name], one)
+            arrays[name] = _from_list(specs[name], tensor)
     if missing := [name for name in specs if name not in arrays]:
         raise OptionError(f"no value for {', '.join(missing)}; the inputs are {', '.join(specs)}")
     if start != len(body):
@@ -87,16 +87,16 @@ def write_response(
     """
     listed, tail = [], []
     for name, array in outputs.items():
-        one: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
+        tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype.name]}
         if binary[name]:
             data = np.ascontiguousarray(array).tobytes()
-            one["parameters"] = {"binary_data_size": len(data)}
+            tensor["parameters"] = {"binary_data_size": len(data)}
             tail.append(data)
         elif array.dtype.name in _ONLY_BINARY:
             raise OptionError(f"output {name}: {DATATYPES[array.dtype.name]} has no JSON form: ask for binary_data")
         else:
-            one["data"] = np.ascontiguousarray(array).ravel()
-        listed.append(one)
+            tensor["data"] = np.ascontiguousarray(array).ravel()
+        listed.append(tensor)
     # a number that is not finite becomes null
     head = orjson.dumps({**about, "outputs": listed}, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join((head, *tail)), len(head)
@@ -118,20 +118,20 @@ def _object(text: bytes) -> dict[str, Any]:
     return message
 
 
-def _parameters(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = one.get("parameters", {})
-    if not isinstance(found, dict):
+def _parameters(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = tensor.get("parameters", {})
+    if not isinstance(parameters, dict):
         raise OptionError("`parameters` must be an object")
-    return found
+    return parameters
 
 
-def _shape(spec: TensorSpec, one: Mapping[str, Any]) -> tuple[int, ...]:
+def _shape(spec: TensorSpec, tensor: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape that is given. Raises: OptionError for another type or rank, or a shape larger than the input's."""
-    if one.get("datatype") != DATATYPES[spec.dtype]:
+    if tensor.get("datatype") != DATATYPES[spec.dtype]:
         raise OptionError(
-            f"input {spec.name}: the datatype must be {DATATYPES[spec.dtype]}, not {one.get('datatype')!r}"
+            f"input {spec.name}: the datatype must be {DATATYPES[spec.dtype]}, not {tensor.get('datatype')!r}"
         )
-    shape = one.get("shape")
+    shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
         raise OptionError(f"input {spec.name}: the shape must be a list of integers, such as {list(spec.shape)}")
     # NumPy refuses more than 64 dimensions, and extents beyond the range of addresses.
@@ -140,8 +140,8 @@ def _shape(spec: TensorSpec, one: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _from_bytes(spec: TensorSpec, one: Mapping[str, Any], data: bytes) -> Array:
-    shape, dtype = _shape(spec, one), np.dtype(spec.dtype)
+def _from_bytes(spec: TensorSpec, tensor: Mapping[str, Any], data: bytes) -> Array:
+    shape, dtype = _shape(spec, tensor), np.dtype(spec.dtype)
     if prod(shape) * dtype.itemsize != len(data):
         raise OptionError(
             f"input {spec.name}: {list(shape)} takes {prod(shape) * dtype.itemsize} bytes, not {len(data)}"
@@ -150,11 +150,11 @@ def _from_bytes(spec: TensorSpec, one: Mapping[str, Any], data: bytes) -> Array:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _from_list(spec: TensorSpec, one: Mapping[str, Any]) -> Array:
-    shape = _shape(spec, one)
+def _from_list(spec: TensorSpec, tensor: Mapping[str, Any]) -> Array:
+    shape = _shape(spec, tensor)
     if spec.dtype in _ONLY_BINARY:
         raise OptionError(f"input {spec.name}: {DATATYPES[spec.dtype]} has no JSON form: send it as binary data")
-    data = one.get("data")
+    data = tensor.get("data")
     if not isinstance(data, list):
         raise OptionError(f"input {spec.name}: there is no data, a list of numbers")
     wanted = DATATYPES[spec.dtype]
@@ -191,11 +191,11 @@ def _wanted(message: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[s
     asked = message.get("outputs")
     if asked is None:
         return dict.fromkeys(known, by_default)
-    if not isinstance(asked, list) or not all(isinstance(one, dict) for one in asked):
+    if not isinstance(asked, list) or not all(isinstance(tensor, dict) for tensor in asked):
         raise OptionError("`outputs` must be a list of objects with a name")
     wanted = {}
-    for one in asked:
-        if not isinstance(one.get("name"), str) or one["name"] not in known:
-            raise OptionError(f"there is no output {one.get('name')!r}; the outputs are {', '.join(known)}")
-        wanted[str(one["name"])] = bool(_parameters(one).get("binary_data", by_default))
+    for tensor in asked:
+        if not isinstance(tensor.get("name"), str) or tensor["name"] not in known:
+            raise OptionError(f"there is no output {tensor.get('name')!r}; the outputs are {', '.join(known)}")
+        wanted[str(tensor["name"])] = bool(_parameters(tensor).get("binary_data", by_default))
     return wanted

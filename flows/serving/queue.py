@@ -68,15 +68,15 @@ class RequestQueue:
         # A request that could start at once does not count as waiting.
         if len(self._waiting) >= self._capacity + (self._instances - len(self._running)):
             raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later")
-        one = _Waiting(inputs, rows, time.monotonic() + self._batch_seconds)
-        self._waiting.append(one)
+        waiting = _Waiting(inputs, rows, time.monotonic() + self._batch_seconds)
+        self._waiting.append(waiting)
         self._start()
-        return await one.result
+        return await waiting.result
 
     async def close(self) -> None:
         """Wait for the runs that have begun, and let none begin."""
-        for one in self._waiting:
-            one.result.cancel()
+        for waiting in self._waiting:
+            waiting.result.cancel()
         self._waiting.clear()
         if self._running:
             await asyncio.wait(self._running)
@@ -97,7 +97,7 @@ class RequestQueue:
     def _start(self) -> None:
         """Begin as many runs as there are instances; a batch that is not full waits until its first request is due."""
         while self._waiting and len(self._running) < self._instances:
-            is_full = sum(one.rows for one in self._waiting) >= self.rows
+            is_full = sum(waiting.rows for waiting in self._waiting) >= self.rows
             left = self._waiting[0].due - time.monotonic()
             # Dynamic batching, as in Triton: latency is traded for throughput, by `batch_seconds` at most.
             if not is_full and left > 0:
@@ -127,29 +127,29 @@ class RequestQueue:
         return taken
 
     async def _run(self, taken: list[_Waiting]) -> None:
-        live = [one for one in taken if not one.result.done()]  # a client that left cancels its request
+        live = [waiting for waiting in taken if not waiting.result.done()]  # a client that left cancels its request
         if not live:
             return
         loop = asyncio.get_running_loop()
         began = time.perf_counter()
         try:
             # In a thread: the event loop answers other requests while a network runs; kernels release the GIL.
-            found = await loop.run_in_executor(self._threads, self._compute, [one.inputs for one in live])
+            results = await loop.run_in_executor(self._threads, self._compute, [waiting.inputs for waiting in live])
         except Exception as error:
-            for one in live:
-                if not one.result.done():
-                    one.result.set_exception(error)
+            for waiting in live:
+                if not waiting.result.done():
+                    waiting.result.set_exception(error)
             return
         finally:
             self.runs += 1
             self.busy_seconds += time.perf_counter() - began
         start = 0
-        for one in live:
-            part = slice(start, start + one.rows)
-            start += one.rows
-            if not one.result.done():
-                one.result.set_result(
-                    {name: each[part] for name, each in found.items()} if self._batch_seconds else found
+        for waiting in live:
+            part = slice(start, start + waiting.rows)
+            start += waiting.rows
+            if not waiting.result.done():
+                waiting.result.set_result(
+                    {name: each[part] for name, each in results.items()} if self._batch_seconds else results
                 )
 
     def _compute(self, requests: list[Mapping[str, Array]]) -> dict[str, Array]:

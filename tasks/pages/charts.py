@@ -35,9 +35,9 @@ CONTENDERS = {"tuned": 0, "untuned": 1, "ONNX Runtime": 2}
 TUNED, UNTUNED = map(color_of, (0, 1))
 
 
-def contender_color(name: str, place: int = 0) -> str:
+def contender_color(name: str, index: int = 0) -> str:
     """The color of a way to run the network, the same in all charts; others differ by their `place`."""
-    return color_of(CONTENDERS.get(name, 3 + place % 3))
+    return color_of(CONTENDERS.get(name, 3 + index % 3))
 
 
 def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str:
@@ -47,11 +47,11 @@ def latency_chart(latencies: Mapping[str, float], *, alone: bool = False) -> str
         return ""
     scale = Scale.over(known.values(), 100, WIDE - 90, zero=True)
     parts = []
-    for place, (name, seconds) in enumerate(known.items()):
-        top = 6 + place * (BAR + 8)
+    for index, (name, seconds) in enumerate(known.items()):
+        top = 6 + index * (BAR + 8)
         words = f"{milliseconds(seconds)} ms"
         parts.append(svg_text(94, top + 15, name, "end", size=12))
-        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_color(name, place), f"{name}: {words}"))
+        parts.append(rect(100, top, scale(seconds) - 100, BAR, contender_color(name, index), f"{name}: {words}"))
         parts.append(svg_text(scale(seconds) + 6, top + 15, words, size=12))
     return _sheet("Latency of the network", WIDE, 6 + len(known) * (BAR + 8), parts, alone)
 
@@ -66,7 +66,7 @@ def network_chart(course: Sequence[tuple[float, float]], levels: Mapping[str, fl
     y = Scale.over(
         [latency * 1e3 for _, latency in course] + [s * 1e3 for s in shown.values()], frame.bottom, frame.top, log=True
     )
-    colors = {name: contender_color(name, place) for place, name in enumerate(shown)}
+    colors = {name: contender_color(name, index) for index, name in enumerate(shown)}
     parts = [*svg_legend(frame.left, {"estimate": TUNED}, 4), *frame.axes(x, y)]
     parts += svg_legend(frame.left + 110, colors, 4, 110, DASHES)
     for name, seconds in shown.items():
@@ -88,15 +88,15 @@ def task_chart(name: str, trials: Sequence[Trial]) -> str:
     y = Scale.over([trial.seconds * 1e3 for trial in timed] + [default * 1e3], frame.bottom, frame.top, log=True)
     parts = list(frame.axes(x, y, (5, 4)))
     best, course = math.inf, []
-    for place, trial in enumerate(trials, 1):
+    for number, trial in enumerate(trials, 1):
         if math.isfinite(trial.seconds):
             best = min(best, trial.seconds)
-            tip = f"trial {place}: {milliseconds(trial.seconds)} ms, {trial.origin}"
-            parts.append(circle(x(place), y(trial.seconds * 1e3), 2, TUNED, tip, 0.5))
+            tip = f"trial {number}: {milliseconds(trial.seconds)} ms, {trial.origin}"
+            parts.append(circle(x(number), y(trial.seconds * 1e3), 2, TUNED, tip, 0.5))
         else:
-            parts.append(circle(x(place), frame.top, 2.5, "var(--bad)", f"trial {place}: {trial.origin}"))
+            parts.append(circle(x(number), frame.top, 2.5, "var(--bad)", f"trial {number}: {trial.origin}"))
         if math.isfinite(best):
-            course.append((x(place), y(best * 1e3)))
+            course.append((x(number), y(best * 1e3)))
     if math.isfinite(default):
         level = y(default * 1e3)
         parts.append(polyline([(frame.left, level), (frame.right, level)], UNTUNED, dashes=DASHES))
@@ -108,17 +108,17 @@ def roofline_chart(kernels: Sequence[KernelRow], limits: MachineLimits | None) -
     """Kernels by operations for each byte and by speed, under the machine's limits. Dots are as large as the share of
     the network's time.
     """
-    sized = [one for one in kernels if one.used and one.moved_bytes and one.flops]
-    points = [one for one in sized if math.isfinite(one.best_seconds)]
+    sized = [kernel for kernel in kernels if kernel.used and kernel.moved_bytes and kernel.flops]
+    points = [kernel for kernel in sized if math.isfinite(kernel.best_seconds)]
     if limits is None or not points:
         return ""
     frame = Frame(52, 40, WIDE - 14, TALL - 36, "operations for each byte that has to be moved", "GFLOP/s")
-    reach = [one.flops / one.moved_bytes for one in points]
+    reach = [kernel.flops / kernel.moved_bytes for kernel in points]
     x = Scale.over([*reach, limits.peak_gflops / limits.memory_gbs], frame.left, frame.right, log=True)
-    speeds = [one.gflops for one in points]
+    speeds = [kernel.gflops for kernel in points]
     y = Scale.over([*speeds, limits.peak_gflops], frame.bottom, frame.top, log=True)
     names = [f"memory, {limits.memory_gbs:.0f} GB/s", f"caches, {limits.cache_gbs:.0f} GB/s"]
-    colors = {name: color_of(place) for place, name in enumerate(names, 3)}
+    colors = {name: color_of(index) for index, name in enumerate(names, 3)}
     parts = [*frame.axes(x, y), *svg_legend(frame.left, {"kernels": TUNED}, 4)]
     parts += svg_legend(frame.left + 90, colors, 4, 140, DASHES)
     for color, rate in zip(colors.values(), (limits.memory_gbs, limits.cache_gbs), strict=True):
@@ -131,23 +131,23 @@ def roofline_chart(kernels: Sequence[KernelRow], limits: MachineLimits | None) -
         parts.append(polyline(line, color, dashes=DASHES))
     label = f"{limits.peak_gflops:.0f} GFLOP/s on {limits.threads} thread{'s' if limits.threads > 1 else ''}"
     parts.append(svg_text(frame.right, y(limits.peak_gflops) - 5, label, "end", muted=True))
-    whole = sum(one.weighted_seconds for one in kernels)
-    for one, across in zip(points, reach, strict=True):
-        share = one.weighted_seconds / whole
-        tip = f"{one.name}: {one.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {share:.1%} of the time"
+    whole = sum(kernel.weighted_seconds for kernel in kernels)
+    for kernel, across in zip(points, reach, strict=True):
+        share = kernel.weighted_seconds / whole
+        tip = f"{kernel.name}: {kernel.gflops:.1f} GFLOP/s, {across:.1f} operations a byte, {share:.1%} of the time"
         # The area of a dot, not its radius, is what eyes compare.
-        parts.append(circle(x(across), y(one.gflops), 3 + 14 * math.sqrt(share), TUNED, tip, 0.55))
+        parts.append(circle(x(across), y(kernel.gflops), 3 + 14 * math.sqrt(share), TUNED, tip, 0.55))
     return svg_figure("Roofline", WIDE, TALL, parts)
 
 
 def task_charts(facts: RunFacts) -> list[tuple[KernelRow, str]]:
     """The chart of every task that was measured, those that take most of the network's time first."""
-    found = []
+    charts = []
     for kernel in facts.tuned:
         chart = task_chart(kernel.name, facts.trials.get(kernel.task_key, ()))
         if chart:
-            found.append((kernel, chart))
-    return found
+            charts.append((kernel, chart))
+    return charts
 
 
 def _sheet(title: str, width: float, height: float, parts: Sequence[str], alone: bool) -> str:

@@ -79,13 +79,13 @@ def find_run(home: Place, wanted: str) -> RunInfo:
     if wanted == "latest":  # one that was stopped before its first round has nothing to show
         return next((run for run in reversed(runs) if run.is_complete or rounds_of(home, run.run_id)), runs[-1])
     text = wanted.upper()
-    found = [run for run in runs if run.run_id == text] or [
+    matches = [run for run in runs if run.run_id == text] or [
         run for run in runs if text and (run.run_id.startswith(text) or run.run_id.endswith(text))
     ]
-    if len(found) != 1:
-        many = f"{len(found)} runs are called like {wanted!r}" if found else f"there is no run {wanted!r} in {home}"
+    if len(matches) != 1:
+        many = f"{len(matches)} runs are called like {wanted!r}" if matches else f"there is no run {wanted!r} in {home}"
         raise OptionError(f"{many}; `retune runs` lists them, and `latest` is the newest")
-    return found[0]
+    return matches[0]
 
 
 def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts:
@@ -96,8 +96,8 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     keys = dict.fromkeys(filter(None, told))
     store = ParquetRecordStore(home)
     # without a line about a round and without a report every task is searched, in case they were lost
-    found = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
-    records = [record for record in found if not record.is_guess]
+    recorded = (record for key in keys or (None,) for record in store.records(task_key=key, run_id=info.run_id))
+    records = [record for record in recorded if not record.is_guess]
     # By round first: the clock may have been set back in the middle of a run.
     records.sort(key=lambda record: (record.round, record.timestamp, record.record_id))
     keys = dict.fromkeys(record.task_key for record in records)
@@ -105,12 +105,12 @@ def facts_of(home: Place, info: RunInfo, folder: Path | None = None) -> RunFacts
     return RunFacts(
         info=info,
         report=report,
-        latencies={one["name"]: _seconds(one["seconds"]) for one in contenders},
-        errors={one["name"]: one["error"] for one in contenders},
+        latencies={contender["name"]: _seconds(contender["seconds"]) for contender in contenders},
+        errors={contender["name"]: contender["error"] for contender in contenders},
         kernels=_kernels(report, records, is_complete=info.is_complete),
         limits=MachineLimits(**limits) if (limits := report.get("limits")) else None,
         course=tuple(_course(rounds)),
-        trials={key: tuple(_trial(one) for one in records if one.task_key == key) for key in keys},
+        trials={key: tuple(_trial(record) for record in records if record.task_key == key) for key in keys},
         failures=sum(record.status is not MeasureStatus.OK for record in records),
         versions=", ".join(sorted({f"Retune {r.engine_version}, {r.llvm_version}" for r in records})),
         contention=report.get("contention", typical(contention_of(records))),

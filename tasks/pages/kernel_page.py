@@ -15,36 +15,36 @@ _STYLE = "pre{overflow-x:auto;white-space:pre}ins{text-decoration:none;color:var
 
 def kernel_page(explained: Sequence[Explanation]) -> str:
     """The page about one kernel or several, as text."""
-    title = ", ".join(one.name for one in explained)
+    title = ", ".join(explanation.name for explanation in explained)
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<link rel="icon" href="data:,">',
             f"<title>{escape(title)}</title><style>{STYLE}{_STYLE}</style></head><body>",
-            *(part for one in explained for part in _kernel(one)),
+            *(part for explanation in explained for part in _kernel(explanation)),
             "</body></html>",
             "",
         ]
     )
 
 
-def _kernel(one: Explanation) -> Iterator[str]:
-    yield f'<h1>{escape(one.name)}</h1><p class="note">{escape(one.title)}</p>'
-    yield f'<p class="banner">{escape(one.limit[:1].upper() + one.limit[1:])}.</p>'
-    for title, text in one.sections():
+def _kernel(explanation: Explanation) -> Iterator[str]:
+    yield f'<h1>{escape(explanation.name)}</h1><p class="note">{escape(explanation.title)}</p>'
+    yield f'<p class="banner">{escape(explanation.limit[:1].upper() + explanation.limit[1:])}.</p>'
+    for title, text in explanation.sections():
         yield f"<section><h2>{escape(title)}</h2><pre>{escape(text)}</pre></section>"
     yield "<section><h2>Passes</h2>"
-    for place, stage in enumerate(one.stages):
+    for index, stage in enumerate(explanation.stages):
         lines = stage.difference or "no change"
         # The first stage is whole IR and no difference: its lines may begin with "-" or "+".
-        body = escape(lines) if place == 0 else "\n".join(map(_difference_line, lines.splitlines()))
+        body = escape(lines) if index == 0 else "\n".join(map(_difference_line, lines.splitlines()))
         yield _folded(f"{stage.kernel}: after {stage.name}", body)
     yield "</section><section><h2>Code</h2>"
-    yield _folded("Loop IR", escape(one.stage("loops")))
-    yield _folded("LLVM IR", escape(one.stage("llvm")))
-    listing = mark(one.listing, one.hot_loop) if one.hot_loop else one.listing
-    yield _folded({"ptx": "PTX"}.get(one.listing_stage, "Assembly"), escape(listing))
+    yield _folded("Loop IR", escape(explanation.stage("loops")))
+    yield _folded("LLVM IR", escape(explanation.stage("llvm")))
+    listing = mark(explanation.listing, explanation.hot_loop) if explanation.hot_loop else explanation.listing
+    yield _folded({"ptx": "PTX"}.get(explanation.listing_stage, "Assembly"), escape(listing))
     yield "</section>"
 
 

@@ -194,8 +194,14 @@ def _coverage(facts: RunFacts) -> Iterator[str]:
         return
     if facts.coverage.kernels:
         shares = [
-            (WORDS[one.origin], one.kernels, one.tunable, f"{one.share_of_calls:.1%}", f"{one.share_of_flops:.1%}")
-            for one in facts.coverage.shares
+            (
+                WORDS[part.origin],
+                part.kernels,
+                part.tunable,
+                f"{part.share_of_calls:.1%}",
+                f"{part.share_of_flops:.1%}",
+            )
+            for part in facts.coverage.shares
         ]
         origins = ("programs from", "kernels", "worth tuning", "of the calls", "of the operations")
         yield _table(origins, shares, numeric=(1, 2, 3, 4))
@@ -227,7 +233,7 @@ def _run(facts: RunFacts) -> Iterator[str]:
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], numeric: Sequence[int] = ()) -> str:
     """A table in a box that scrolls by itself where it is too wide."""
-    kinds = ['class="n"' if place in numeric else 'class="w"' for place in range(len(headings))]
+    kinds = ['class="n"' if index in numeric else 'class="w"' for index in range(len(headings))]
     head = "".join(f"<th {kind}>{escape(text)}</th>" for text, kind in zip(headings, kinds, strict=True))
     lines = (
         "".join(f"<td {kind}>{escape(str(cell))}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in rows

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 LIGHT = "--ink:#1a202c;--paper:#fff;--muted:#596577;--line:#cbd5e0;--bad:#c53030;" + ";".join(
-    f"--c{place}:{color}"
-    for place, color in enumerate(("#2b6cb0", "#8593a8", "#c05621", "#2f855a", "#6b46c1", "#b7791f"))
+    f"--c{index}:{color}"
+    for index, color in enumerate(("#2b6cb0", "#8593a8", "#c05621", "#2f855a", "#6b46c1", "#b7791f"))
 )
 DARK = "--ink:#e2e8f0;--paper:#171c26;--muted:#9aa7b8;--line:#3b4656;--bad:#fc8181;" + ";".join(
-    f"--c{place}:{color}"
-    for place, color in enumerate(("#63b3ed", "#8a97aa", "#f6ad55", "#68d391", "#b794f4", "#f6e05e"))
+    f"--c{index}:{color}"
+    for index, color in enumerate(("#63b3ed", "#8a97aa", "#f6ad55", "#68d391", "#b794f4", "#f6e05e"))
 )
 """Values of the variables: ink, paper, and the colors of up to six contenders."""
 
@@ -24,9 +24,9 @@ LEGEND_STEP = 130.0
 """Room for a name in a legend."""
 
 
-def color_of(place: int) -> str:
+def color_of(index: int) -> str:
     """One of the colors, by number."""
-    return f"var(--c{place % COLORS})"
+    return f"var(--c{index % COLORS})"
 
 
 def svg_document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
@@ -50,8 +50,8 @@ def svg_legend(
     left: float, entries: Mapping[str, str], top: float = 26.0, step: float = LEGEND_STEP, dashes: str = ""
 ) -> Iterator[str]:
     """Names in a row, each with its color, as a box or as a dashed line; `step` is the room that each has."""
-    for place, (name, color) in enumerate(entries.items()):
-        x = left + step * place
+    for index, (name, color) in enumerate(entries.items()):
+        x = left + step * index
         if dashes:
             yield polyline([(x - 6, top + 5), (x + 10, top + 5)], color, width=2.5, dashes=dashes)
         else:
@@ -67,8 +67,8 @@ def svg_text(x: float, y: float, text: str, anchor: str = "start", *, muted: boo
 
 def rect(x: float, y: float, width: float, height: float, color: str, tip: str = "") -> str:
     """A filled box; `tip` is shown under the pointer."""
-    place = f'x="{x:.1f}" y="{y:g}" width="{max(0.0, width):.1f}" height="{height:g}"'
-    return f'<rect {place} style="fill:{color}"{_close("rect", tip)}'
+    position = f'x="{x:.1f}" y="{y:g}" width="{max(0.0, width):.1f}" height="{height:g}"'
+    return f'<rect {position} style="fill:{color}"{_close("rect", tip)}'
 
 
 def circle(x: float, y: float, radius: float, color: str, tip: str = "", opacity: float = 1.0) -> str:
@@ -138,10 +138,10 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
-        if len(found) <= most:
-            return found
-    return found[:: -(-len(found) // most)]
+        ticks = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
+        if len(ticks) <= most:
+            return ticks
+    return ticks[:: -(-len(ticks) // most)]
 
 
 @dataclass(frozen=True, slots=True)
