@@ -83,7 +83,7 @@ class GraphModuleDebug(GraphModule):
         self._nodes = graph.nodes
         self._first = graph.first_entries
         computing = [number for number, node in enumerate(graph.nodes) if node.function not in ("", NOP)]
-        self._calls = {number: place for place, number in enumerate(computing)}
+        self._calls = {number: index for index, number in enumerate(computing)}
         self._times: tuple[NodeTime, ...] = ()
         self._device = module.devices[-1]
         self.folder = root / f"_tvmdbg_device_{self._device.kind.upper()}_{self._device.device_id}"
@@ -149,8 +149,8 @@ class GraphModuleDebug(GraphModule):
         except OSError as error:
             raise ArtifactError(f"cannot write {self.folder}: {error}") from error
         values = {
-            f"{node.name}____{index}": self.get_node_output(place, index)
-            for place, node in enumerate(self._nodes)
+            f"{node.name}____{index}": self.get_node_output(number, index)
+            for number, node in enumerate(self._nodes)
             for index in range(node.num_outputs)
         }
         save_param_dict_to_file(values, self.folder / _VALUES)
@@ -173,8 +173,8 @@ class GraphModuleDebug(GraphModule):
         """Seconds of every node, `repeat` of them each. Raises: OptionError."""
         options = (limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)
         nodes = range(len(self._nodes))
-        found = (self.run_individual_node(node, number, repeat, min_repeat_ms, *options) for node in nodes)
-        return [list(result.results) for result in found]
+        results = (self.run_individual_node(node, number, repeat, min_repeat_ms, *options) for node in nodes)
+        return [list(result.results) for result in results]
 
     def run_individual_node(
         self,
@@ -197,9 +197,9 @@ class GraphModuleDebug(GraphModule):
 
     def execute_node(self, index: int) -> None:
         """Run one node on what its inputs hold. Raises: OptionError when there is no such node."""
-        place = self._calls.get(self._node(index))
-        if place is not None:
-            self.module.call(place)
+        call = self._calls.get(self._node(index))
+        if call is not None:
+            self.module.call(call)
 
     def get_node_output(self, index: int, out_ind: int = 0) -> Array:
         """A copy of what an output of a node holds. Raises: OptionError when there is none."""
@@ -218,8 +218,8 @@ class GraphModuleDebug(GraphModule):
         with self.module.lock:
             for number in range(last + 1):
                 self.execute_node(number)
-            found = copy_to(out, self.module.value(self._first[last]), self._spec(last), "the array for the value")
-        return found.view(HostArray) if out is None else found
+            value = copy_to(out, self.module.value(self._first[last]), self._spec(last), "the array for the value")
+        return value.view(HostArray) if out is None else value
 
     def profile(self, collectors: Sequence[object] | None = None, **input_dict: Array) -> Report:
         """Time every node of one run, after three that are not timed. There are no `collectors` of further metrics.
@@ -251,11 +251,11 @@ class GraphModuleDebug(GraphModule):
         return number
 
     def _timed(self, number: int, evaluator: TimeEvaluator) -> BenchmarkResult:
-        place = self._calls.get(number)
-        if place is None:
+        call = self._calls.get(number)
+        if call is None:
             return BenchmarkResult((0.0,) * evaluator.repeat)
-        self.module.stage_inputs(place)
-        return evaluator(self.module.single_call(place))
+        self.module.stage_inputs(call)
+        return evaluator(self.module.single_call(call))
 
     def _once(self, number: int) -> float:
         """Seconds of one call of a node; 0 for one that computes nothing."""

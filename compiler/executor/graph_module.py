@@ -126,7 +126,7 @@ class GraphModule:
         key = key if named else None
         if isinstance(key, str) and value is not None:
             value = self._converted(key, value)
-        self.module.set_input(key, value, **{name: self._converted(name, one) for name, one in params.items()})
+        self.module.set_input(key, value, **{name: self._converted(name, param) for name, param in params.items()})
 
     def _converted(self, name: str, value: Any) -> Any:
         return _converted(value, self._dtypes.get(name))
@@ -141,7 +141,7 @@ class GraphModule:
 
     def run(self, /, **input_dict: AnyArray) -> None:
         """Set the given inputs and run the graph. Raises: OptionError; what a function of the graph raises."""
-        self.module.run(**{name: self._converted(name, one) for name, one in input_dict.items()})
+        self.module.run(**{name: self._converted(name, array) for name, array in input_dict.items()})
 
     def get_num_outputs(self) -> int:
         """How many outputs there are."""
@@ -157,8 +157,8 @@ class GraphModule:
     def get_input(self, index: int | str, out: _Out) -> _Out: ...
     def get_input(self, index: int | str, out: Any = None) -> Any:
         """A copy of an input, as `get_output` gives it. Raises: OptionError when something does not fit."""
-        found = self.module.get_input(index, out)
-        return found.view(HostArray) if out is None else out
+        copy = self.module.get_input(index, out)
+        return copy.view(HostArray) if out is None else out
 
     def get_input_index(self, name: str) -> int:
         """The number of the input `name`, -1 when there is none."""
@@ -177,8 +177,8 @@ class GraphModule:
 
         Raises: OptionError when something does not fit.
         """
-        found = self.module.get_output(index, out)
-        return found.view(HostArray) if out is None else out
+        copy = self.module.get_output(index, out)
+        return copy.view(HostArray) if out is None else out
 
     def debug_get_output(self, node: int | str, out: Array) -> Array:
         """What a node computes: only the debug executor keeps it.
@@ -245,15 +245,17 @@ def _functions(
     functions: dict[str, HostFunction] = {}
     for call in plan.calls:
         name = call.kernel
-        found: Any = _copy if name == COPY else _function(libmod, name)
+        function: Any = _copy if name == COPY else _function(libmod, name)
         if name in on_gpu:
             continue
-        if isinstance(found, KernelFunction):
-            found = found.kernel
-        if isinstance(found, Kernel):
-            kernels[name] = _fitting(found, name)
-        elif callable(found):
-            functions[name] = with_lent_arrays(cast("PackedFunc", found)) if hasattr(found, "__chandle__") else found
+        if isinstance(function, KernelFunction):
+            function = function.kernel
+        if isinstance(function, Kernel):
+            kernels[name] = _fitting(function, name)
+        elif callable(function):
+            functions[name] = (
+                with_lent_arrays(cast("PackedFunc", function)) if hasattr(function, "__chandle__") else function
+            )
         else:
             raise ArtifactError(f"graph, node {call.label}: the library has no function {name!r}")
     return kernels, functions

@@ -123,13 +123,13 @@ class TimedExecutor(TimedFunctions):
         samples = np.empty((repeat, len(self.network.plan.calls)), np.int64)
         with self.lock:
             self.run()
-            calls = [self.single_call(place) for place in range(len(self.network.plan.calls))]
+            calls = [self.single_call(index) for index in range(len(self.network.plan.calls))]
             # Runs outside, calls inside: each call finds the caches as its predecessors leave them in a real run.
             for row in samples:
-                for place, call in enumerate(calls):
+                for index, call in enumerate(calls):
                     start = time.perf_counter_ns()
                     call()
-                    row[place] = time.perf_counter_ns() - start
+                    row[index] = time.perf_counter_ns() - start
         # The median: one interrupt in ten runs must not show as a slow kernel.
         medians = np.median(samples, axis=0) / 1e9
         return tuple(
