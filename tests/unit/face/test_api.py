@@ -39,7 +39,7 @@ def _input(rows: int = 3) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 # Packages and modules of `retune.compiler` that running a network needs.
-_RUNTIME = {"config", "driver", "dtype", "errors", "executor", "gpu_facts", "lower", "options", "packing"}
+_RUNTIME = {"config", "driver", "dtype", "errors", "executor", "gpu_facts", "lazy", "lower", "options", "packing"}
 _RUNTIME |= {"runtime", "settings", "target"}
 
 
