@@ -40,7 +40,7 @@ COLUMNS = (
 """Width of the terminal from which on a column is shown, its heading, and its own width."""
 
 NAME_WIDTH = 50
-"""Letters of the longest name; a longer one is cut in the middle."""
+"""Letters of the longest name; a longer name is cut in the middle."""
 
 CHROME = 6
 """Lines of the dashboard that are not rows of tasks."""
@@ -153,7 +153,7 @@ class Dashboard:
         return table
 
     def _layers(self) -> "list[tuple[KernelRow, bool]]":
-        """A row for each layer, that of its fastest task with the trials of all, and whether one of them is active;
+        """A row for each layer, that of its fastest task with the trials of all, and whether any of them is active;
         those that take most of the network's time first.
         """
         groups: dict[str, list[int]] = {}
@@ -170,7 +170,7 @@ class Dashboard:
 
 
 def _first(layers: "list[tuple[KernelRow, bool]]", room: int) -> "list[tuple[KernelRow, bool]]":
-    """The layers for which there is room; the active one is among them."""
+    """The layers for which there is room; the active layer is among them."""
     if len(layers) <= room:
         return layers
     kept, later = layers[: room - 1], layers[room - 1 :]

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 def resolve_device(job: TuneJob) -> TuneJob:
     """Fill in what the job's device says of itself: target, cores and cache of a fleet's device, or name and
-    architecture of this machine's GPU, if there is one. What was asked for stays.
+    architecture of this machine's GPU, if any. What was asked for stays.
 
     Raises: MeasureError when no worker serves the device; TargetError when the GPU runs no code for the target;
     OptionError when that is for a GPU and the device is none, or the other way round.
@@ -60,7 +60,7 @@ def _target_on(asked: str, has: str, device: str) -> str:
 
 
 def with_task_runner(plain: Flow[Given, Result], job: TuneJob) -> Callable[Given, Result]:
-    """The flow with the task runner that reaches the job's fleet, if it has one. Raises: OptionError; when called,
+    """The flow with the task runner that reaches the job's fleet, if any. Raises: OptionError; when called,
     MeasureError where the fleet fails.
     """
     plan = job.plan

@@ -29,5 +29,5 @@ TERMINATED = 143
 
 
 def stopped_by(signum: int) -> int:
-    """The exit code of a command that a signal has ended, the one that shells show for it."""
+    """The exit code of a command that a signal has ended, as shells show it."""
     return TERMINATED if signum == signal.SIGTERM else INTERRUPTED

@@ -90,7 +90,7 @@ class KernelExplainer:
         return sorted(rows, key=lambda row: -row.weighted_seconds if math.isfinite(row.best_seconds) else math.inf)
 
     def find(self, wanted: str) -> list[str]:
-        """The kernels whose names begin like this. Raises: OptionError with the nearest ones."""
+        """The kernels whose names begin like this. Raises: OptionError with the nearest names."""
         return find_names(tuple(self._tasks), wanted)
 
     def slowest(self, number: int) -> list[str]:

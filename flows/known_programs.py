@@ -23,7 +23,7 @@ from retune.storage.store_url import Place
 class KnownPrograms:
     """What serves each task of a network, by task key: `programs` with the time that counts for each, infinite where
     another way to compute the same is known to be faster. `others_of` gives what may serve a task where that cannot be
-    built, the fastest first: no program that was measured before a run confirmed a slower one, since it may have been
+    built, the fastest first: no program measured before a run confirmed a slower program, since it may have been
     found wrong.
     """
 
@@ -36,7 +36,7 @@ class KnownPrograms:
 
         The program that a run confirmed last serves, since the fastest record of hundreds may have been a disturbed
         timing, or wrong in a fresh process. It does so until a later record is faster than it was confirmed. A task
-        that no run confirmed, as of one that was interrupted, has its fastest record. Of several ways to compute a
+        that no run confirmed, as of an interrupted run, has its fastest record. Of several ways to compute a
         layer a run confirms one.
         Raises: StoreError.
         """

@@ -39,7 +39,7 @@ _began: float | None = None
 def end(sentence: str, code: int) -> None:
     """End this process now with one sentence, whatever its threads do. Returns only where another thread does so."""
     if _ending.acquire(blocking=False):
-        # A raw write: Python's streams are not reentrant, and the signal may have interrupted one.
+        # A raw write: Python's streams are not reentrant, and the signal may have interrupted a write.
         with contextlib.suppress(OSError):
             os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}\nretune: {sentence}\n".encode())
         # Exit handlers and other threads are skipped: they may hang, and records are on disk already.

@@ -67,7 +67,7 @@ class LiveView:
             console=console,
             auto_refresh=refreshes > 0,
             refresh_per_second=refreshes or 1.0,
-            # The final table of the report replaces the live one.
+            # The final table of the report replaces the live table.
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -97,7 +97,7 @@ class _EventHandler(logging.Handler):
         self._view = view
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the record's event, if it carries one."""
+        """Show the record's event, if any."""
         event = getattr(record, EVENT, None)
         if event is not None:
             self._view.show(event)

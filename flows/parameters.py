@@ -148,12 +148,12 @@ class TuneJob:
 
     @property
     def device(self) -> str:
-        """The identity of the machine that the job tunes for: this one, or that of the fleet's device."""
+        """The identity of the machine that the job tunes for: this machine, or that of the fleet's device."""
         return self.machine or config.device_name()
 
     @property
     def gpu(self) -> int | None:
-        """The number, in CUDA, of the GPU of this machine that the job tunes for; None when it is not for one. Which
+        """The number, in CUDA, of the GPU of this machine that the job tunes for; None when it is for no GPU. Which
         GPU has number 0 is for `CUDA_VISIBLE_DEVICES` to say.
         """
         return gpu_of_key(Target(self.target).traits.device) if self.target and not self.options.fleet else None
@@ -219,7 +219,7 @@ class TuneJob:
 
 
 def _complete(options: TuneOptions, device: str | None) -> TuneOptions:
-    """Fill in what this machine decides, unless a fleet's device will. `device` is the one that was asked for.
+    """Fill in what this machine decides, unless a fleet's device will. `device` is as requested.
 
     Raises: OptionError for options that exclude each other, TargetError.
     """

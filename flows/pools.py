@@ -62,7 +62,7 @@ CRASHES = "retune: runs whose heartbeats stop have crashed"
 them for ever.
 """
 
-# A single late one must not end a run that is alive.
+# A single late heartbeat must not end a run that is alive.
 MISSED_HEARTBEATS = 3
 """So many must be missing."""
 HEARTBEAT_SECONDS = 30
@@ -71,7 +71,7 @@ nine minutes.
 """
 FREQUENCY = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 WATCHED = ["tune-network", "tune-operator", "compile-network", "retune-stale", "train-cost-model", "compact-records"]
-"""The flows that are deployed. Those within them hold no slot; short ones end while their first heartbeat is still on
+"""The flows that are deployed. Those within them hold no slot; short flows end while their first heartbeat is still on
 its way, and the automation would fire for them.
 """
 

@@ -16,7 +16,7 @@ from retune.compiler import config
 
 def copy_tables(database: Path) -> bool | None:
     """Begin a new database with kept tables, if there are. Whether it has them; None where a database was there."""
-    # SQLite would apply the log of a database that is gone to a new one of its name.
+    # SQLite would apply the log of a database that is gone to a new database of its name.
     if any(database.with_name(f"{database.name}{part}").exists() for part in ("", "-wal", "-shm", "-journal")):
         return None
     kept = _cached_tables()
@@ -32,7 +32,7 @@ def copy_tables(database: Path) -> bool | None:
 
 
 def _opened(database: Path) -> sqlite3.Connection:
-    """A connection that only reads: opening a database that is not there must not make one."""
+    """A connection that only reads: opening a database that is not there must not create it."""
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
 
 

@@ -17,7 +17,7 @@ import psutil
 
 from retune.compiler import config
 
-# Four checks a second cost nothing, and the next command finds no server of the last one.
+# Four checks a second cost nothing, and the next command finds no server of the last command.
 _POLL_SECONDS = 0.25
 
 
@@ -34,7 +34,7 @@ def start_reaper(mark: str, folder: Path | None) -> "subprocess.Popen[bytes]":
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process but this one that carries `mark`."""
+    """Kill every process but this that carries `mark`."""
     killed = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

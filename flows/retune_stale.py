@@ -1,7 +1,7 @@
 """The flow that spends a window of time on the networks and operators that gain most from more tuning.
 
     until the window is over: judge each by its records → tune the most promising one for a slice
-One that cannot be tuned is named, left out, and makes the run fail at its end, after the others had their time.
+A network that cannot be tuned is named, left out, and makes the run fail at its end, after the others had their time.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The Prefect server of a run: an embedded one is watched and restarted once; one at a URL is waited for.
+"""The Prefect server of a run: an embedded server is watched and restarted once; a server at a URL is awaited.
 
 Prefect's own clients bridge an outage by asking again, for a minute and more, and say nothing. So a thread watches the
 server meanwhile, and ends the run where the server does not come back.
@@ -29,7 +29,7 @@ from retune.flows.embedded_server import EmbeddedServer
 from retune.flows.launch import KEPT, end
 
 CHECK_SECONDS = 3.0
-"""How often a server at a URL is asked. An embedded one is a child process, whose end is noticed at once."""
+"""How often a server at a URL is asked. An embedded server is a child process, whose end is noticed at once."""
 TIMEOUT_SECONDS = 2.5
 """How long one answer may take. A client connects up to four times, so silence is noticed within 15 s."""
 STARTS = 2
@@ -37,7 +37,7 @@ STARTS = 2
 
 @contextmanager
 def watched_server(embedded: EmbeddedServer | None = None) -> Iterator[None]:
-    """Wait until the Prefect server answers, the embedded one or that at PREFECT_API_URL, and watch it during the
+    """Wait until the Prefect server answers, the embedded server or that at PREFECT_API_URL, and watch it during the
     block. Raises: ServerError.
     """
     over = threading.Event()

@@ -20,7 +20,7 @@ from retune.tasks.verify import measure_instances
 def share_threads(
     job: TuneJob, network: ImportedNetwork, extracted: ExtractedNetwork, fingerprint: str
 ) -> tuple[TuneJob, ExtractedNetwork]:
-    """The job with as many instances as do most in a second, and the network for the threads of one of them. What the
+    """The job with as many instances as do most in a second, and the network for the threads of one instance. What the
     unfinished run of the `fingerprint` has chosen stays.
     """
     before = _chosen_before(job, fingerprint)

@@ -123,7 +123,7 @@ def _work(mode: Mode, job: WorkerJob) -> int:
 
 
 def serve_until_signal(serve: Callable[[IsStopping], Coroutine[Any, Any, None]]) -> int:
-    """Call `serve` until a signal comes; the exit code of the first one. Nothing of the worker is left then."""
+    """Call `serve` until a signal comes; the exit code of the first. Nothing of the worker is left then."""
     signals: list[int] = []
 
     def end(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
@@ -143,7 +143,7 @@ def worker_name() -> str:
 
 
 async def _serve_dask(address: str, queues: Sequence[str], is_stopping: IsStopping) -> None:
-    """Join a scheduler of Dask; one that went away is asked again until it is back."""
+    """Join a scheduler of Dask; a scheduler that went away is asked again until it is back."""
     distributed: Any = import_module("distributed")
     offered = dict.fromkeys(queues, 1.0)
     threads = (BUILD in queues) + any(queue != BUILD for queue in queues)

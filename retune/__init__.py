@@ -3,7 +3,7 @@
     import retune
 
     fast = retune.compile(model, x)          # the best known programs; measures nothing
-    fast = retune.tune(model, x, minutes=2)  # searches for better ones; the records stay in ./.retune
+    fast = retune.tune(model, x, minutes=2)  # searches for better programs; the records stay in ./.retune
     y = fast(x)
     fast.save("model.retune")
     fast = retune.load("model.retune")
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'retune' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(_HOMES[name]), name)
-    # PEP 562 asks only for names that are not there: the next use finds this one without a call.
+    # PEP 562 asks only for names that are not there: the next use finds this name without a call.
     globals()[name] = value
     return value
 

@@ -51,7 +51,7 @@ def compile(
 ) -> Network:
     """Compile a model with the best programs that the store has for this machine; nothing is measured.
 
-    `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model or the path of one; or a
+    `model` is a `torch.nn.Module`, with example inputs in `args` and `kwargs`; an ONNX model or its path; or a
     name of the zoo. `shapes` fixes dynamic inputs of an ONNX model, by name; with `dynamic` they stay dynamic, and the
     network compiles its kernels when it first sees a shape. `threads` are all cores unless given. `store` is the state
     folder, ./.retune unless given, or a URL.
@@ -100,8 +100,8 @@ def tune(
     This is `retune tune`: the same flow, records, resumption after an interruption, and report. The search ends after
     so many `minutes` or `trials`, or by `effort`: "quick", "standard" (the default) or "thorough", which are 16, 64 and
     256 trials for each kind of kernel. The same call again searches no more and takes the result from the store.
-    `model`, `args`, `kwargs`, `shapes` and `store` are as for `compile`; `options` are further ones of `retune tune`
-    by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, that one is returned.
+    `model`, `args`, `kwargs`, `shapes` and `store` are as for `compile`; `options` are further options of `retune tune`
+    by name, such as `{"threads": 1, "seed": 7}`. Where the untuned network was faster, it is returned.
     Raises: ModelError, OptionError, TargetError, StoreError; MeasureError when the run fails.
     """
     home = None if store is None else str(store)
@@ -193,8 +193,8 @@ def profile(network: Network, *args: Any, **kwargs: Any) -> NetworkReport:
 def explain(network: Network, kernel: str) -> Explanation:
     """What a kernel of a network computes, how, what limits it, and how it was found: `retune explain`.
 
-    `kernel` is the name of one, as `network.report()` shows it, or how it begins; print the result, or take one
-    stage of it with `stage("asm")`. The network is one that `compile` or `tune` made: files have no schedules.
+    `kernel` is its name, as `network.report()` shows it, or how it begins; print the result, or take one
+    stage of it with `stage("asm")`. The network must be made by `compile` or `tune`: files have no schedules.
     Raises: OptionError for a network from a file or of dynamic shapes, or when no kernel is called so, or several are.
     """
     if not isinstance(network, Network):
@@ -267,7 +267,7 @@ def _at_least(spent: Any, limit: float | None) -> bool:
 
 
 def _fastest(job: TuneJob, run: RunInfo) -> Path:
-    """The file of a finished run: the tuned network, unless the untuned one was faster. Raises: ArtifactError."""
+    """The file of a finished run: the tuned network, unless the untuned network was faster. Raises: ArtifactError."""
     summary = run.summary or {}
     tuned = Path(str(summary.get("artifact", "")))
     if not summary.get("is_right"):

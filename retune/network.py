@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 1 << 20
 """From this size on an array is used where it lies. Binding the calls of a network to another array takes tens of
-microseconds, more than copying a smaller one.
+microseconds, more than copying a smaller array.
 """
 
 
@@ -57,7 +57,7 @@ class InputNames:
     names: tuple[str, ...]
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arrays in the order of the inputs. Raises: OptionError when one is missing, unknown or given twice."""
+        """The arrays in the inputs' order. Raises: OptionError when an input is missing, unknown or given twice."""
         given = dict(zip(self.names, args, strict=False))
         if len(args) > len(self.names):
             raise OptionError(f"the network has {count(len(self.names), 'input')}, {', '.join(self.names)}: "
@@ -74,7 +74,7 @@ class InputNames:
         return [given[name] for name in self.names]
 
     def result(self, outputs: list[Any]) -> Any:
-        """The output itself where there is one."""
+        """A single output itself, else a tuple."""
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -82,7 +82,7 @@ class InputNames:
 class NetworkReport:
     """Where the time of a network goes: the median latency of a run, seconds, and its kernels, the slowest first.
 
-    `print(report)` shows a table; a notebook shows one in HTML.
+    `print(report)` shows a table; a notebook shows it in HTML.
     """
 
     name: str
@@ -167,7 +167,7 @@ class Network:
 
     def export(self, path: str | Path, *, runtime: str = "onnxruntime") -> "ExportedModel":
         """Write the network for another runtime: for ONNX Runtime NAME.onnx, and NAME.so for
-        `SessionOptions.register_custom_ops_library`. The network there takes and returns the tensors of this one.
+        `SessionOptions.register_custom_ops_library`. The network there takes and returns the tensors of this network.
 
         Raises: OptionError for another runtime, or a network of dynamic shapes; ArtifactError for another ending, a
         network for a GPU or from a shared library, when there is no linker, or a file cannot be written.
@@ -294,7 +294,7 @@ class _GraphCalls:
             self._idle.append(executor)
 
     def benchmark(self, repeat: int) -> float:
-        # An executor of its own: one of a call may still write into the array that the call returned.
+        # An executor of its own: that of a call may still write into the array that the call returned.
         return self._create().benchmark(repeat=repeat, number=1, min_repeat_ms=1).median
 
     def report(self, values: Sequence[Any] | None) -> NetworkReport:
@@ -383,7 +383,7 @@ def _to_torch(array: Array) -> Any:
 
 
 def _as_numpy(value: Any) -> Any:
-    """An array of PyTorch as one of NumPy on the same memory, whatever its type; others as they are."""
+    """An array of PyTorch as a NumPy array on the same memory, whatever its type; others as they are."""
     if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "detach"):
         return value
     import torch

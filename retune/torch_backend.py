@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 # As many as Dynamo compiles a frame for before it gives up, `torch._dynamo.config.recompile_limit`.
 MOST_SHAPES = 8
-"""For how many different shapes of its inputs a graph is compiled; calls with further ones run as PyTorch would."""
+"""For how many different shapes of its inputs a graph is compiled; calls with further shapes run as PyTorch would."""
 
 OPTIONS = ("tune", "minutes", "trials", "effort", "threads", "store")
 
@@ -67,7 +67,7 @@ def retune_backend(
     if mode not in (None, "default"):
         raise OptionError(f"the backend retune has no mode {mode!r}: say options={{'effort': 'thorough'}} instead")
     chosen = _check_options(options or {})
-    # AOTAutograd would split the graph into a forward and a backward one; there is no backward kernel to run.
+    # AOTAutograd would split the graph into a forward and a backward graph; there is no backward kernel to run.
     if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs):
         raise OptionError(
             "Retune compiles inference, and gradients are recorded here: call the model under torch.inference_mode() "
@@ -105,7 +105,7 @@ def _weights(graph: torch.fx.GraphModule, forward: torch.fx.GraphModule) -> froz
     """
     before = [node for node in graph.graph.nodes if node.op == "placeholder"]
     after = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    # It lifts or drops inputs for aliases, for one; a weight taken for an input costs time, the reverse would compile
+    # It lifts or drops inputs for aliases; a weight taken for an input costs time, the reverse would compile
     # in what changes.
     if len(before) != len(after):
         return frozenset()
@@ -420,7 +420,7 @@ def _operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
 
 def _are_current(weights: Sequence[Any], known: Sequence[Any], versions: Sequence[Any]) -> bool:
     pairs = zip(weights, known, versions, strict=True)
-    # Identity first: a weight that was replaced may lie at the address of the old one.
+    # Identity first: a weight that was replaced may lie at the address of the old weight.
     return all(weight is other and _version(weight) == version for weight, other, version in pairs)
 
 

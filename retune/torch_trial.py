@@ -21,7 +21,7 @@ class Trial(torch.fx.Interpreter):
     `declined` the others. Operators alike are one case.
 
     An export costs more than a second, whatever it exports: all cases are exported as one model, and bisection finds
-    the ones that make it fail.
+    the cases that make it fail.
     """
 
     def __init__(self, forward: torch.fx.GraphModule) -> None:
@@ -112,15 +112,15 @@ class _Operators(torch.nn.Module):
 
 
 def _declined_of(cases: Sequence[tuple[str, _Operator]], *, is_known: bool = False) -> list[tuple[str, _Operator]]:
-    """The cases that cannot be exported and imported, by bisection; `is_known` says that one of them cannot."""
+    """The cases that cannot be exported and imported, by bisection; `is_known` says that a case cannot."""
     if not cases:
         return []
     if (len(cases) == 1 or not is_known) and _are_taken([case for _, case in cases]):
         return []
     if len(cases) == 1:
         return list(cases)
-    # Group testing by halves: d failing ones of n take about d log2(n) exports instead of n. If none fails in the first
-    # half, one must in the second, whose test is saved.
+    # Group testing by halves: d failures of n take about d log2(n) exports instead of n. If none fails in the first
+    # half, a case must in the second, whose test is saved.
     half = len(cases) // 2
     before = _declined_of(cases[:half])
     return before + _declined_of(cases[half:], is_known=not before)

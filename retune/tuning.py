@@ -17,7 +17,7 @@ GRACE_SECONDS = 20.0
 """How long a tuning process may take to end after Ctrl-C before it is killed."""
 
 _DONE = 0, 1
-"""Exit codes of a run that came to its end, with right outputs or wrong ones."""
+"""Exit codes of a run that came to its end, with right outputs or wrong."""
 
 
 def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> None:

@@ -1,4 +1,4 @@
-"""Prefect tasks, one for each verb of the pipeline.
+"""Prefect tasks: a task for each verb of the pipeline.
 
 A task adds a name, retries and limits to a call of the compiler or the store.
 """

@@ -18,7 +18,7 @@ LEASE_SECONDS = 60.0
 
 
 def ensure_limit(name: str, slots: int = 1) -> bool:
-    """Ensure that Prefect has a limit of that name; one that is there is left as it is. Whether it was made."""
+    """Ensure that Prefect has a limit of that name; an existing limit is left as it is. Whether it was made."""
     wanted = GlobalConcurrencyLimitCreate(name=name, limit=slots, active=True)
     with get_client(sync_client=True) as client:
         try:

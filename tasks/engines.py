@@ -80,7 +80,7 @@ def engine_errors(text: str) -> Iterator[None]:
         raise
     except BaseException as error:  # some are no `Exception`
         is_of_engine = type(error).__module__.partition(".")[0] in _ENGINES
-        # An OSError of the system has a number; one without is a text of some engine.
+        # An OSError of the system has a number; an error without is a text of some engine.
         is_of_connection = isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno is None)
         if is_of_engine or is_of_connection:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -103,7 +103,7 @@ class FlowEngine:
 
     def submit(self, queue: str, request: Request, name: str = "", after: Sequence[State[Any]] = ()) -> "Run":
         """See `retune.compiler.measure.fleet.Engine`; to be called in a flow or one of its tasks. `after` are the runs
-        that this one follows.
+        that this run follows.
         """
         task = {BuildRequest: build, TimeRequest: measure}.get(type(request), ask_device)
         label = name or type(request).__name__.removesuffix("Request").lower()
@@ -189,7 +189,7 @@ class _FleetRun:
         """Whether the task run has been in one state for longer than its work can take; each attempt doubles that.
 
         A worker tells the server of states by events, which it sends after a while. So a task that it had begun when it
-        was killed may stay scheduled, just as one that waits for its turn.
+        was killed may stay scheduled, just as a task that waits for its turn.
         """
         with get_client(sync_client=True) as client:
             state = client.read_task_run(self.future.task_run_id).state

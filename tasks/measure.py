@@ -37,7 +37,7 @@ def build(name: str, worker: Worker, request: Any) -> Any:
 
 @task(name="measure", task_run_name="measure-{name}", **_RETRIED)
 def measure(name: str, worker: Worker, request: Any) -> Any:
-    """Time the programs of a chunk, each alone. One that is clearly slower than the best is not repeated."""
+    """Time the programs of a chunk, each alone. A program that is clearly slower than the best is not repeated."""
     return _answer(worker, request)
 
 

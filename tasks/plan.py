@@ -24,7 +24,7 @@ class FleetPlan:
 
 
 def fleet_of(text: str) -> tuple[str, str]:
-    """The kind of fleet, and its address if it has one, that a string such as `dask://10.0.0.5:8786` names.
+    """The kind of fleet, and its address if any, that a string such as `dask://10.0.0.5:8786` names.
 
     Raises: OptionError.
     """

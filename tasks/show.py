@@ -26,7 +26,7 @@ from retune.tasks.pages.charts import latency_chart, network_chart
 
 @dataclass(frozen=True, slots=True)
 class ProgressBar:
-    """A bar in the UI that is filled as the budget is spent. It belongs to the flow run that began it; another one may
+    """A bar in the UI that is filled as the budget is spent. It belongs to the flow run that began it; another run may
     fill it.
     """
 

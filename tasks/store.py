@@ -44,14 +44,14 @@ class RunHistory:
 
 @task(name="open-run", task_run_name="open-run", cache_policy=NO_CACHE)
 def open_run(home: Place, fingerprint: str, describe: dict[str, Any]) -> Run:
-    """Own the unfinished run with this fingerprint, or begin a new one."""
+    """Own the unfinished run with this fingerprint, or begin a new run."""
     return RunLedger(home).open_or_resume(fingerprint, describe)
 
 
 @task(name="recall", task_run_name="recall", cache_policy=NO_CACHE)
 def recall(run_id: str, home: Place, keys: Sequence[str], target: str, device: str, threads: int) -> RunHistory:
     """The records that a run starts from: its own, those that other runs had stored for the same tasks when it began,
-    and the best ones of other tasks.
+    and the best records of other tasks.
     """
     records = ParquetRecordStore(home)
     measured = {key: records.records(task_key=key, target=target, device=device, threads=threads) for key in keys}
@@ -99,7 +99,7 @@ def note_round(home: Place, run_id: str, row: Mapping[str, Field]) -> None:
 def best_records(
     home: Place, keys: Sequence[str], target: str, device: str, threads: int, top: int
 ) -> dict[str, tuple[MeasureRecord, ...]]:
-    """The `top` fastest successful records of every task that has one, fastest first; one that was only looked at, too
+    """The `top` fastest successful records of every task that has any, fastest first; a record only looked at, too
     slow for repeats, comes after all others.
     """
     records = ParquetRecordStore(home)
@@ -115,13 +115,13 @@ def best_records(
 
 @task(name="best-of-every-task", cache_policy=NO_CACHE)
 def best_of_every_task(home: Place, target: str, device: str, threads: int) -> tuple[MeasureRecord, ...]:
-    """The best record of every task, of this network or another: each may help a similar one that has none."""
+    """The best record of every task, of this network or another: each may help a similar task that has none."""
     return tuple(ParquetRecordStore(home).best_per_task(target, device, threads).values())
 
 
 @task(name="complete-run", task_run_name="complete-run", cache_policy=NO_CACHE)
 def complete_run(run_id: str, home: Place, summary: dict[str, Any], paths: Sequence[Path] = ()) -> RunInfo:
-    """Mark a run as finished: the next command like it begins a new one. Where the store is a URL, the files that the
+    """Mark a run as finished: the next command like it begins a new run. Where the store is a URL, the files that the
     run has made go there as well, and the summary has their key as `artifact`.
     """
     if is_remote(home):

@@ -99,6 +99,6 @@ def _checkpoint(home: Place, run_info: RunInfo, before: float) -> list[TrainingB
         data = checkpoints.newest(before=before)
         return [] if data is None else batches_from_bytes(data)
     except StoreError as error:
-        # Training data only speeds a run up: damaged or newer ones must not stop it.
+        # Training data only speeds a run up: damaged or newer data must not stop it.
         get_run_logger().info("a cost model without training data: %s", error)
         return []

@@ -25,7 +25,7 @@ from retune.tasks.workers import Workers
 def time_programs(
     name: str, workers: Workers, search_task: SearchTask, programs: Sequence[BestProgram]
 ) -> TimedPrograms:
-    """Time a task's best programs again, in turn with the untuned one; build those that the workers have not kept."""
+    """Time a task's best programs again, in turn with the default schedule; build those not kept."""
     return time_again(search_task, programs, workers.builder, workers.runner, workers.kept)
 
 

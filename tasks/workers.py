@@ -78,7 +78,7 @@ class Workers:
         try:
             for each, request in zip(names, requests, strict=True):
                 runs.append(self.engine.submit(BUILD, request, each, chain.last))
-            # In order of submission: a chunk is timed as soon as it is built, while later ones build.
+            # In order of submission: a chunk is timed as soon as it is built, while later chunks build.
             for each, build in zip(names, runs[:], strict=True):
                 builds: list[BuiltProgram] = build.result()
                 built += builds

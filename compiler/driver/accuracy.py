@@ -1,4 +1,4 @@
-"""Judges how far outputs are from exact ones: a right network is at most a few times as far as ONNX Runtime is.
+"""Judges how far outputs are from the exact outputs: a right network is at most a few times as far as ONNX Runtime is.
 
 The yardstick are ONNX Runtime's own ways to compute the model: with and without optimizations, and on inputs that
 differ by a rounding. Exact are the outputs of onnx.reference in float64, for half types those of ONNX Runtime in
@@ -23,14 +23,14 @@ _FACTOR = 8.0
 # Rounding errors of sums move some values to the next quantum, and so does such a relative change of the inputs.
 _FACTOR_INT8, _CHANGE_INT8 = 3.0, 2.0**-12
 _MOST = 0.05
-"""Of the largest error, in int8 of the mean one: beyond, a rough result cannot be told from a wrong one."""
+"""Of the largest error, in int8 of the mean error: beyond, rough and wrong results look alike."""
 _QUANTA = (2.0, 0.5)
 """The largest and the mean error of a quantized output; of another one `_STEPS` quanta are the largest value."""
 _STEPS, _TINY = 127, np.finfo(np.float64).tiny
 
 
 def errors_of(outputs: Outputs, reference: Outputs) -> Errors:
-    """For every output the largest difference, relative to the largest value of the reference, and the mean one,
+    """For every output the largest difference, relative to the largest value of the reference, and the mean,
     relative to the mean value, of finite values; infinite when shapes differ, or where an infinity or a NaN does.
     """
     rows = np.full((len(reference), 2), np.inf)

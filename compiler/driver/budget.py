@@ -53,7 +53,7 @@ class Budget:
 
     def round_size(self, batch: int, tasks: int, trials: int, elapsed: float = 0.0, *, is_first: bool = False) -> int:
         """How many programs the next round measures, after `trials` in `elapsed` seconds: at most `batch`, few enough
-        that each of `tasks` tasks gets `rounds_each` rounds, and its first one, if this `is_first`, within `FIRST_LOOK`
+        that each of `tasks` tasks gets `rounds_each` rounds, the first, if this `is_first`, within `FIRST_LOOK`
         of the budget.
 
         At least 1, and never more than the trials that are left.
@@ -63,7 +63,7 @@ class Budget:
             expected.append(self.trials)
         if self.seconds is not None:
             expected.append(self.seconds * (trials / elapsed if trials and elapsed else TRIALS_PER_SECOND))
-        # Small rounds let the scheduler move trials between tasks; large ones cost less sampling and training a trial.
+        # Small rounds let the scheduler move trials between tasks; large rounds cost less sampling and training.
         share, rounds = (FIRST_LOOK, 1) if is_first else (1 - FIRST_LOOK, max(self.rounds_each - 1, 1))
         fitting = min(expected) * share / (rounds * max(tasks, 1))
         size = int(min(batch, max(MIN_ROUND, fitting))) if self.rounds_each else batch

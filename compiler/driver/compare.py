@@ -4,7 +4,7 @@ All are timed in turn in one process, so that a noisy moment hits all alike.
 
 The reference is ONNX Runtime where it is installed and can run the model, else the first network given. The outputs
 of a quantized network are taken without graph optimizations: on x86 without VNNI, its kernels for products of bytes
-saturate. Where an error is larger than float32's usual one, `accuracy` says what is exact and how large it may be.
+saturate. Where an error is larger than usual in float32, `accuracy` says what is exact and how large it may be.
 """
 
 import math
@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Peers:
-    """The engines beside ours that run `model`: how they are called, what they compute, and why one is missing."""
+    """The engines beside ours that run `model`: how they are called, what they compute, and why a peer is missing."""
 
     model: bytes
     threads: int
@@ -111,7 +111,7 @@ class _Peers:
                 reference, exact, limits = judge(self.model, self.threads, inputs, self.optimized, least)
                 errors = {name: errors_of(each, exact) for name, each in outputs.items()}
                 ratios = np.max([errors[name] / limits for name in networks], axis=0)
-                # The output, and of its largest and its mean error the one, that decide.
+                # The output that decides, by its largest or its mean error.
                 row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
                 worst = {name: float(error[row, column]) for name, error in errors.items()}
                 tolerance = float(limits[row, column])
@@ -224,7 +224,7 @@ def _time_interleaved(
     runs: Mapping[str, Sequence[Run]], threads: int, limit: float = _TOTAL_SECONDS
 ) -> dict[str, tuple[float, float | None]]:
     """Seconds per call of the functions of every contender, which run at a time on so many threads in all, and which
-    share of that others took: the mean of its fastest pass, the one that was disturbed least.
+    share of that others took: the mean of its fastest, least disturbed pass.
 
     A pass is at least one call of each, and goes on for `_PASS_SECONDS`, after one call that is not timed. After
     `limit` seconds none begins.
@@ -258,7 +258,7 @@ def _time_interleaved(
 
 
 def _each(pool: ThreadPoolExecutor, function: Callable[[Run], Result], runs: Sequence[Run]) -> list[Result]:
-    """The function of every one, at a time: in the threads of the pool where there are several."""
+    """The function of every run, at a time: in the threads of the pool where there are several."""
     return list(map(function, runs) if len(runs) == 1 else pool.map(function, runs))
 
 

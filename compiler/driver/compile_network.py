@@ -1,7 +1,7 @@
 """Compiles an optimized graph into a `CompiledNetwork`, with the best known program of each task.
 
 Every distinct kernel is built once. A task without a program that can be built gets the default schedule, and the
-network's `coverage` says so. Of several ways to compute a layer the one with the fastest record is used. A kernel that
+network's `coverage` says so. Of several ways to compute a layer the fastest recorded is used. A kernel that
 cannot be compiled for a GPU is compiled for the CPU, within the same network.
 """
 
@@ -69,7 +69,7 @@ BuildError = DefinitionError | ScheduleError | LoweringError
 """Why a kernel cannot be built."""
 
 BuildKernels = Callable[[Sequence[ChosenProgram]], Sequence[KernelArtifact | BuildError]]
-"""Builds many kernels, maybe in parallel: each one, in order, or the error of one that cannot be built."""
+"""Builds many kernels, maybe in parallel: each kernel, in order, or the error of its build."""
 
 
 _TRIED = 5
@@ -182,7 +182,7 @@ def compile_graph(
 def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tuple[Alternative, ...]:
     """Those alternatives that are known to be faster than the direct task and all others: by the programs in `best`, or
     else by what the dispatch context knows. A program that does not fit its task makes no alternative fast. Where no
-    way to compute a layer is known, the one that is predicted to be much the fastest.
+    way to compute a layer is known, the way that is predicted to be much the fastest.
     """
 
     def seconds(task: SearchTask) -> float:
@@ -209,7 +209,7 @@ def fastest_alternatives(cut: Partition, best: Mapping[str, BestProgram]) -> tup
 
 
 def _is_in_context(task: SearchTask) -> bool:
-    """Whether the dispatch context has a program for a task; it may have no time of it, as of one of another size."""
+    """Whether the dispatch context has a program for a task; its time may be unknown."""
     with telling_nothing():
         context = DispatchContext.current if is_enabled() else None
         return context is not None and context.query(task.target, task.workload_key, True, task.dag) is not None
@@ -224,7 +224,7 @@ def _fits(task: SearchTask, known: BestProgram) -> bool:
 
 
 def _choose(task: SearchTask, best: BestProgram | None, heavy: bool) -> ChosenProgram:
-    """The recorded program, when there is one that can be read; else what the dispatch context knows."""
+    """The recorded program, when it can be read; else what the dispatch context knows."""
     if best is None:
         if not is_enabled():
             return _default(task)
@@ -304,7 +304,7 @@ def _build_or_else(
 
 def made_for(target: Target, threads: int, *, by_cpu: bool = False) -> dict[str, object]:
     """What a file of compiled code says of the machine that it is for, and of what made it; `by_cpu` says that
-    some code of one for a GPU is for the CPU of this machine. Raises: TargetError.
+    some code of a file for a GPU is for the CPU of this machine. Raises: TargetError.
     """
     triple, cpu, features = backend_of(target).describe(target)
     if by_cpu:

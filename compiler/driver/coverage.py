@@ -1,6 +1,6 @@
 """How much of a compiled network each origin of programs serves.
 
-Shares are of all kernels, those that are not worth tuning too, and add up to one.
+Shares are of all kernels, those that are not worth tuning too, and add up to 1.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class CoverageReport:
-    """A compiled network's kernels, and the shares of the origins that serve at least one of them."""
+    """A compiled network's kernels, and the shares of the origins that serve any of them."""
 
     shares: tuple[Share, ...]
     kernels: tuple[KernelRow, ...]

@@ -3,8 +3,8 @@
     with ApplyHistoryBest(["tuned.json"]):
         state = DispatchContext.current.query(target, workload_key, True, dag)
 
-Contexts nest: what the innermost context does not know is asked of the one around it. A thread that has entered none
-uses those of the thread that has, such as the one that started a pool. A query changes nothing except a context's
+Contexts nest: what the innermost context does not know is asked of the context around it. A thread that entered none
+uses those of the thread that has, such as the thread that started a pool. A query changes nothing except a context's
 memory of past queries.
 """
 
@@ -49,7 +49,7 @@ _ENTERED: dict[int, "list[DispatchContext]"] = {}
 
 
 def _own_stack() -> "list[DispatchContext]":
-    """The contexts that this thread has entered, behind one that knows nothing."""
+    """The contexts that this thread has entered, behind a context that knows nothing."""
     stack = _ACTIVE.stack
     if not stack:
         stack.append(FallbackContext())
@@ -135,7 +135,7 @@ class DispatchContext:
     """Answers which program a workload is compiled with. A subclass has `known`, or TVM's `_query_inside`."""
 
     current: ClassVar[_Current] = _Current()
-    """The innermost context that this thread uses; without any, one that knows nothing."""
+    """The innermost context that this thread uses; without any, a context that knows nothing."""
 
     def __call__(self) -> Self:
         """The context itself, for scripts that call `DispatchContext.current`, which is deprecated."""
@@ -144,7 +144,7 @@ class DispatchContext:
         return self
 
     def query(self, target: Target, workload_key: str, has_complex_op: bool, dag: ComputeDAG) -> State | None:
-        """The state of `dag` to compile for `target`, from here or a context around this one; None when none knows.
+        """The state of `dag` to compile for `target`, from here or a context around this; None when none knows.
 
         `has_complex_op` says whether the default schedule would be slow: it decides who is told.
         """
@@ -245,7 +245,7 @@ class FallbackContext(DispatchContext):
 
 
 class ApplyHistoryBest(DispatchContext):
-    """Answers with the fastest program in the records: of this target, else of one of its kind.
+    """Answers with the fastest program in the records: of this target, else of a target of its kind.
 
     `records` is the path of a log, or of a folder, of which the files are read that end as logs do (`LOG_ENDINGS`); a
     record store; or any sequence of paths, trials and records. `n_lines` limits what is read of each log. With

@@ -313,7 +313,7 @@ def time_kernel(task: SearchTask, steps: Sequence[Step], threads: int) -> float:
 
 
 def find_names(names: Sequence[str], wanted: str) -> list[str]:
-    """The names that begin with `wanted`, or the one that is called so. Raises: OptionError with the nearest ones."""
+    """The names that begin with `wanted`, or the name itself. Raises: OptionError with the nearest names."""
     if wanted in names:
         return [wanted]
     matches = [name for name in names if name.startswith(wanted.rstrip("…").rstrip("."))]

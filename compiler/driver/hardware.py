@@ -32,7 +32,7 @@ def threads_of(target: Target, threads: int | None) -> int:
 
 def hardware_of_gpu(device: GpuDevice, target: Target | None = None) -> HardwareParams:
     """Parameters of a GPU that is there, with the numbers that its driver tells, for code for a target; by default for
-    one that names the architecture of the device.
+    a target that names the architecture of the device.
     """
     arch = device.arch if target is None else target.arch
     return replace(
@@ -45,7 +45,7 @@ def hardware_of_gpu(device: GpuDevice, target: Target | None = None) -> Hardware
 
 
 def target_on(target: Target, device: GpuDevice) -> Target:
-    """A target as it is tuned on a GPU: for that one's architecture where none is named, since code for the oldest one
+    """A target as it is tuned on a GPU: for that GPU's architecture where none is named, since code for the oldest
     has neither its tensor cores nor its shared memory.
 
     Raises: TargetError when the GPU does not run code for the architecture that is named.
@@ -70,7 +70,7 @@ def _is_known(target: Target) -> bool:
 
 
 def completed(hardware: HardwareParams, target: Target) -> HardwareParams:
-    """The parameters with what was left at 0 filled in: the limits of a GPU, when `target` is one, or what no CPU
+    """The parameters with what was left at 0 filled in: the limits of a GPU, when `target` is a GPU, or what no CPU
     can be without. Raises: TargetError as `hardware_of`.
     """
     return backend_of(target).complete(hardware, target)

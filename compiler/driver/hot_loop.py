@@ -1,7 +1,7 @@
 """Finds the hot loop of a kernel in its assembly and counts its instructions.
 
 Reads the listings that LLVM prints for x86 (AT&T syntax) and AArch64, and PTX. A loop is what lies between a label and
-a branch back to it. The hot loop is the innermost one with the most arithmetic: of a tiled kernel its register tile.
+a branch back to it. The hot loop is the innermost loop with the most arithmetic: of a tiled kernel its register tile.
 """
 
 import re
@@ -150,7 +150,7 @@ def _access(instruction: _Instruction, dialect: str) -> tuple[bool, bool, bool]:
     if "(" not in instruction.operands or instruction.mnemonic.startswith(("lea", "nop", "prefetch", "j")):
         return False, False, False
     operands = instruction.operands.partition("#")[0].strip()
-    # of the operands in AT&T syntax the last one is written, unless the instruction only compares; {%k1} is a mask
+    # of the operands in AT&T syntax the last is written, unless the instruction only compares; {%k1} is a mask
     store = operands.rstrip("}").partition(" {")[0].endswith(")") and not instruction.mnemonic.startswith(
         ("cmp", "test", "vucom")
     )
@@ -161,7 +161,7 @@ def _access(instruction: _Instruction, dialect: str) -> tuple[bool, bool, bool]:
 
 
 def _written(instruction: _Instruction, dialect: str) -> str:
-    """The operand that an instruction of a register writes: the last one in AT&T syntax, else the first one."""
+    """The operand that an instruction of a register writes: the last in AT&T syntax, else the first."""
     operands = instruction.operands.partition("#")[0].rstrip("; ").split(",")
     return operands[-1 if dialect == X86 else 0].partition("{%k")[0].strip()
 

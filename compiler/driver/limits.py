@@ -52,7 +52,7 @@ def measure_limits(threads: int) -> MachineLimits:
 
 
 def _bytes_a_second(size: int, threads: int) -> float:
-    """Of a stream that reads two bytes for every one that it writes."""
+    """Of a stream that reads two bytes for each byte written."""
     # The mix of STREAM's triad (McCalpin, 1995).
     run, moved = stream_kernel(size * 2 // 3, size // 3, threads)
     # A cached stream takes microseconds: 64 calls lift it above the cost of reading the clock.

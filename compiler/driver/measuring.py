@@ -2,7 +2,7 @@
 
 While a network runs, the weights of its other kernels pass through the caches between two uses of a kernel's own. If
 all weights together exceed the last-level cache, every kernel finds its weights in memory, and a program chosen with
-its weights in the cache may be the wrong one. In that case each timed call takes its weights from another slot of a
+its weights in the cache may be the wrong choice. In that case each timed call takes its weights from another slot of a
 pool as large as the network's weights, or twice the cache; a larger pool changes nothing.
 """
 

@@ -37,7 +37,7 @@ def build(
     name: str | None = None,
     steps: Steps | Mapping[str, Steps] | None = None,
 ) -> Module:
-    """A module with one function, or with one for each name of a mapping.
+    """A module with one function, or a function for each name of a mapping.
 
     `build(schedule, args, target)`, in TVM's order, takes what `apply_best` gives; anything else that can be built
     brings its own arguments, and its target may come second: `build(what, target)`.

@@ -1,7 +1,7 @@
 """Writes compiled networks for ONNX Runtime: an ONNX file, and beside it a shared library of its custom operators.
 
-Both files are written together: if one of them cannot be written, neither is changed. The type of each operator ends in
-a hash of what it computes with, so a session does not load a file with the library of another one.
+Both files are written together: if either cannot be written, neither is changed. The type of each operator ends in
+a hash of what it computes with, so a session does not load a file with the library of another export.
 """
 
 import tempfile

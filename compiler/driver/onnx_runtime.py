@@ -25,7 +25,7 @@ class OnnxRuntime:
     def __init__(
         self, model: bytes | str, threads: int, *, is_optimized: bool = True, libraries: Sequence[Path] = ()
     ) -> None:
-        """Load the model, an ONNX message or the path of one; without optimization every node is run as it stands.
+        """Load the model, an ONNX message or the path of a file; without optimization every node is run as it stands.
         `libraries` have custom operators. Raises: MeasureError when it cannot.
         """
         options = onnxruntime.SessionOptions()

@@ -24,7 +24,7 @@ class OpenVino:
     """
 
     def __init__(self, model: bytes | str, threads: int, instances: int = 1) -> None:
-        """Compile the model, an ONNX message or the path of one. Raises: MeasureError when it cannot."""
+        """Compile the model, an ONNX message or the path of a file. Raises: MeasureError when it cannot."""
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY" if instances == 1 else "THROUGHPUT",

@@ -107,7 +107,7 @@ for _name, _function in OPERATORS.items():
 @dataclass(frozen=True, slots=True)
 class Operator:
     """A request for one operator: `name` in the workload registry, its arguments `args`, and the `module` that
-    registers it ("" for this one).
+    registers it ("" for this module).
     """
 
     name: str

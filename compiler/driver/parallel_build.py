@@ -28,7 +28,7 @@ def build_in_parallel(programs: Sequence[ChosenProgram]) -> list[KernelArtifact 
     try:
         return pool.map(_build, programs)
     except Exception as error:
-        # Processes may be forbidden or killed, and cannot know what was registered in this one.
+        # Processes may be forbidden or killed, and cannot know what was registered in this process.
         _log.warning("building the kernels in one process, since others failed: %s", error)
         return build_in_process(programs)
     finally:

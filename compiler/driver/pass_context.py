@@ -14,7 +14,7 @@ from typing import Any, Self
 from retune.compiler.errors import OptionError, PassOptionError
 
 USE_AUTO_SCHEDULER = "use_auto_scheduler"
-"""Whether dispatch contexts are asked for programs; where nothing is said, they are once one was entered."""
+"""Whether dispatch contexts are asked for programs; where nothing is said, they are once a context was entered."""
 
 _OPTIONS: Mapping[str, type] = {USE_AUTO_SCHEDULER: bool}
 _TVM_PREFIX = "relay.backend."
@@ -40,7 +40,7 @@ class PassContext:
 
     @staticmethod
     def current() -> "PassContext":
-        """The innermost context of this thread; without any, one with the defaults."""
+        """The innermost context of this thread; without any, the defaults."""
         return _ACTIVE.stack[-1] if _ACTIVE.stack else _DEFAULT
 
     @property

@@ -46,7 +46,7 @@ class Contender:
 class Comparison:
     """All ways to run the network, timed in turn in one process.
 
-    `reference` names the one that outputs were compared with, `note` says why a peer did not take part;
+    `reference` names the peer that outputs were compared with, `note` says why a peer did not take part;
     `tolerance` is how far outputs may lie from the reference's, relative to their largest value. `contention` is the
     largest share of a time that other processes took, None where that is not known. With several `instances` at a
     time, the latency of a contender is the time of all over the number of their inferences.
@@ -100,7 +100,7 @@ class CompiledResult:
 class Report:
     """A finished run: what was asked, what was spent, what came of it, where it lies, and what the machine can do. That
     of an operator has one task, no `artifact`, and compares its default schedule with what serves it. `contention` is
-    the share lost to other processes, of a typical trial or of the final comparison, the larger one.
+    the share lost to other processes, of a typical trial or of the final comparison, whichever is larger.
     """
 
     run_id: str
@@ -179,7 +179,7 @@ class Report:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What the run has made: the compiled network, if there is one, and what `write` writes."""
+        """What the run has made: the compiled network, if any, and what `write` writes."""
         written = (Path(self.folder) / name for name in ("report.json", "report.md"))
         return (*([Path(self.artifact)] if self.artifact else []), *written)
 

@@ -21,7 +21,7 @@ ROUND = 64
 USUAL_TRIAL_SECONDS = 0.1
 """What a trial costs where no record tells."""
 STEPS = 100
-"""The parts of a minute that are given to tasks one by one."""
+"""The parts of a minute that are given to tasks separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def estimate(
     layers: Sequence[int] = (),
 ) -> TuningEstimate:
     """Judge a network by the records of its tasks on one machine, by workload key. Tasks with the same number in
-    `layers` compute the same result, and one of them is enough; without numbers each task is a layer.
+    `layers` compute the same result, and any of them is enough; without numbers each task is a layer.
 
     Records of another version than `engine` do not count: what the generator makes of their steps has changed. Nor do
     top candidates, which no search has measured, and tasks too small for trials, which have nothing else.
@@ -97,7 +97,7 @@ def estimate(
 
 def _expected_seconds(state: TaskState, speed: float, more: float) -> float:
     """The best time of a task after `more` rounds, a power of its rounds, but no less than at the `speed` of the
-    fastest similar task where that is another one.
+    fastest similar task where that is another task.
     """
     # After its first round a task is assumed to halve its time when rounds double, as in the scheduler's gradient. What
     # was seen from half of the rounds to all of them soon replaces this: a task at its peak promises nothing.

@@ -47,7 +47,7 @@ def train_model(
     early: dict[str, Sequence[MeasureRecord]] = {}
     late: dict[str, Sequence[MeasureRecord]] = {}
     for task in tasks:
-        # The latest are held out, not random ones: a search predicts later programs from earlier ones, too.
+        # The latest are held out, not random records: a search predicts later programs from earlier programs, too.
         ordered = sorted(records.get(task.workload_key, ()), key=lambda record: (record.timestamp, record.record_id))
         cut = len(ordered) - round(len(ordered) * holdout)
         early[task.workload_key], late[task.workload_key] = ordered[:cut], ordered[cut:]

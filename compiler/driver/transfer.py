@@ -1,4 +1,4 @@
-"""Transfer of a tuned program from the most similar task, fitted to the sizes of this one.
+"""Transfer of a tuned program from the most similar task, fitted to the sizes of this task.
 
 Nothing is measured or sampled; the program is legal, and its steps are those of a sketch of the task.
 """

@@ -2,7 +2,7 @@
 
 One policy per task proposes programs (`ask`) and learns (`tell`); the loop that gives rounds to tasks is `TuningLoop`.
 The state is a function of the seed, the options and the records. A round is stored before it is told, so a state
-rebuilt by `replay` from the store is the one that an uninterrupted process would have.
+rebuilt by `replay` from the store is what an uninterrupted process would have.
 """
 
 import math
@@ -34,7 +34,7 @@ from retune.compiler.search.task_scheduler import network_latency
 from retune.compiler.search.transfer import fastest
 
 _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
-"""What may differ between the messages of one and the same failure."""
+"""What may differ between the messages of the same failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Tuning(TuningLoop[TunedTask]):
         layers: Sequence[int] = (),
         scheduler: SchedulerOptions | None = None,
     ) -> None:
-        """A run before its first round; `model` is the one that the policies share, if there is one. Tasks with the
+        """A run before its first round; `model` is the model that the policies share, if any. Tasks with the
         same number in `layers` compute the same result; without numbers each task has its own. `scheduler` says how
         rounds are given to tasks.
         """
@@ -300,7 +300,7 @@ def begin(
     """
     model = XGBModel(
         seed=run_info.seed, threads=1
-    )  # one thread: no idle ones that spin beside the programs being timed
+    )  # one thread: no idle threads that spin beside the programs being timed
     chosen = options or SearchOptions()
     return Tuning(
         run_info,

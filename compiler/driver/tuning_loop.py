@@ -66,7 +66,7 @@ ProgressT = TypeVar("ProgressT", bound=TaskProgress)
 class TuningLoop(Generic[ProgressT]):
     """The rounds of a run: `trials` programs measured in `rounds` rounds, `elapsed` seconds on the run's clock.
 
-    `rounds_until` gives one round after the other; the caller calls `tell` or `exhaust` before the next one.
+    `rounds_until` gives one round after the other; the caller calls `tell` or `exhaust` before the next.
     `objective` is what tuning makes small, by default what the options of the scheduler name. `ended` says why the run
     ended before its budget was spent.
     """
@@ -96,7 +96,7 @@ class TuningLoop(Generic[ProgressT]):
 
     @property
     def latency(self) -> float:
-        """The estimated latency of the network in seconds: the weighted sum of the best times; infinite while one is
+        """The estimated latency of the network in seconds: the weighted sum of the best times; infinite while a time is
         unknown.
         """
         return network_latency(self.states)

@@ -1,7 +1,7 @@
 """Choice of the program that a task of a compiled network uses: its fastest record, or a top candidate of the search.
 
 The chosen program was the fastest when all were timed in turn, the default schedule among them, and
-gave the right answer in a fresh process after that. Of several tasks that compute the same result one is chosen.
+gave the right answer in a fresh process after that. Of several tasks that compute the same only the best is chosen.
 """
 
 import math
@@ -36,7 +36,7 @@ TRIED = 4
 """How many programs are tried for a task that no record knows."""
 _TRANSFERRED = 0.5
 """Which share of these may be fitted programs of similar tasks."""
-# One disturbed timing may hide a good program; one that hides half of its speed is not expected.
+# One disturbed timing may hide a good program; a timing that hides half of its speed is not expected.
 REACH = 2.0
 """Programs slower than so many times the fastest do not take part in the comparison."""
 CLOSE = 1.2
@@ -47,7 +47,7 @@ def top_candidates(task: SearchTask, known: Iterable[MeasureRecord] = ()) -> tup
     """Programs for a task that the budget did not reach, which have no record: the analytical model's best, and up to
     half of them those of the most similar tasks among `known`, the best records of other tasks.
     """
-    # Without results the policy ranks by the analytical model alone, so the learned one is never asked.
+    # Without results the policy ranks by the analytical model alone, so the learned model is never asked.
     # No later round samples the placements that this one leaves out, so it samples as many as it may.
     policy = SketchPolicy(task, RandomModel(), SearchOptions(transfer_ratio=_TRANSFERRED, batch_per_placement=1))
     others = (BestProgram.of(record) for record in known if record.costs)
@@ -96,7 +96,7 @@ def shortlist(
     known: Iterable[MeasureRecord] | None = (),
 ) -> tuple[tuple[SearchTask, tuple[BestProgram, ...]], ...]:
     """Which of `tasks`, the ways to compute one layer, are to be timed again, and with which programs: those whose
-    record in `best`, by task key, is close to the fastest; the first one with guesses, programs of tasks like
+    record in `best`, by task key, is close to the fastest; the first task with guesses, programs of tasks like
     it that are `known` among them, when there is no record; without guesses when `known` is None.
     """
     seconds = [min((record.seconds for record in best.get(task.workload_key, ())), default=math.inf) for task in tasks]
@@ -163,7 +163,7 @@ class TimedPrograms:
 
     @property
     def seconds(self) -> list[float]:
-        """The fastest repeat of each, infinite for one that failed."""
+        """The fastest repeat of each, infinite for a failed program."""
         return [min(result.costs, default=math.inf) for result in self.results]
 
 
@@ -198,7 +198,7 @@ def time_again(
 def confirm_fastest(timed: Sequence[TimedPrograms], runner: Runner) -> list[Confirmation]:
     """For each task the fastest program that is right in a fresh process too.
 
-    The fastest ones of all tasks run there once more, one after the other; where one is wrong or crashes the next one
+    The fastest of all tasks run there once more, one after the other; where a program is wrong or crashes the next
     of its task is tried, in another fresh process.
     Raises: MeasureError when the workers cannot work at all.
     """
@@ -207,7 +207,7 @@ def confirm_fastest(timed: Sequence[TimedPrograms], runner: Runner) -> list[Conf
 
 
 def choose_best(task: SearchTask, programs: Sequence[BestProgram], builder: Builder, runner: Runner) -> Confirmation:
-    """Time `programs` and the default schedule again, and take the fastest right one. Raises: as `time_again`."""
+    """Time `programs` and the default schedule again, and take the fastest that is right. Raises: as `time_again`."""
     return confirm_fastest([time_again(task, programs, builder, runner)], runner)[0]
 
 

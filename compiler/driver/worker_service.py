@@ -101,7 +101,7 @@ class WorkerService:
 
     Any number of threads may ask for builds; what times is done one at a time, and `is_shared` says that it holds the
     device's lock meanwhile. `parallel` programs are built at once, by default one per core. Programs for a GPU run on
-    that of the number `gpu`, which is also the device that the service describes, if one is given.
+    that of the number `gpu`, which is also the device that the service describes, if given.
     """
 
     def __init__(self, parallel: int | None = None, gpu: int | None = None, *, is_shared: bool = False) -> None:
@@ -148,7 +148,7 @@ class WorkerService:
         return self.builder(options, "cpu" if self.gpu is None else "cuda").n_steady > 0
 
     def stop(self) -> None:
-        """From any thread or a signal handler: make requests in progress and all later ones fail, until `close`."""
+        """From any thread or a signal handler: make requests in progress and all later requests fail, until `close`."""
         for builder in list(self._builders.values()):
             builder.stop()
         if self._runner is not None:

@@ -21,7 +21,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
         if array.shape != value.shape or array.dtype.name != value.dtype:
             raise DefinitionError(f"graph {graph.name}: input {value} got {array.dtype.name}{list(array.shape)}")
         arrays[value.name] = array
-    # Later nodes replace earlier ones in the dict, so the last reader stays; freeing after it bounds the memory.
+    # Later nodes replace earlier nodes in the dict, so the last reader stays; freeing after it bounds the memory.
     last_reader = {name: node for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
         arrays[node.output] = evaluate_node(node, [arrays[name] for name in node.inputs])

@@ -37,7 +37,7 @@ _DIRECT, _PRODUCTS = 0.85, 0.7
 _PER_ELEMENT, _BYTES_PER_CYCLE = 3.0, 10.0
 """Cycles of a core per element in the transformed space, which is computed, stored and reloaded; bytes of weights per
 cycle, since they exceed the near caches. All four are fitted to convolutions of 32 to 512 channels on a Zen 3 core, so
-that predicted speedups are below the measured ones.
+that predicted speedups are below measured speedups.
 """
 _PROBE, _PROBED_CHANNELS = 8, 32
 """Height and width of the image for the error measurement, and its number of channels of the result."""

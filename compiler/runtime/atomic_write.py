@@ -1,4 +1,4 @@
-"""Atomic replacement of files: a path holds the old file or the whole new one, even after a power cut."""
+"""Atomic replacement of files: a path holds the old or the whole new file, even after a power cut."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             # Without it a power cut after the rename could leave the new name on an empty file.
             os.fsync(file.fileno())
-        # rename(2) within one folder is atomic: readers see the old file or the new one.
+        # rename(2) within one folder is atomic: readers see the old or the new file.
         temporary.replace(path)
         # The rename itself becomes durable with the folder.
         sync_folder(path.parent)
@@ -55,7 +55,7 @@ def require_writable(path: Path) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text file; concurrent readers get the old or the new one. Raises: ArtifactError."""
+    """Write a text file; concurrent readers get the old or the new file. Raises: ArtifactError."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

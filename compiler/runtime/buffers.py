@@ -1,7 +1,7 @@
 """Allocates aligned arrays for kernels, with guard pages on request.
 
 The first element is at a multiple of 64 bytes. A fenced array ends as close to an inaccessible page as that alignment
-allows, or starts right after one, so an access beyond that fence stops the process at once. The bytes between the array
+allows, or starts right after it, so an access beyond that fence stops the process at once. The bytes between the array
 and the fences have a known value, which `damage` checks.
 """
 

@@ -150,7 +150,7 @@ class Kernel:
 
         Arrays must be contiguous, 64-byte aligned, and of the argument's dtype and number of elements (packed arguments
         take the packed elements); written arrays must be writable and share no memory with others. Without a workspace
-        one is allocated here.
+        it is allocated here.
 
         Raises: ArtifactError when a buffer does not fit, or there is no memory for the workspace.
         """
@@ -273,7 +273,7 @@ def _link(artifact: KernelArtifact, callbacks: Mapping[str, int], more: Sequence
 
 
 def _link_together(artifacts: Sequence[KernelArtifact]) -> Any:
-    """Kernels as one library, in a third of the time of separate ones; None if they do not link. The caller then links
+    """Kernels as one library, in a third of the time of several; None if they do not link. The caller then links
     each alone, and the error names the culprit.
     """
     ours = _machine(Path("/proc/self/exe"))

@@ -29,7 +29,7 @@ def random_true(rng: np.random.Generator, flags: Mask) -> Rows:
 
 
 def settled_depth(extents: Sequence[Number], depths: Rows) -> Rows:
-    """Leave loops of extent 1 at the end of the parallel ones out: they change nothing."""
+    """Leave loops of extent 1 at the end of the parallel loops out: they change nothing."""
     settled = np.zeros_like(depths)
     for number, extent in enumerate(extents):
         real = (np.asarray(extent) > 1) & (depths > number)

@@ -102,7 +102,7 @@ class ObservedPrograms:
 
     def _against_results(self, trust: float) -> float:
         """`trust` as a share of `trust` plus the number of results."""
-        # A Bayesian-style weight: the prior counts as `trust` pseudo-observations against the number of real ones.
+        # A Bayesian weight: the prior counts as `trust` pseudo-observations against the number of real observations.
         return trust / (trust + len(self._individuals)) if trust else 0.0
 
     def _valid(self) -> list[str]:

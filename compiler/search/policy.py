@@ -3,7 +3,7 @@
 There is no I/O; equal seeds, options and results give equal candidates.
 
 A round samples programs of all sketches, evolves them under the cost model, and proposes the best unmeasured programs
-together with a few random ones. The steps of a round can be called alone, for experiments.
+together with a few random programs. The steps of a round can be called alone, for experiments.
 """
 
 from collections.abc import Collection, Iterable, Sequence

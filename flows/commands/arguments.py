@@ -42,6 +42,6 @@ def home_of(store: str | None) -> Place:
 
 
 def state_folder_of(store: str | None) -> Path:
-    """The state folder that `--store` names; the configured one where it names none."""
+    """The state folder that `--store` names; the configured folder where it names none."""
     folder = local_folder(store) if store and not is_remote(store) else None
     return config.load(flags={"home": folder}).home

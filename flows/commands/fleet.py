@@ -60,7 +60,7 @@ def pools(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Create the work pools, queues and limits that deployments need on the Prefect server. Existing ones stay."""
+    """Create the work pools, queues and limits that deployments need on the Prefect server. What exists stays."""
     mode = Mode.of(as_json, quiet)
     _prepare(state_folder_of(store), "stopped; the same command makes what is still missing")
     code: int = import_module("retune.flows.pools").main(mode, device or [DEVICE])

@@ -43,7 +43,7 @@ def run(
     with ContentionMeter(chosen) as meter:
         meter.start()
         began = time.perf_counter_ns()
-        # Half a second in all: repeats of 50 ms are longer than a time slice, so that none lies within one.
+        # Half a second in all: repeats of 50 ms are longer than a time slice, so that none lies within a slice.
         result = executor.benchmark(repeat=10, number=1, min_repeat_ms=50.0)
         share = None if where else meter.share(time.perf_counter_ns() - began)
     inputs = {name: {"dtype": dtypes[name], "shape": list(shape)} for name, shape in shapes.items()}

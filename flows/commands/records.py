@@ -26,7 +26,7 @@ records_app = typer.Typer(
 
 UNKNOWN_DEVICE = "unknown"
 """Where the trials of an imported log ran, unless told: no machine takes them for its own."""
-# One append is one file a task: parts bound the memory, and larger ones leave fewer files.
+# One append is one file a task: parts bound the memory, and larger parts leave fewer files.
 _IMPORTED_AT_ONCE = 10_000
 
 
@@ -124,7 +124,7 @@ def records_export(
 ) -> None:
     """Write records as a tuning log: JSON lines as TVM's auto-scheduler writes them."""
     output = Output(as_json, quiet)
-    # A log is appended to: an old one would be mixed with this one.
+    # A log is appended to: an old log would be mixed with this export.
     if log.exists():
         raise OptionError(f"{log} exists already; name a file that does not")
     source = _records(store)
@@ -208,7 +208,7 @@ def _without_known(records: Sequence[MeasureRecord], store: ParquetRecordStore) 
     known = set()
     for key, target in {(record.task_key, record.target) for record in records}:
         for record in store.records(key, target, confirmations=True):
-            with suppress(LogFormatError):  # one of steps that this version does not read was not exported
+            with suppress(LogFormatError):  # a record of steps unknown to this version was not exported
                 line = write_line(from_record(record))
                 known |= {(line, record.device), (line, UNKNOWN_DEVICE)}
     return [record for record in records if (write_line(from_record(record)), record.device) not in known]

@@ -1,4 +1,4 @@
-"""Commands that read the runs of a store: list them, write the report of one, fetch the files of one."""
+"""Commands that read the runs of a store: list them, write a run's report, fetch a run's files."""
 
 from pathlib import Path
 from typing import Annotated

@@ -47,7 +47,7 @@ def state_folder(home: Path) -> Finding:
 
 
 def prefect(url: str | None) -> Finding:
-    """Whether the Prefect server answers, where there is to be one."""
+    """Whether the Prefect server answers, where a server is configured."""
     if not url:
         return ok("Prefect", f"{_version('prefect')}, embedded: no server is needed")
     try:

@@ -27,7 +27,7 @@ from retune.flows.serving.protocol import DATATYPES, HEADER_LENGTH, parse_reques
 from retune.flows.serving.queue import QueueFullError, RequestQueue
 
 VERSION = "1"
-"""The version of every model: a file has one."""
+"""The version of every model: a file has a single version."""
 
 MOST_JSON_BYTES = 32
 """Bytes of a number in JSON, more than any number of the protocol takes with its comma and spaces."""
@@ -44,7 +44,7 @@ class _Metrics:
     """The metrics of one application, in its own registry."""
 
     def __init__(self, queues: Mapping[str, RequestQueue]) -> None:
-        # Not the global one, where a second application in the process would collide.
+        # Not the global registry, where a second application in the process would collide.
         self.registry = CollectorRegistry()
         named = ("model",)
         self.requests = Counter("retune_requests", "Requests by outcome", (*named, "code"), registry=self.registry)

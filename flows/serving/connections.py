@@ -38,13 +38,13 @@ class BoundedConnection(H11Protocol):
         alive = [each for each in self.connections if not each.transport.is_closing()]
         if len(alive) > most_connections():
             bounded = [each for each in alive if isinstance(each, BoundedConnection)]
-            # Never empty, since it has this one. One whose run or answer is under way stays.
+            # Never empty, since it has this connection. A connection whose run or answer is under way stays.
             idle = [each for each in bounded if each.is_receiving or each.transport.get_write_buffer_size()]
             min(idle, key=lambda each: each.began).transport.abort()
 
     @property
     def is_receiving(self) -> bool:
-        """Whether there is no request yet, or a part of one."""
+        """Whether there is no request yet, or a part of it."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def on_response_complete(self) -> None:

@@ -1,6 +1,6 @@
 """The charts of a page about a run, as SVG. A chart that has nothing to show is empty text.
 
-What is tuned, untuned and ONNX Runtime's has one color each in all charts. A solid line is the search, a dashed one a
+What is tuned, untuned and ONNX Runtime's has one color each in all charts. A solid line is the search, a dashed line a
 time to compare with.
 """
 

@@ -68,7 +68,7 @@ class RunFacts:
 
 
 def find_run(home: Place, wanted: str) -> RunInfo:
-    """The run with this id, or the only one whose id begins or ends like this; "latest" is the newest one that has
+    """The run with this id, or the only run whose id begins or ends like this; "latest" is the newest that has
     measured something.
 
     Raises: OptionError when there is none, or more than one.
@@ -76,7 +76,7 @@ def find_run(home: Place, wanted: str) -> RunInfo:
     runs = RunLedger(home).list()
     if not runs:
         raise OptionError(f"there is no run in {home}; `retune tune` makes one, --store names another state folder")
-    if wanted == "latest":  # one that was stopped before its first round has nothing to show
+    if wanted == "latest":  # a run stopped before its first round has nothing to show
         return next((run for run in reversed(runs) if run.is_complete or rounds_of(home, run.run_id)), runs[-1])
     text = wanted.upper()
     matches = [run for run in runs if run.run_id == text] or [

@@ -148,7 +148,7 @@ class _Rewriter:
         self.exact.update({value.name: value.name for value in self.graph.inputs})
 
     def add(self, node: Node) -> None:
-        """Compute the node on longer operands if it works row by row, else on exact ones."""
+        """Compute the node on longer operands if it works row by row, else on exact operands."""
         padded = self._lengthened(node)
         if padded is not None:
             self._long[node.output] = padded
@@ -156,7 +156,7 @@ class _Rewriter:
             self.exactly(node.output)
 
     def exactly(self, name: str) -> str:
-        """The new value equal to the old one. A node that only moves elements moves the exact ones."""
+        """The new value equal to the old. A node that only moves elements moves the exact elements."""
         if name not in self.exact:
             long, node = self._long.get(name), self._nodes[name]
             if long is not None and node.op not in ("reshape", "transpose"):
