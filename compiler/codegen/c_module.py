@@ -67,7 +67,7 @@ class CModule:
         constant.linkage, constant.unnamed_addr, constant.global_constant = "private", True, True
         return constant
 
-    def outside(self, name: str, alignment: int) -> ir.GlobalVariable:
+    def external(self, name: str, alignment: int) -> ir.GlobalVariable:
         """The address of bytes that another object of the library defines."""
         variable = ir.GlobalVariable(self._module, ir.ArrayType(BYTE, 0), name)
         variable.linkage, variable.storage_class = "external", "hidden"
@@ -143,10 +143,10 @@ class CFunction:
         with self.builder.if_then(self.builder.not_(condition)):
             yield
 
-    def pass_on(self, status: ir.Value) -> None:
+    def ret_error(self, status: ir.Value) -> None:
         """Return `status` where it is not null."""
         with self.unless(self.is_null(status)):
-            self.give(status)
+            self.ret(status)
 
     @contextmanager
     def loop(self, count: ir.Value) -> Iterator[ir.Value]:
@@ -164,7 +164,7 @@ class CFunction:
         builder.branch(test)
         builder.position_at_end(after)
 
-    def give(self, value: ir.Value | int | None = None) -> None:
+    def ret(self, value: ir.Value | int | None = None) -> None:
         """Return `value`, or nothing."""
         result = self.function.function_type.return_type
         if isinstance(result, ir.VoidType):

@@ -44,5 +44,5 @@ def _kernel_text(instruction: str) -> str:
         with kernel.loop(kernel.load(LONG, row, 8)) as line:
             kernel.call(evict, kernel.at(first, kernel.builder.mul(line, LONG(LINE))))
     kernel.call(module.declare("llvm.x86.sse2.mfence", "void"))
-    kernel.give(0)
+    kernel.ret(0)
     return str(module)

@@ -52,7 +52,7 @@ def cpu_guard(module: CModule, name: str, triple: str, needs: Collection[str]) -
     # Only here: XGETBV itself faults without OSXSAVE (`_SAVES_VECTORS`), which was tested above.
     if registers:
         _require(guard, _XGETBV, (0,), [registers])
-    guard.give(1)
+    guard.ret(1)
     return guard.function
 
 
@@ -68,4 +68,4 @@ def _require(
         if mask:
             bits = builder.and_(builder.extract_value(results, register), INT(mask))
             with guard.unless(guard.equals(bits, mask)):
-                guard.give(0)
+                guard.ret(0)

@@ -61,7 +61,7 @@ class OrtModule(CModule):
         self.api, self.domain = (self.variable(f"retune.{name}", NULL) for name in ("api", "domain"))
         self.context = self.variable("retune.context", NULL, thread_local=True)
         self.failure = self.variable("retune.failure", NULL, thread_local=True)
-        self.constants = self.outside("retune.constants", ALIGNMENT)
+        self.constants = self.external("retune.constants", ALIGNMENT)
         self.copy = self.declare("memcpy", "ptr", "ptr, ptr, i64")
         self.fail = self._fail()
         self._parallel_loops()
@@ -81,7 +81,7 @@ class OrtModule(CModule):
         with fail.unless(fail.is_null(status)):
             self.ort(fail, "ReleaseStatus", fail.load(POINTER, self.failure))
             fail.store(status, self.failure)
-        fail.give()
+        fail.ret()
         return fail.function
 
     def _parallel_loops(self) -> None:
@@ -92,7 +92,7 @@ class OrtModule(CModule):
         }
         for name, variable in shares.items():
             number = self.define(name, "i32", linkage="hidden")
-            number.give(number.load(INT, variable))
+            number.ret(number.load(INT, variable))
         share, count = shares.values()
         # `loop` is the function, its data and the number of shares.
         work = self.define("retune.work", "void", "ptr, i64")
@@ -102,7 +102,7 @@ class OrtModule(CModule):
         work.call(work.load(signature("void", "ptr").as_pointer(), loop), work.load(POINTER, loop, 8))
         work.store(INT(0), share)
         work.store(INT(1), count)
-        work.give()
+        work.ret()
         parallel = self.define("GOMP_parallel", "void", "ptr, ptr, i32, i32", "hidden")
         function, data, threads, _ = parallel.args
         loop = parallel.slot(LONG, 3)
@@ -112,7 +112,7 @@ class OrtModule(CModule):
         context = parallel.load(POINTER, self.context)
         status = self.ort(parallel, "KernelContext_ParallelFor", context, work.function, wide, wide, loop)
         parallel.call(self.fail, status)
-        parallel.give()
+        parallel.ret()
 
     def _input(self) -> ir.Function:
         """Where an input lies, which must have this type and shape."""
@@ -120,14 +120,14 @@ class OrtModule(CModule):
         context, place, kind, dims, rank, message, data = take.args
         value_slot, info_slot, kind_slot, rank_slot = (take.slot(each) for each in (POINTER, POINTER, INT, LONG))
         dims_slot = take.slot(LONG, rank)
-        take.pass_on(self.ort(take, "KernelContext_GetInput", context, place, value_slot))
+        take.ret_error(self.ort(take, "KernelContext_GetInput", context, place, value_slot))
         value = take.load(POINTER, value_slot)
-        take.pass_on(self.ort(take, "GetTensorTypeAndShape", value, info_slot))
+        take.ret_error(self.ort(take, "GetTensorTypeAndShape", value, info_slot))
         info = take.load(POINTER, info_slot)
 
         def end(status: ir.Value) -> None:
             self.ort(take, "ReleaseTensorTypeAndShapeInfo", info)
-            take.give(status)
+            take.ret(status)
 
         def ask(name: str, *arguments: Argument) -> None:
             status = self.ort(take, name, info, *arguments)
@@ -146,7 +146,7 @@ class OrtModule(CModule):
         compare = self.declare("memcmp", "i32", "ptr, ptr, i64")
         require(take.equals(take.call(compare, dims_slot, dims, take.builder.mul(rank, LONG(8))), 0))
         self.ort(take, "ReleaseTensorTypeAndShapeInfo", info)
-        take.give(self.ort(take, "GetTensorMutableData", value, data))
+        take.ret(self.ort(take, "GetTensorMutableData", value, data))
         return take.function
 
     def _output(self) -> ir.Function:
@@ -154,8 +154,8 @@ class OrtModule(CModule):
         make = self.define("retune.output", "ptr", "ptr, i64, ptr, i64, ptr")
         context, place, dims, rank, data = make.args
         value = make.slot(POINTER)
-        make.pass_on(self.ort(make, "KernelContext_GetOutput", context, place, dims, rank, value))
-        make.give(self.ort(make, "GetTensorMutableData", make.load(POINTER, value), data))
+        make.ret_error(self.ort(make, "KernelContext_GetOutput", context, place, dims, rank, value))
+        make.ret(self.ort(make, "GetTensorMutableData", make.load(POINTER, value), data))
         return make.function
 
     def _allocate(self) -> ir.Function:
@@ -163,16 +163,16 @@ class OrtModule(CModule):
         allocate = self.define("retune.allocate", "ptr", "ptr, i64, ptr, ptr")
         context, nbytes, allocator_slot, memory_slot = allocate.args
         info_slot = allocate.slot(POINTER)
-        allocate.pass_on(self.ort(allocate, "CreateCpuMemoryInfo", 1, 0, info_slot))
+        allocate.ret_error(self.ort(allocate, "CreateCpuMemoryInfo", 1, 0, info_slot))
         info = allocate.load(POINTER, info_slot)
         status = self.ort(allocate, "KernelContext_GetAllocator", context, info, allocator_slot)
         self.ort(allocate, "ReleaseMemoryInfo", info)
-        allocate.pass_on(status)
+        allocate.ret_error(status)
         allocator = allocate.load(POINTER, allocator_slot)
         status = self.ort(allocate, "AllocatorAlloc", allocator, nbytes, memory_slot)
         with allocate.unless(allocate.is_null(status)):
             self.ort(allocate, "ReleaseAllocator", allocator)
-        allocate.give(status)
+        allocate.ret(status)
         return allocate.function
 
     def _description(self) -> dict[str, ir.Function]:
@@ -189,22 +189,22 @@ class OrtModule(CModule):
         }
         create = self.define("retune.create", "ptr", "ptr, ptr, ptr, ptr")
         create.store(create.args[0], create.args[3])
-        create.give(None)
+        create.ret(None)
         shared["CreateKernelV2"] = create.function
         values = {"GetName": (0, POINTER), "GetInputTypeCount": (1, LONG), "GetOutputTypeCount": (3, LONG)}
         for name, (field, kind) in values.items():
             read = self.define(f"retune.{name}", str(kind), "ptr")
-            read.give(read.load(kind, read.args[0], OWN_FIELDS + 8 * field))
+            read.ret(read.load(kind, read.args[0], OWN_FIELDS + 8 * field))
             shared[name] = read.function
         for field, name in ((2, "GetInputType"), (4, "GetOutputType")):
             read = self.define(f"retune.{name}", "i32", "ptr, i64")
             types = read.load(POINTER, read.args[0], OWN_FIELDS + 8 * field)
-            read.give(read.load(INT, read.element(INT, types, read.args[1])))
+            read.ret(read.load(INT, read.element(INT, types, read.args[1])))
             shared[name] = read.function
         return shared
 
     def _answer(self, name: str, result: str, parameters: str, value: int | None) -> ir.Function:
         """A function that always returns `value`."""
         answer = self.define(f"retune.{name}", result, parameters)
-        answer.give(value)
+        answer.ret(value)
         return answer.function

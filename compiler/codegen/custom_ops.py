@@ -164,24 +164,24 @@ def _write_entry(module: OrtModule, ops: Sequence[ir.Value], has_features: ir.Fu
         # Every ONNX Runtime knows version 1 of the table, whose CreateStatus is enough to say what is wrong.
         entry.store(entry.call(get, 1), module.api)
         old = f"a library by Retune needs ONNX Runtime 1.{VERSION} or newer"
-        entry.give(module.ort(entry, "CreateStatus", 1, module.text(old)))
+        entry.ret(module.ort(entry, "CreateStatus", 1, module.text(old)))
     entry.store(api, module.api)
     with entry.unless(entry.call(has_features)):
-        entry.give(module.ort(entry, "CreateStatus", 1, module.text(foreign)))
+        entry.ret(module.ort(entry, "CreateStatus", 1, module.text(foreign)))
     before = entry.builder.load_atomic(module.domain, "acquire", 8, typ=POINTER)
     entry.store(before, domain)
     with entry.when(entry.is_null(before)):
-        entry.pass_on(module.ort(entry, "CreateCustomOpDomain", module.text(DOMAIN), made))
+        entry.ret_error(module.ort(entry, "CreateCustomOpDomain", module.text(DOMAIN), made))
         own = entry.load(POINTER, made)
         for op in ops:
-            entry.pass_on(module.ort(entry, "CustomOpDomain_Add", own, op))
+            entry.ret_error(module.ort(entry, "CustomOpDomain_Add", own, op))
         # Two sessions may register at once: the first exchange wins, and the other domain is released.
         exchange = entry.builder.cmpxchg(module.domain, NULL, own, "acq_rel", "acquire")
         is_first = entry.builder.extract_value(exchange, 1)
         with entry.unless(is_first):
             module.ort(entry, "ReleaseCustomOpDomain", own)
         entry.store(entry.builder.select(is_first, own, entry.builder.extract_value(exchange, 0)), domain)
-    entry.give(module.ort(entry, "AddCustomOpDomain", options, entry.load(POINTER, domain)))
+    entry.ret(module.ort(entry, "AddCustomOpDomain", options, entry.load(POINTER, domain)))
 
 
 def _description(module: OrtModule, op: CustomOp, compute: ir.Function) -> ir.Value:
@@ -257,7 +257,7 @@ class _Compute:
             run.call(self.module.fail, self.module.ort(run, "CreateStatus", 1, message))
         failure = run.load(POINTER, self.module.failure)
         run.store(NULL, self.module.failure)
-        run.give(failure)
+        run.ret(failure)
         return run.function
 
     def _tensors(self) -> dict[int, ir.Value]:
@@ -268,11 +268,11 @@ class _Compute:
             spec = plan.buffers[number]
             message = module.text(f"the input {spec.name} must be {spec.dtype}{list(spec.shape)}")
             kind, dims, rank = TYPES[spec.dtype], module.constant(array_of(LONG, spec.shape)), len(spec.shape)
-            run.pass_on(run.call(module.input, self._context, place, kind, dims, rank, message, slots[number]))
+            run.ret_error(run.call(module.input, self._context, place, kind, dims, rank, message, slots[number]))
         for place, number in enumerate(plan.outputs):
             shape = plan.buffers[number].shape
             dims = module.constant(array_of(LONG, shape))
-            run.pass_on(run.call(module.output, self._context, place, dims, len(shape), slots[number]))
+            run.ret_error(run.call(module.output, self._context, place, dims, len(shape), slots[number]))
         return {number: run.load(POINTER, slot) for number, slot in slots.items()}
 
     def _allocate(
@@ -290,7 +290,7 @@ class _Compute:
             total = builder.add(total, builder.select(is_apart, LONG(_aligned(plan.buffers[number].nbytes)), LONG(0)))
         # The allocator need not align to 64 bytes: one unit more, and the address is rounded up.
         nbytes = builder.add(total, LONG(ALIGNMENT))
-        run.pass_on(run.call(self.module.allocate, self._context, nbytes, allocator, memory))
+        run.ret_error(run.call(self.module.allocate, self._context, nbytes, allocator, memory))
         raised = builder.add(builder.ptrtoint(run.load(POINTER, memory), LONG), LONG(ALIGNMENT - 1))
         self._memory = builder.inttoptr(builder.and_(raised, LONG(-ALIGNMENT)), POINTER)
         return {number: (is_apart, run.at(self._memory, begin)) for number, (is_apart, begin) in begins.items()}

@@ -32,7 +32,7 @@ class _Calls:
         self._release = module.declare("TVMFFIObjectDecRef", "i32", "ptr", "extern_weak")
         forget = module.define("retune.forget", "void", "ptr")
         forget.call(module.free, forget.args[0])
-        forget.give()
+        forget.ret()
         self._forget = forget.function
         self._lend = self._lend_tensor()
         self._call = self._call_by_name(self._drop_arguments())
@@ -59,7 +59,7 @@ class _Calls:
         )
         name = record(module.text(call.function), LONG(len(call.function.encode())))
         message = module.text(missing)
-        glue.give(glue.call(self._call, module.constant(name), message, values, len(call.args)))
+        glue.ret(glue.call(self._call, module.constant(name), message, values, len(call.args)))
 
     def _lend_tensor(self) -> ir.Function:
         """Make a tensor of a kernel's memory, of the form given; None where that fails."""
@@ -76,10 +76,10 @@ class _Calls:
             lend.store(data, tensor)
             with lend.when(lend.equals(lend.call(make, tensor, 0, 0, slot), 0)):
                 lend.store(LONG(FfiType.TENSOR), value)
-                lend.give()
+                lend.ret()
             lend.store(NULL, slot)
             lend.call(module.free, tensor)
-        lend.give()
+        lend.ret()
         return lend.function
 
     def _drop_arguments(self) -> ir.Function:
@@ -90,7 +90,7 @@ class _Calls:
             value = drop.at(values, drop.builder.mul(index, LONG(16)))
             with drop.when(drop.equals(drop.load(INT, value), FfiType.TENSOR)):
                 drop.call(self._release, drop.load(POINTER, value, 8))
-        drop.give()
+        drop.ret()
         return drop.function
 
     def _call_by_name(self, drop: ir.Function) -> ir.Function:
@@ -106,9 +106,9 @@ class _Calls:
         def fail_if(condition: ir.Value, message: ir.Value | None = None) -> None:
             with call.when(condition):
                 if message is not None:
-                    module.raises(call, "ValueError", message)
+                    module.raise_error(call, "ValueError", message)
                 call.call(drop, values, count)
-                call.give(-1)
+                call.ret(-1)
 
         fail_if(call.builder.not_(call.equals(call.call(find, name, function), 0)))
         handle = call.load(POINTER, function)
@@ -121,7 +121,7 @@ class _Calls:
             call.call(self._release, call.load(POINTER, result, 8))
         fail_if(call.builder.not_(call.equals(code, 0)))
         call.call(drop, values, count)
-        call.give(0)
+        call.ret(0)
         return call.function
 
     def _form(self, spec: ExternBuffer) -> ir.Value:

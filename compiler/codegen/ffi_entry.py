@@ -62,7 +62,7 @@ class _Entry:
         where = module.text(f"kernel {self._name}")
         threads = entry.call(module.threads, where, takes, values, count, len(order), MOST_THREADS)
         with entry.when(entry.equals(threads, 0)):
-            entry.give(-1)
+            entry.ret(-1)
         tensors = {number: self._tensor(entry.at(values, 16 * place), number) for place, number in enumerate(order)}
         self._refuse_shared(tensors)
         copies = []
@@ -82,7 +82,7 @@ class _Entry:
         entry.call(module.free, workspace)
         for data, used, spec in copies:
             entry.call(module.restore, data, used, spec.nbytes, int(spec.is_output))
-        entry.give(entry.builder.select(entry.equals(code, 0), code, code.type(-1)))
+        entry.ret(entry.builder.select(entry.equals(code, 0), code, code.type(-1)))
 
     def _tensor(self, value: ir.Value, number: int) -> ir.Value:
         """Where the memory of argument `number` lies, which is the FFI's `value`."""
@@ -94,7 +94,7 @@ class _Entry:
         extents = module.constant(array_of(LONG, shape))
         data = entry.call(module.data, value, where, what, extents, len(shape), dlpack_type(spec.dtype))
         with entry.when(entry.is_null(data)):
-            entry.give(-1)
+            entry.ret(-1)
         return data
 
     def _refuse_shared(self, tensors: dict[int, ir.Value]) -> None:
@@ -109,8 +109,8 @@ class _Entry:
             with entry.when(builder.and_(begins_first, builder.icmp_unsigned("<", tensors[two], ends[0]))):
                 names = f"{args[one].name} and {args[two].name}"
                 text = f"kernel {self._name}: the arguments {names} share memory, and one of them is written"
-                self._module.raises(entry, "ValueError", text)
-                entry.give(-1)
+                self._module.raise_error(entry, "ValueError", text)
+                entry.ret(-1)
 
     def _require(
         self, pointers: Sequence[ir.Value], copies: Sequence[tuple[ir.Value, ir.Value, ArgSpec]], what: str
@@ -120,8 +120,8 @@ class _Entry:
         with entry.when(reduce(entry.builder.or_, map(entry.is_null, pointers), FLAG(0))):
             for data, used, spec in copies:
                 entry.call(module.restore, data, used, spec.nbytes, 0)
-            module.raises(entry, "MemoryError", f"kernel {self._name}: no memory for {what}")
-            entry.give(-1)
+            module.raise_error(entry, "MemoryError", f"kernel {self._name}: no memory for {what}")
+            entry.ret(-1)
 
 
 def _room(nbytes: int) -> int:

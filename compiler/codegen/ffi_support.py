@@ -61,11 +61,11 @@ class FfiModule(CModule):
         self.copy = self.declare("memcpy", "ptr", "ptr, ptr, i64")
         self.allocate = self.declare("aligned_alloc", "ptr", "i64, i64")
         self.free = self.declare("free", "void", "ptr")
-        self._raise = self._raise_error()
+        self._raise = self._define_raise()
         self.threads, self.data = self._threads(), self._data()
         self.aligned, self.restore = self._aligned(), self._restore()
 
-    def raises(self, function: CFunction, kind: str, text: str | ir.Value, *values: Argument) -> None:
+    def raise_error(self, function: CFunction, kind: str, text: str | ir.Value, *values: Argument) -> None:
         """Set the FFI's error in `function`; `values` fill in the placeholders of `text`, as snprintf does it."""
         message = self.text(text) if isinstance(text, str) else text
         if values:
@@ -74,14 +74,14 @@ class FfiModule(CModule):
             message = room
         function.call(self._raise, self.text(kind), message)
 
-    def _raise_error(self) -> ir.Function:
+    def _define_raise(self) -> ir.Function:
         set_error = self.declare("TVMFFIErrorSetRaisedFromCStr", "void", "ptr, ptr", "extern_weak")
         error = self.define("retune.raise", "void", "ptr, ptr")
         error.function.attributes.add("cold")
         error.function.attributes.add("noinline")
         with error.unless(error.is_null(set_error)):
             error.call(set_error, *error.args)
-        error.give()
+        error.ret()
         return error.function
 
     def _threads(self) -> ir.Function:
@@ -92,10 +92,10 @@ class FfiModule(CModule):
         with count.when(count.equals(given, tensors)):
             usual = count.call(self.declare("omp_get_max_threads", "i32"))
             usual = builder.select(builder.icmp_signed("<", usual, INT(1)), INT(1), usual)
-            count.give(builder.select(builder.icmp_signed(">", usual, most), most, usual))
+            count.ret(builder.select(builder.icmp_signed(">", usual, most), most, usual))
         with count.unless(count.equals(given, builder.add(tensors, INT(1)))):
-            self.raises(count, "TypeError", takes, given)
-            count.give(0)
+            self.raise_error(count, "TypeError", takes, given)
+            count.ret(0)
         value = count.at(args, builder.mul(builder.sext(tensors, LONG), LONG(16)))
         number = count.load(LONG, value, 8)
         is_fit = count.equals(count.load(INT, value), FfiType.INT)
@@ -103,9 +103,9 @@ class FfiModule(CModule):
         is_fit = builder.and_(is_fit, builder.icmp_signed("<=", number, builder.zext(most, LONG)))
         with count.unless(is_fit):
             text = "%s: the number of threads must be an integer from 1 to %d"
-            self.raises(count, "ValueError", text, where, most)
-            count.give(0)
-        count.give(builder.trunc(number, INT))
+            self.raise_error(count, "ValueError", text, where, most)
+            count.ret(0)
+        count.ret(builder.trunc(number, INT))
         return count.function
 
     def _data(self) -> ir.Function:
@@ -119,14 +119,16 @@ class FfiModule(CModule):
 
         def require(condition: ir.Value, kind: str, text: str, *values: Argument) -> None:
             with find.unless(condition):
-                self.raises(find, kind, text, where, *values)
-                find.give()
+                self.raise_error(find, kind, text, where, *values)
+                find.ret()
 
         kind = find.load(INT, value)
         is_object = find.equals(kind, FfiType.TENSOR)
         with find.unless(builder.or_(is_object, find.equals(kind, FfiType.POINTER))):
-            self.raises(find, "TypeError", "%s: expected a tensor %s, got %s", where, what, self._kind_name(find, kind))
-            find.give()
+            self.raise_error(
+                find, "TypeError", "%s: expected a tensor %s, got %s", where, what, self._kind_name(find, kind)
+            )
+            find.ret()
         tensor = find.at(find.load(POINTER, value, 8), builder.select(is_object, LONG(_HEADER), LONG(0)))
         device = find.load(INT, tensor, _DEVICE)
         text = "%s: expected memory of the CPU, got a tensor on device type %d"
@@ -152,7 +154,7 @@ class FfiModule(CModule):
             find.store(builder.mul(distance, extent), step)
         memory = find.load(POINTER, tensor, _DATA)
         require(builder.not_(find.is_null(memory)), "ValueError", "%s: the tensor %s has no memory", what)
-        find.give(find.at(memory, find.load(LONG, tensor, _OFFSET)))
+        find.ret(find.at(memory, find.load(LONG, tensor, _OFFSET)))
         return find.function
 
     def _kind_name(self, find: CFunction, kind: ir.Value) -> ir.Value:
@@ -172,14 +174,14 @@ class FfiModule(CModule):
         with find.unless(find.equals(found, wanted)):
             lanes = builder.lshr(found, INT(16))
             with find.unless(find.equals(lanes, 1)):
-                self.raises(find, "TypeError", "%s: expected %s, got elements of %d lanes", where, what, lanes)
-                find.give()
+                self.raise_error(find, "TypeError", "%s: expected %s, got elements of %d lanes", where, what, lanes)
+                find.ret()
             code, bits = builder.and_(found, INT(255)), builder.and_(builder.lshr(found, INT(8)), INT(255))
             is_known = builder.icmp_unsigned("<", code, INT(len(_CODE_NAMES)))
             number = builder.zext(builder.select(is_known, code, INT(_CODE_NAMES.index("handle"))), LONG)
             name = find.load(POINTER, find.element(POINTER, self.texts(_CODE_NAMES), number))
-            self.raises(find, "TypeError", "%s: expected %s, got elements of type %s%d", where, what, name, bits)
-            find.give()
+            self.raise_error(find, "TypeError", "%s: expected %s, got elements of type %s%d", where, what, name, bits)
+            find.ret()
 
     def _aligned(self) -> ir.Function:
         """The memory itself where it starts at a multiple of 64 bytes, else a copy that does; null without room."""
@@ -187,11 +189,11 @@ class FfiModule(CModule):
         data, nbytes, room = align.args
         rest = align.builder.and_(align.builder.ptrtoint(data, LONG), LONG(ALIGNMENT - 1))
         with align.when(align.equals(rest, 0)):
-            align.give(data)
+            align.ret(data)
         copy = align.call(self.allocate, ALIGNMENT, room)
         with align.unless(align.is_null(copy)):
             align.call(self.copy, copy, data, nbytes)
-        align.give(copy)
+        align.ret(copy)
         return align.function
 
     def _restore(self) -> ir.Function:
@@ -203,5 +205,5 @@ class FfiModule(CModule):
             with restore.when(is_written):
                 restore.call(self.copy, data, used, nbytes)
             restore.call(self.free, used)
-        restore.give()
+        restore.ret()
         return restore.function

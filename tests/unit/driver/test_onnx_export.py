@@ -274,7 +274,7 @@ def test_features_of_this_cpu_are_found() -> None:
     for feature in AT:
         module = CModule()
         asked, answer = cpu_guard(module, "asked", triple, [feature]), module.define("answer", "i32", linkage="")
-        answer.give(answer.builder.zext(answer.call(asked), INT))
+        answer.ret(answer.builder.zext(answer.call(asked), INT))
         answers[feature] = bool(ctypes.CFUNCTYPE(ctypes.c_int32)(native_address(str(module), "answer"))())
     assert answers == {feature: feature in host_features() for feature in AT}
 
