@@ -139,10 +139,12 @@ def _compute(call: OpCall, geometry: _Geometry, shape: Shape, dtype: str, data: 
     zero = te.const(0)
     offsets: tuple[Expr, ...] = tuple(zero if axis is None else axis for axis in window)
 
-    def body(n: Expr, place: tuple[Expr, ...], c: Expr) -> Expr:
+    def body(n: Expr, position: tuple[Expr, ...], c: Expr) -> Expr:
         read = tuple(
             at * stride + offset * dilation
-            for at, stride, offset, dilation in zip(place, geometry.strides, offsets, geometry.dilations, strict=True)
+            for at, stride, offset, dilation in zip(
+                position, geometry.strides, offsets, geometry.dilations, strict=True
+            )
         )
         channel: Expr = zero if channels is None else channels
         if geometry.groups > 1:

@@ -60,13 +60,13 @@ def _interleaved(call: OpCall, shape: Shape, data: Tensor, weight: Tensor) -> Te
         row, column = a + ry * strides[0], b + rx * strides[1]
         tap: Expr = weight[row, column, rc, c]
         beyond = [
-            place < size for place, size, stride in zip((row, column), kernel, strides, strict=True) if size % stride
+            index < size for index, size, stride in zip((row, column), kernel, strides, strict=True) if size % stride
         ]
         if beyond:
             tap = te.if_then_else(te.logical_and(*beyond), tap, 0.0)
         # The first element of phase a that is not cut off: ceil((cut - a) / stride).
         shifts = [
-            (cut + stride - 1 - place) // stride for place, cut, stride in zip((a, b), before, strides, strict=True)
+            (cut + stride - 1 - index) // stride for index, cut, stride in zip((a, b), before, strides, strict=True)
         ]
         value = padded[n, y + shifts[0] + low[0] - ry, x + shifts[1] + low[1] - rx, rc]
         return summed_product(data.dtype, value, tap, [ry, rx, rc])

@@ -17,7 +17,9 @@ def _pointwise(call: OpCall, shape: Shape, dtype: str, scalar: Callable[..., Exp
     """A result of `shape` and `dtype` whose elements are `scalar` of the operands' elements."""
 
     def build(*operands: Operand) -> Tensor:
-        return te.compute(shape, lambda *i: scalar(*(element(one, i, shape) for one in operands)), name=call.name)
+        return te.compute(
+            shape, lambda *i: scalar(*(element(operand, i, shape) for operand in operands)), name=call.name
+        )
 
     return Lowered(shape, dtype, build)
 

@@ -37,9 +37,9 @@ def _require_indices(call: OpCall) -> None:
 
 def _require_smaller(call: OpCall, shape: Shape, axis: int) -> None:
     """The indices may be larger than the first operand along `axis` alone."""
-    whole = call.types[0].shape
-    fits = len(shape) == len(whole) and all(
-        inner <= outer for place, (inner, outer) in enumerate(zip(shape, whole, strict=True)) if place != axis
+    outer_shape = call.types[0].shape
+    fits = len(shape) == len(outer_shape) and all(
+        inner <= outer for dim, (inner, outer) in enumerate(zip(shape, outer_shape, strict=True)) if dim != axis
     )
     call.require(fits, f"the indices may be larger than the first operand along axis {axis} alone")
 
@@ -260,7 +260,7 @@ def _gather_elements_array(call: OpCall, arrays: Sequence[Array]) -> Array:
 
 def _points(call: OpCall, x: Array, indices: Array) -> tuple[Array, ...]:
     axis = call.integer("axis")
-    points = [np.asarray(place) for place in np.indices(indices.shape)]
+    points = [np.asarray(grid) for grid in np.indices(indices.shape)]
     points[axis] = inside_array(indices, x.shape[axis])
     return tuple(points)
 
@@ -278,8 +278,8 @@ def _gather_nd(call: OpCall) -> Lowered:
 
     def build(source: Tensor, where: Tensor) -> Tensor:
         def body(*i: Expr) -> Expr:
-            found = [inside(where[(*i[:rows], te.const(d))], source.shape[batch + d]) for d in range(named)]
-            return source[(*i[:batch], *found, *i[rows:])]
+            gathered = [inside(where[(*i[:rows], te.const(d))], source.shape[batch + d]) for d in range(named)]
+            return source[(*i[:batch], *gathered, *i[rows:])]
 
         return te.compute(shape, body, name=call.name)
 
@@ -287,14 +287,14 @@ def _gather_nd(call: OpCall) -> Lowered:
 
 
 def _rows(indices: Array, extents: Sequence[int]) -> list[Array]:
-    return [inside_array(indices[..., place], extent) for place, extent in enumerate(extents)]
+    return [inside_array(indices[..., dim], extent) for dim, extent in enumerate(extents)]
 
 
 def _gather_nd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     x, indices = arrays
     batch = call.integer("batch_dims")
     named = indices.shape[-1]
-    own = [np.asarray(place) for place in np.indices(indices.shape[:-1])[:batch]]
+    own = [np.asarray(grid) for grid in np.indices(indices.shape[:-1])[:batch]]
     return np.asarray(x[(*own, *_rows(indices, x.shape[batch : batch + named]))])
 
 

@@ -95,7 +95,7 @@ def _contract(call: OpCall) -> Lowered:
 
     def build(a: Tensor, b: Tensor) -> Tensor:
         inner = [(letter, extent) for letter, extent in zip(left, a.shape, strict=True) if letter not in result]
-        axes = {letter: te.reduce_axis(extent, f"k{place}") for place, (letter, extent) in enumerate(inner)}
+        axes = {letter: te.reduce_axis(extent, f"k{number}") for number, (letter, extent) in enumerate(inner)}
 
         def body(*outer: Expr) -> Expr:
             at: dict[str, Expr] = {**dict(zip(result, outer, strict=True)), **axes}

@@ -37,32 +37,32 @@ def _normalized(
     source: Tensor, axes: tuple[int, ...], epsilon: float, *, centred: bool, name: str, axis: int = -1, groups: int = 0
 ) -> Tensor:
     """Over `axes`; with `groups`, also over each group of neighbors along `axis`, of which there are so many."""
-    kept = [place for place in range(len(source.shape)) if place not in axes]
-    outer = tuple(source.shape[place] for place in kept)
+    other_axes = [dim for dim in range(len(source.shape)) if dim not in axes]
+    outer = tuple(source.shape[dim] for dim in other_axes)
     size = source.shape[axis] // groups if groups else 1
     wide = accumulated(source.dtype)
     # A factor in place of a division for every row.
     share = 1.0 / (size * math.prod(source.shape[axis] for axis in axes))
 
     def row(point: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return tuple(point[place] for place in kept)
+        return tuple(point[dim] for dim in other_axes)
 
     def point(row: tuple[Expr, ...], inner: list[Axis]) -> tuple[Expr, ...]:
-        at: dict[int, Expr] = {**dict(zip(kept, row, strict=True)), **dict(zip(axes, inner, strict=True))}
-        return tuple(at[place] for place in range(len(source.shape)))
+        at: dict[int, Expr] = {**dict(zip(other_axes, row, strict=True)), **dict(zip(axes, inner, strict=True))}
+        return tuple(at[dim] for dim in range(len(source.shape)))
 
     def whole(parts: Tensor) -> Callable[[tuple[Expr, ...]], Expr]:
         """The sum that belongs to a row, of the sums of all rows: its own, or that of its group."""
         if not groups:
             return lambda i: parts[i]
-        place = kept.index(axis)
+        position = other_axes.index(axis)
         member = te.reduce_axis(size, "member")
 
         def total(*i: Expr) -> Expr:
-            return te.sum(parts[(*i[:place], i[place] * size + member, *i[place + 1 :])], member)
+            return te.sum(parts[(*i[:position], i[position] * size + member, *i[position + 1 :])], member)
 
-        sums = te.compute((*outer[:place], groups, *outer[place + 1 :]), total, name=f"{parts.name}_groups")
-        return lambda i: sums[(*i[:place], i[place] // size, *i[place + 1 :])]
+        sums = te.compute((*outer[:position], groups, *outer[position + 1 :]), total, name=f"{parts.name}_groups")
+        return lambda i: sums[(*i[:position], i[position] // size, *i[position + 1 :])]
 
     # Two sets of axes, since each of the two sums is a compute of its own.
     k = [te.reduce_axis(source.shape[axis], f"k{axis}") for axis in axes]
@@ -78,8 +78,8 @@ def _normalized(
         return value if mean is None else value - mean[row(at)]
 
     def square(*i: Expr) -> Expr:
-        one = difference(point(i, q))
-        return te.sum(one * one, q)
+        distance = difference(point(i, q))
+        return te.sum(distance * distance, q)
 
     # Two passes: E[x^2] - E[x]^2 would cancel where the mean is large against the deviation.
     squares = whole(te.compute(outer, square, name=f"{name}_squares"))
@@ -109,7 +109,7 @@ def _group_normalize_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     (x,) = arrays
     axis, groups = call.integer("axis"), call.integer("groups")
     split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
-    axes = (axis + 1, *(place + (place > axis) for place in call.ints("axes")))
+    axes = (axis + 1, *(dim + (dim > axis) for dim in call.ints("axes")))
     return _normalized_array(split, axes, call.number("epsilon"), centred=True).reshape(x.shape)
 
 

@@ -214,10 +214,10 @@ class Op:
         Operators that broadcast take literals too. `types` describes the operands where literals stand for arrays of
         another rank than 0. Raises: DefinitionError when operands or attributes do not fit.
         """
-        found = tuple(types) or tuple(
+        operand_types = tuple(types) or tuple(
             operand if isinstance(operand, Tensor) else TensorType((), operand.dtype) for operand in operands
         )
-        call = OpCall(self.name, found, attrs or {}, name or self.name, constants, out_dtype)
+        call = OpCall(self.name, operand_types, attrs or {}, name or self.name, constants, out_dtype)
         lowered = self.check(call)
         literal = next((operand for operand in operands if not isinstance(operand, Tensor)), None)
         if literal is not None and self.kind is not FusionKind.BROADCAST:

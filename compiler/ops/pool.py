@@ -73,8 +73,8 @@ def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str)
 
     def body(*axes: Expr) -> Expr:
         indices = list(axes)
-        for place in range(2):
-            indices[first + place] = _position(call, axes, place, window[place] * dilations[place])
+        for dim in range(2):
+            indices[first + dim] = _position(call, axes, dim, window[dim] * dilations[dim])
         value: Expr = data[tuple(indices)]
         if leaves:
             # The identity of the reduction stands for padding, so it never wins a maximum nor adds to a sum.
@@ -85,25 +85,25 @@ def _pool(call: OpCall, shape: Shape, data: Tensor, *, maximum: bool, name: str)
     return te.compute(shape, body, name=name)
 
 
-def _position(call: OpCall, axes: Sequence[Expr], place: int, offset: Expr) -> Expr:
-    """The row (`place` 0) or column (1) of the input at `offset` into the window of output element `axes`."""
-    pads = call.ints("pads")[place]
-    position = axes[_first_spatial(call) + place] * call.ints("strides")[place] + offset
+def _position(call: OpCall, axes: Sequence[Expr], dim: int, offset: Expr) -> Expr:
+    """The row (`dim` 0) or column (1) of the input at `offset` into the window of output element `axes`."""
+    pads = call.ints("pads")[dim]
+    position = axes[_first_spatial(call) + dim] * call.ints("strides")[dim] + offset
     return position - pads if pads else position
 
 
 def _windows_leave(call: OpCall, shape: Shape, data: Shape) -> list[tuple[int, bool, bool]]:
     """(axis, below 0, past the end) of the axes along which some window leaves the input."""
     first = _first_spatial(call)
-    found = []
-    for place in range(2):
-        reach = (call.ints("kernel")[place] - 1) * _dilations(call)[place]
-        last = (shape[first + place] - 1) * call.ints("strides")[place] + reach
-        below = call.ints("pads")[place] > 0
-        above = last - call.ints("pads")[place] >= data[first + place]
+    axes = []
+    for dim in range(2):
+        reach = (call.ints("kernel")[dim] - 1) * _dilations(call)[dim]
+        last = (shape[first + dim] - 1) * call.ints("strides")[dim] + reach
+        below = call.ints("pads")[dim] > 0
+        above = last - call.ints("pads")[dim] >= data[first + dim]
         if below or above:
-            found.append((first + place, below, above))
-    return found
+            axes.append((first + dim, below, above))
+    return axes
 
 
 def _inside(indices: Sequence[Expr], shape: Sequence[int], leaves: Sequence[tuple[int, bool, bool]]) -> Expr:
@@ -119,9 +119,9 @@ def _inside(indices: Sequence[Expr], shape: Sequence[int], leaves: Sequence[tupl
 def _elements_inside(call: OpCall, axes: Sequence[Expr], data: Shape) -> Expr:
     first = _first_spatial(call)
     count: Expr = te.const(1)
-    for place in range(2):
-        start = _position(call, axes, place, te.const(0))
-        stop = te.minimum(start + call.ints("kernel")[place], data[first + place])
+    for dim in range(2):
+        start = _position(call, axes, dim, te.const(0))
+        stop = te.minimum(start + call.ints("kernel")[dim], data[first + dim])
         count = count * (stop - te.maximum(start, 0))
     return count
 

@@ -39,7 +39,9 @@ def _run(call: OpCall, gate: Callable[[int, int], Any], number: Callable[[float]
 
 def _lower(call: OpCall) -> Lowered:
     hidden, rows, dtype = call.integer("hidden"), call.types[0].shape[0], call.types[0].dtype
-    fits = all(len(one.shape) == 2 and one.dtype == dtype and one.shape[0] in (1, rows) for one in call.types)
+    fits = all(
+        len(operand.shape) == 2 and operand.dtype == dtype and operand.shape[0] in (1, rows) for operand in call.types
+    )
     call.require(fits, "needs matrices of one type, of as many rows as the first or of one")
     gates = [map(int, word.split(".")) for word in call.text("program").split() if word[0].isdigit()]
     wide = all(call.types[number].shape[1] >= (index + 1) * hidden for number, index in gates)

@@ -158,16 +158,16 @@ def _exponentials(x: Tensor, axis: int, name: str) -> tuple[Tensor, Tensor, Tens
     powers are float32: a row of many may sum to more than the largest float16.
     """
     wide = accumulated(x.dtype)
-    kept = tuple(extent for place, extent in enumerate(x.shape) if place != axis)
+    row_shape = tuple(extent for dim, extent in enumerate(x.shape) if dim != axis)
     # The largest exponent becomes 0: no power overflows, and the sum is at least 1.
     # fmax is one instruction on x86, a maximum that keeps NaNs three; the sum of the powers keeps them in any case.
-    peak = _reduce(x, (axis,), _fmax, kept, keepdims=False, name=f"{name}_max")
+    peak = _reduce(x, (axis,), _fmax, row_shape, keepdims=False, name=f"{name}_max")
 
     def raised(*i: Expr) -> Expr:
         return te.exp(te.cast(wide, x[i]) - te.cast(wide, peak[_without(i, axis)]))
 
     power = te.compute(x.shape, raised, name=f"{name}_exp")
-    return peak, power, _reduce(power, (axis,), te.sum, kept, keepdims=False, name=f"{name}_sum")
+    return peak, power, _reduce(power, (axis,), te.sum, row_shape, keepdims=False, name=f"{name}_sum")
 
 
 def _without(indices: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:

@@ -30,10 +30,10 @@ def _reshape(call: OpCall) -> Lowered:
                 flat = flat * extent + axis
             indices: list[Expr] = []
             split = source.shape[: len(source.shape) - kept]
-            for place, extent in enumerate(split):
+            for dim, extent in enumerate(split):
                 # What the extents decide of these quotients and remainders is simplified when the tensor is lowered.
-                quotient = flat // math.prod(split[place + 1 :])
-                indices.append(quotient % extent if place else quotient)
+                quotient = flat // math.prod(split[dim + 1 :])
+                indices.append(quotient % extent if dim else quotient)
             indices += inner
             return source[tuple(indices)]
 
@@ -51,7 +51,7 @@ def _transpose(call: OpCall) -> Lowered:
     def build(source: Tensor) -> Tensor:
         inverse = [perm.index(axis) for axis in range(len(perm))]
         return te.compute(
-            shape, lambda *i: source[tuple(i[place] for place in inverse)], name=call.name, attrs={MOVES_ELEMENTS: True}
+            shape, lambda *i: source[tuple(i[dim] for dim in inverse)], name=call.name, attrs={MOVES_ELEMENTS: True}
         )
 
     return Lowered(shape, x.dtype, build)
@@ -168,8 +168,8 @@ def _extents(call: OpCall) -> Lowered:
         # By comparisons, so that the kernel has no table to read.
         def body(i: Expr) -> Expr:
             value: Expr = te.const(values[-1], "int64")
-            for place, number in reversed(list(enumerate(values[:-1]))):
-                value = te.select(te.equal(i, place), te.const(number, "int64"), value)
+            for index, number in reversed(list(enumerate(values[:-1]))):
+                value = te.select(te.equal(i, index), te.const(number, "int64"), value)
             return value
 
         return te.compute((len(values),), body, name=call.name)

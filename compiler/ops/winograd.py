@@ -73,11 +73,11 @@ def transform_matrices(tile: int, kernel: int) -> tuple[Matrix, Matrix, Matrix]:
 
 def _roots_polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
     """Coefficients, lowest first, of the polynomial with these roots and leading coefficient 1."""
-    found = [Fraction(1)]
+    coefficients = [Fraction(1)]
     for root in roots:
-        shifted, scaled = [Fraction(0), *found], [-root * value for value in (*found, Fraction(0))]
-        found = [one + other for one, other in zip(shifted, scaled, strict=True)]
-    return found
+        shifted, scaled = [Fraction(0), *coefficients], [-root * value for value in (*coefficients, Fraction(0))]
+        coefficients = [low + high for low, high in zip(shifted, scaled, strict=True)]
+    return coefficients
 
 
 def _floats(rows: Sequence[Sequence[Fraction]]) -> Matrix:
@@ -143,8 +143,8 @@ def _winograd_array(call: OpCall, arrays: Sequence[Array]) -> Array:
     products = np.einsum("efbzhwcd,efdco->efbzhwo", turned, weight, optimize=True)
     tiles = np.einsum("em,efbzhwo,fn->bzhmwno", a, products, a, optimize=True)
     whole = tiles.reshape(*products.shape[2:4], height + below, width + beside, weight.shape[-1])
-    found = np.ascontiguousarray(whole[:, :, :height, :width])
-    return found[:, 0] if rank == 2 else found
+    result = np.ascontiguousarray(whole[:, :, :height, :width])
+    return result[:, 0] if rank == 2 else result
 
 
 def winograd_conv(
@@ -191,7 +191,7 @@ def winograd_conv(
 
     def multiply(eps: Expr, nu: Expr, n: Expr, *at: Expr) -> Expr:
         *z, th, tw, co = at
-        read = [place + offset for place, offset in zip(z, window, strict=True)]
+        read = [coordinate + offset for coordinate, offset in zip(z, window, strict=True)]
         factors = transformed[(eps, nu, n, *read, th, tw, rc)], packed[(eps, nu, *window, rc, co)]
         return summed_product(data.dtype, *factors, [axis for axis in (*window, rc) if isinstance(axis, Axis)])
 
@@ -246,14 +246,14 @@ def _dot(rows: Sequence[Sequence[float]], number: int, values: Sequence[Expr]) -
         joined = values[first] + values[second] if row[first] == row[second] else values[first] - values[second]
         terms.append((row[first], joined))
         row[first] = row[second] = 0.0
-    terms += [(factor, values[place]) for place, factor in enumerate(row)]
+    terms += [(factor, values[index]) for index, factor in enumerate(row)]
     partner = _mirrored_row(rows, number)
     if partner is None:
         return _sum(terms)
     first = min(number, partner)
     own, other = rows[first], rows[max(number, partner)]
-    same = [(factor, values[place]) for place, factor in enumerate(own) if factor == other[place]]
-    turned = [(factor, values[place]) for place, factor in enumerate(own) if factor != other[place]]
+    same = [(factor, values[index]) for index, factor in enumerate(own) if factor == other[index]]
+    turned = [(factor, values[index]) for index, factor in enumerate(own) if factor != other[index]]
     return _sum(same) + _sum(turned) if number == first else _sum(same) - _sum(turned)
 
 
@@ -264,8 +264,8 @@ def _mirrored_columns(rows: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
         (first, first + 1)
         for first in range(len(columns) - 1)
         if list(map(abs, columns[first])) == list(map(abs, columns[first + 1]))
-        and any(one == other != 0 for one, other in zip(columns[first], columns[first + 1], strict=True))
-        and any(one != other for one, other in zip(columns[first], columns[first + 1], strict=True))
+        and any(left == right != 0 for left, right in zip(columns[first], columns[first + 1], strict=True))
+        and any(left != right for left, right in zip(columns[first], columns[first + 1], strict=True))
     ]
 
 
@@ -273,8 +273,8 @@ def _mirrored_row(rows: Sequence[Sequence[float]], number: int) -> int | None:
     """The row that is equal up to the signs, of which some agree and some do not; None when there is no such row."""
     for other, factors in enumerate(rows):
         pairs = [pair for pair in zip(rows[number], factors, strict=True) if any(pair)]
-        alike = [one == two for one, two in pairs]
-        if all(abs(one) == abs(two) for one, two in pairs) and any(alike) and not all(alike):
+        alike = [left == right for left, right in pairs]
+        if all(abs(left) == abs(right) for left, right in pairs) and any(alike) and not all(alike):
             return other
     return None
 
