@@ -242,7 +242,7 @@ class Explanation:
         def note(kernel: str, stage: str, text: Callable[[], str]) -> None:
             reached.append((kernel, stage, text()))
 
-        with trace.observing(note):
+        with trace.observe_stages(note):
             build_kernel(self.task, self.steps, "kernel")
         return tuple(reached)
 

@@ -26,7 +26,7 @@ import numpy as np
 from retune.compiler.dtype import is_float as is_float
 from retune.compiler.dtype import item_bytes, number_type, promoted
 from retune.compiler.errors import DefinitionError
-from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrapped
+from retune.compiler.ir.operators import BITWISE, BOOL_MEANING, FOLD, SHIFTS, SYMBOLS, wrap_integer
 from retune.compiler.ir.operators import BOOL as BOOL
 from retune.compiler.ir.operators import COMPARISONS as COMPARISONS
 from retune.compiler.ir.operators import INDEX as INDEX
@@ -94,7 +94,7 @@ class Expr:
     def __invert__(self) -> "Expr":
         if self.dtype == BOOL:
             return Not(self)
-        return binary(BinaryOp.BIT_XOR, self, const(wrapped(-1, self.dtype), self.dtype))
+        return binary(BinaryOp.BIT_XOR, self, const(wrap_integer(-1, self.dtype), self.dtype))
 
     def __bool__(self) -> bool:
         raise DefinitionError(
@@ -309,7 +309,7 @@ def binary(op: BinaryOp, lhs: Operand, rhs: Operand) -> Expr:
             raise DefinitionError(f"division by zero in {left} {op} {right}")
         boolean = op in COMPARISONS or op in LOGICAL or left.dtype == BOOL
         value = FOLD[op](left.value, right.value)
-        return const(bool(value), BOOL) if boolean else const(wrapped(value, left.dtype), left.dtype)
+        return const(bool(value), BOOL) if boolean else const(wrap_integer(value, left.dtype), left.dtype)
     # Of integers only: in floats x + 0 loses the sign of -0.0, and x * 0 may be a NaN.
     if not is_float(left.dtype):
         neutral = _without_neutral(op, left, right)
@@ -360,7 +360,7 @@ def cast(dtype: str, value: Operand) -> Expr:
     if dtype == BOOL:
         return const(expr.value != 0)
     whole = expr is value and not is_float(dtype) and not is_float(expr.dtype)
-    return const(wrapped(int(expr.value), dtype) if whole else expr.value, dtype)
+    return const(wrap_integer(int(expr.value), dtype) if whole else expr.value, dtype)
 
 
 def select(condition: Expr, then: Operand, otherwise: Operand) -> Expr:

@@ -45,7 +45,7 @@ def limits(form: IndexForm, ranges: Ranges) -> Limits:
     return low, high
 
 
-def decided(condition: Expr, ranges: Ranges) -> bool | None:
+def decide_condition(condition: Expr, ranges: Ranges) -> bool | None:
     """True if `condition` holds for all values of the variables, False if for none, else None."""
     if isinstance(condition, Const):
         return bool(condition.value)

@@ -93,7 +93,7 @@ BOOL_MEANING = {BinaryOp.BIT_AND: BinaryOp.AND, BinaryOp.BIT_OR: BinaryOp.OR, Bi
 """What the operators of bits mean on bools."""
 
 
-def wrapped(value: int, dtype: str) -> int:
+def wrap_integer(value: int, dtype: str) -> int:
     """`value` wrapped to the integer type `dtype`: its lowest bits."""
     if dtype in (INDEX, BOOL) and abs(value) < 1 << 63:
         return value

@@ -23,7 +23,7 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def observing(observer: Observer) -> Iterator[None]:
+def observe_stages(observer: Observer) -> Iterator[None]:
     """Call `observer` for every stage that this thread reaches inside the block."""
     token = _observer.set(observer)
     try:

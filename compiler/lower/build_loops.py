@@ -21,14 +21,14 @@ from retune.compiler.lower.nests import (
     first_reduction,
     fixed,
     fixed_all,
-    guarded,
     join_into,
     loop_var,
     loop_vars,
-    looped,
-    nested,
     points_of,
     stores,
+    wrap_in_guards,
+    wrap_in_loop,
+    wrap_in_loops,
 )
 from retune.compiler.lower.rank import order_shape, rank
 from retune.compiler.lower.scatter import scatter
@@ -275,7 +275,7 @@ class LoopBuilder:
         inner = [guard for guard in init_guards if guard not in init_outer]
 
         def for_each(leaf: Stmt) -> Stmt:
-            return guarded(init_outer, nested(spatial, leaf, inner))
+            return wrap_in_guards(init_outer, wrap_in_loops(spatial, leaf, inner))
 
         sums, point = self.sums_of(stage_id, loops, target)
         init = for_each(stores(sums, point, self.starts(stage_id, body)))
@@ -330,17 +330,17 @@ class LoopBuilder:
             # they do not restrict what those compute.
             closing = [guard for guard in pending if variables(guard) & own_vars or inside]
             pending = [guard for guard in pending if guard not in closing]
-            stmt = guarded(closing, stmt)
+            stmt = wrap_in_guards(closing, stmt)
             # Wrapped last to first, so that stages run in topological order.
             for inner in reversed(inside):
                 stmt = block(self.nest(inner), stmt)
                 for buffer in reversed(self.buffers[inner]):
                     stmt = Allocate(buffer, stmt)
-            stmt = looped(loop, stmt)
+            stmt = wrap_in_loop(loop, stmt)
             if around is not None and level == around[0]:
-                stmt = around[1](guarded(pending, stmt))
+                stmt = around[1](wrap_in_guards(pending, stmt))
                 pending = []
-        return guarded(pending, stmt)
+        return wrap_in_guards(pending, stmt)
 
     def loops_of(self, stage_id: int) -> list[NestLoop]:
         """The loops of a stage, outermost first."""

@@ -89,14 +89,14 @@ def fixed_all(sizes: Mapping[str, Number]) -> dict[str, int]:
     return {name: fixed(size) for name, size in sizes.items()}
 
 
-def guarded(conditions: list[Expr], stmt: Stmt) -> Stmt:
+def wrap_in_guards(conditions: list[Expr], stmt: Stmt) -> Stmt:
     """The statement where all the conditions hold."""
     for condition in conditions:
         stmt = If(condition, stmt)
     return stmt
 
 
-def looped(loop: NestLoop, stmt: Stmt) -> Stmt:
+def wrap_in_loop(loop: NestLoop, stmt: Stmt) -> Stmt:
     """The statement inside a loop. A loop of a single iteration is left out, but not over blocks or threads, where it
     means that a single block or thread runs the statement.
     """
@@ -106,9 +106,9 @@ def looped(loop: NestLoop, stmt: Stmt) -> Stmt:
     return stmt if left_out else For(loop.var, loop.extent, loop.kind, stmt)
 
 
-def nested(loops: list[NestLoop], leaf: Stmt, guards: list[Expr]) -> Stmt:
+def wrap_in_loops(loops: list[NestLoop], leaf: Stmt, guards: list[Expr]) -> Stmt:
     """The statement, where `guards` hold, inside the loops, outermost first."""
-    stmt = guarded(guards, leaf)
+    stmt = wrap_in_guards(guards, leaf)
     for loop in reversed(loops):
-        stmt = looped(loop, stmt)
+        stmt = wrap_in_loop(loop, stmt)
     return stmt

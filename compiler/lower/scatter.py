@@ -14,7 +14,7 @@ from math import prod
 from retune.compiler.ir.expr import Binary, BinaryOp, Buffer, Cast, Expr, Select, Var, const
 from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, block
 from retune.compiler.ir.visit import variables
-from retune.compiler.lower.nests import guarded, join_into, stores
+from retune.compiler.lower.nests import join_into, stores, wrap_in_guards
 from retune.compiler.te.tensor import Axis, Reduce, as_body, values_of
 
 _FEWEST_TERMS = 8
@@ -49,7 +49,7 @@ def scatter(
     guards = [test for test in reversed(tests) if not any((var, index) in named.items() for var, index in _equal(test))]
     target = tuple(variable[axis] for axis in axes)
     source = as_body([value.then for value in chosen])
-    leaf = guarded([guard for guard in guards if variables(guard) & named.keys()],
+    leaf = wrap_in_guards([guard for guard in guards if variables(guard) & named.keys()],
                    join_into(replace(body, source=source), buffers, target))  # fmt: skip
     first = min(dim for dim, axis in enumerate(axes) if variable[axis] in named)
     after = [axis for axis in axes[first:] if variable[axis] not in named]
@@ -60,7 +60,7 @@ def scatter(
     for var, index in named.items():
         extent = spatial[var].extent
         leaf = If(index >= 0, If(index < extent, Let(var, index, extent, leaf)))
-    update = _looped([*axes[:first], *body.axes, *after], variable, guarded(outside, leaf))
+    update = _looped([*axes[:first], *body.axes, *after], variable, wrap_in_guards(outside, leaf))
     start = _looped(axes[1:], variable, stores(buffers, target, starts))
     size = prod(axis.extent for axis in axes)
     kind = LoopKind.PARALLEL if size >= _PARALLEL and axes[0].extent > 1 else LoopKind.SERIAL

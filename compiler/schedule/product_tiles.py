@@ -243,7 +243,7 @@ def shared_columns(op: ComputeOp, hardware: HardwareParams) -> int:
 
 def order_for_tile(state: State, stage_id: int, outer: Sequence[str], inner: Sequence[str]) -> State:
     """The loops of a stage in this order, the last in vectors, the loop around it unrolled."""
-    return as_tile(reordered(state, stage_id, [*outer, *inner]), stage_id, len(inner))
+    return as_tile(reorder_loops(state, stage_id, [*outer, *inner]), stage_id, len(inner))
 
 
 def as_tile(state: State, stage_id: int, loops: int) -> State:
@@ -254,7 +254,7 @@ def as_tile(state: State, stage_id: int, loops: int) -> State:
     return state.apply(Annotate(stage_id, last, Annotation.VECTORIZE))
 
 
-def reordered(state: State, stage_id: int, names: Sequence[str]) -> State:
+def reorder_loops(state: State, stage_id: int, names: Sequence[str]) -> State:
     """The loops of a stage in the order of these names."""
     order = [_loop_number(state, stage_id, name) for name in names]
     return state if order == sorted(order) else state.apply(Reorder(stage_id, tuple(order)))

@@ -12,7 +12,7 @@ from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.expr import Const
 from retune.compiler.schedule.access import is_strictly_inlineable
 from retune.compiler.schedule.dag import ComputeDAG
-from retune.compiler.schedule.product_tiles import as_tile, axes_of, register_tile, reordered, row_axis_of
+from retune.compiler.schedule.product_tiles import as_tile, axes_of, register_tile, reorder_loops, row_axis_of
 from retune.compiler.schedule.state import Annotation, Attached, Inlined, IterKind, State
 from retune.compiler.schedule.steps import Annotate, ComputeAt, Fuse, Split
 from retune.compiler.target import HardwareParams
@@ -168,12 +168,12 @@ def placed_in_blocks(state: State, blocks: RowBlocks, tiles: BlockTiles) -> Stat
     inside = None if tiles.rows is None or height is None else tiles.rows // height
     state, outer_axes, row, column, sums = _split(state, second, strip, (inside, height))
     outer = [*outer_axes, f"{row}.0", f"{column}.0", f"{row}.1", *sums]
-    state = reordered(state, second, [*outer, f"{row}.2", f"{column}.1"])
+    state = reorder_loops(state, second, [*outer, f"{row}.2", f"{column}.1"])
     block = len(outer_axes)
     # A strip of one factor of the first product stays in the first-level cache for all rows.
     height, strip = tiles.first
     state, outer_axes, row, column, sums = _split(state, first, strip, (height,))
-    state = reordered(state, first, [*outer_axes, f"{column}.0", f"{row}.0", *sums, f"{row}.1", f"{column}.1"])
+    state = reorder_loops(state, first, [*outer_axes, f"{column}.0", f"{row}.0", *sums, f"{row}.1", f"{column}.1"])
     for stage_id, stage in enumerate(state.stages):
         if stage_id != second and isinstance(stage.op, ComputeOp) and not isinstance(stage.location, Inlined):
             state = state.apply(ComputeAt(stage_id, second, block))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from retune.compiler.dtype import item_bytes
 from retune.compiler.ir.affine import flat_index
 from retune.compiler.ir.expr import BinaryOp, Buffer, Const, Expr, Load, Select, Var, binary, const
-from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decided
+from retune.compiler.ir.interval import Ranges, as_index, conjuncts, decide_condition
 from retune.compiler.ir.rewrite import RulesInScope, allocate, allocated, has_stmt, rewrite_down, statements_of
 from retune.compiler.ir.simplify import divisor
 from retune.compiler.ir.stmt import For, LoopFunction, LoopKind, Stmt, Store, block, ranges_inside
@@ -124,7 +124,7 @@ def _copy(store: Store, ranges: Ranges, lane: Var, width: int) -> AsyncCopy | No
     everywhere = {**ranges, lane: (0, width - 1)}
     for condition in conditions:
         # One size operand serves all lanes of a copy, so that a condition must not change among them.
-        holds = decided(condition, everywhere)
+        holds = decide_condition(condition, everywhere)
         if holds is None and not uniform(condition, lane, width):
             return None
         if holds is not True:

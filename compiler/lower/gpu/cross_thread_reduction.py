@@ -21,7 +21,15 @@ from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
 from retune.compiler.ir.kernel import WARP
 from retune.compiler.ir.rewrite import allocate
 from retune.compiler.ir.stmt import THREAD_KINDS, For, If, LoopKind, Shuffle, Stmt, block
-from retune.compiler.lower.nests import NestLoop, first_reduction, guarded, join_into, nested, points_of, stores
+from retune.compiler.lower.nests import (
+    NestLoop,
+    first_reduction,
+    join_into,
+    points_of,
+    stores,
+    wrap_in_guards,
+    wrap_in_loops,
+)
 from retune.compiler.te.tensor import Reduce, as_body
 
 _Along = TypeVar("_Along")
@@ -77,10 +85,10 @@ def plan_cross_thread_reduction(
     plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
 
     def wrap(update: Stmt) -> Stmt:
-        first = nested(points, stores(partials, point, starts), [])
-        result = guarded(guards, stores(results, target, plan.joined()))
+        first = wrap_in_loops(points, stores(partials, point, starts), [])
+        result = wrap_in_guards(guards, stores(results, target, plan.joined()))
         joined = allocate(plan.scratch, block(*plan.statements(), result))
-        return allocate(partials, block(first, update, nested(inner, joined, [])))
+        return allocate(partials, block(first, update, wrap_in_loops(inner, joined, [])))
 
     return CrossThreadReduction(partials, point, level, wrap)
 

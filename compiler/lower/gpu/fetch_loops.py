@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import reduce
 
 from retune.compiler.ir.expr import BinaryOp, Expr, Var, binary, const
-from retune.compiler.ir.interval import Ranges, conjuncts, decided
+from retune.compiler.ir.interval import Ranges, conjuncts, decide_condition
 from retune.compiler.ir.kernel import Kernel
 from retune.compiler.ir.rewrite import find_stmts, rewrite, rewrite_down, rewrite_inside, walk_in_scope
 from retune.compiler.ir.stmt import For, If, Let, LoopKind, Stmt, Store, block, map_exprs, walk_stmt
@@ -61,7 +61,7 @@ def _freed(stmt: Stmt, var: Var, ranges: Ranges) -> Stmt | None:
     """The statement without the guards on `var`, which all hold; None where any may fail."""
     guards = [(part, inside) for guard, inside in walk_in_scope(stmt, ranges) for part in _conditions(guard)]
     named = [(part, inside) for part, inside in guards if uses(part, var)]
-    if not all(decided(part, inside) is True for part, inside in named):
+    if not all(decide_condition(part, inside) is True for part, inside in named):
         return None
 
     def on_guard(guard: If) -> Stmt | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from retune.compiler.ir.affine import Affine, IndexForm
 from retune.compiler.ir.expr import Binary, BinaryOp, Expr, Load, Select, Var, binary, const, select
-from retune.compiler.ir.interval import Ranges, conjuncts, decided, limits, slack
+from retune.compiler.ir.interval import Ranges, conjuncts, decide_condition, limits, slack
 from retune.compiler.ir.rewrite import has_stmt, perfect_nest, statements_of, walk_in_scope
 from retune.compiler.ir.stmt import (
     LEAVES,
@@ -95,7 +95,7 @@ def _around(stmt: For | Let | If | Allocate, body: Stmt) -> Stmt:
 
 
 def _guarded(stmt: If, ranges: Ranges, budget: int) -> Stmt:
-    decisions = {condition: decided(condition, ranges) for condition in conjuncts(stmt.condition)}
+    decisions = {condition: decide_condition(condition, ranges) for condition in conjuncts(stmt.condition)}
     if False in decisions.values():
         return _NOTHING
     body = _visit(stmt.body, ranges, budget)
@@ -191,7 +191,7 @@ def _undecided(condition: Expr, ranges: Ranges) -> Iterator[IndexForm]:
     """The undecided parts of a condition, as forms that are at least 0 where they hold."""
     for part in conjuncts(condition):
         form = slack(part)
-        if form is not None and decided(part, ranges) is None:
+        if form is not None and decide_condition(part, ranges) is None:
             yield form
 
 
@@ -235,7 +235,7 @@ def _seams(loop: For, ranges: Ranges) -> list[int]:
 def _acts(stmt: Stmt, ranges: Ranges) -> bool:
     """Whether the statement may do anything."""
     match stmt:
-        case If(condition) if any(decided(part, ranges) is False for part in conjuncts(condition)):
+        case If(condition) if any(decide_condition(part, ranges) is False for part in conjuncts(condition)):
             return False
     inside = ranges_inside(stmt, ranges)
     return type(stmt) in LEAVES or any(_acts(inner, inside) for inner in inner_stmts(stmt))
@@ -245,7 +245,7 @@ def _simpler(expr: Expr, ranges: Ranges) -> Expr:
     """The expression without the choices that are decided."""
 
     def rule(node: Select) -> Expr | None:
-        decisions = {condition: decided(condition, ranges) for condition in conjuncts(node.condition)}
+        decisions = {condition: decide_condition(condition, ranges) for condition in conjuncts(node.condition)}
         if False in decisions.values():
             return node.otherwise
         unknown = [condition for condition, holds in decisions.items() if holds is None]

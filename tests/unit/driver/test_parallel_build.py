@@ -58,7 +58,7 @@ def test_few_kernels_are_built_in_this_process(calls: list[object]) -> None:
 
 def test_stages_are_observed_in_this_process(many: list[ChosenProgram], calls: list[object]) -> None:
     seen: list[str] = []
-    with trace.observing(lambda name, *_: seen.append(name)):
+    with trace.observe_stages(lambda name, *_: seen.append(name)):
         build_in_parallel(many)
     assert {program.task.name for program in many} <= set(seen)
     assert not calls

@@ -7,7 +7,7 @@ import pytest
 
 from retune.compiler.ir.affine import affine
 from retune.compiler.ir.expr import Buffer, Expr, Load, Var, const
-from retune.compiler.ir.interval import as_index, conjuncts, decided, limits, slack
+from retune.compiler.ir.interval import as_index, conjuncts, decide_condition, limits, slack
 
 A, B = Var("a"), Var("b")
 RANGES = {A: (0, 6), B: (2, 4)}
@@ -32,7 +32,7 @@ RANGES = {A: (0, 6), B: (2, 4)}
     ],
 )
 def test_conditions_are_decided_from_ranges(condition: Expr, expected: bool | None) -> None:
-    assert decided(condition, RANGES) is expected
+    assert decide_condition(condition, RANGES) is expected
 
 
 def test_a_decision_holds_at_every_point() -> None:

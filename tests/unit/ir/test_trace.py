@@ -75,7 +75,7 @@ def test_checks_name_the_pass_that_made_malformed_ir(monkeypatch: pytest.MonkeyP
 
 def test_observers_are_told_only_inside_their_block() -> None:
     seen: list[str] = []
-    with trace.observing(lambda *stage: seen.append(f"{stage[0]} {stage[1]} {stage[2]()}")):
+    with trace.observe_stages(lambda *stage: seen.append(f"{stage[0]} {stage[1]} {stage[2]()}")):
         trace.show(trace.CODE, "kernel", "PTX", lambda: "text")
     trace.show(trace.CODE, "kernel", "PTX", lambda: "text")
     assert seen == ["kernel PTX text"]
