@@ -76,6 +76,9 @@ def _cases() -> Mapping[str, Any]:
         "Conv of a volume": _case(
             "Conv", _pairs(rng, 1, 16, 4, 4, 4, axis=1), _same(rng, 8, 16, 3, 3, 3, axis=1), weights=1
         ),
+        "Conv of four dimensions": _case(
+            "Conv", _pairs(rng, 1, 8, 3, 2, 3, 2, axis=1), _same(rng, 4, 8, 2, 2, 2, 2, axis=1), weights=1
+        ),
         "ConvTranspose": _case(
             "ConvTranspose", _pairs(rng, 1, 16, 5, 5, axis=1), _same(rng, 16, 8, 4, 4, axis=0), weights=1,
             strides=[2, 2], pads=[1] * 4,

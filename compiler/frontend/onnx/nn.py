@@ -5,11 +5,13 @@ from functools import reduce
 from math import prod
 
 from retune.compiler.dtype import accumulated, promoted
+from retune.compiler.errors import DefinitionError
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, Formula, cast_to, formula_of, in_float32
 from retune.compiler.frontend.onnx.indexing import taken
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
+from retune.compiler.ops.conv import window_extent
 from retune.compiler.ops.op import broadcast_shapes
 
 
@@ -52,8 +54,8 @@ def spatial_rank(node: OnnxNode, rank: int, kernel: tuple[int, ...]) -> int:
     """The spatial dimensions of a convolution of a value of `rank`."""
     if 0 in kernel:
         raise node.unsupported(f"a kernel of {list(kernel)} has no elements")
-    if rank not in (3, 4, 5):
-        raise node.unsupported(f"only 1-D, 2-D and 3-D is supported, not {rank - 2}-D")
+    if rank < 3:
+        raise node.unsupported(f"an operand of {rank} dimensions has no image")
     return rank - 2
 
 
@@ -91,8 +93,10 @@ def plain_convolution(
     groups: int,
     name: str,
 ) -> str:
-    """A convolution of one, two or three dimensions, channels first; one dimension becomes two."""
+    """A convolution, channels first; one dimension becomes two, and of four or more the first one a sum."""
     shape, weight = builder.value(x).shape, builder.value(w).shape
+    if len(shape) > 5:
+        return _sum_of_slices(builder, x, w, strides, pads, dilations, groups, name)
     line = len(shape) == 3
     if line:
         x = builder.emit("reshape", [x], {"shape": (*shape[:2], 1, shape[2])})
@@ -107,6 +111,46 @@ def plain_convolution(
         n, channels, _, width = builder.value(x).shape
         x = builder.emit("reshape", [x], {"shape": (n, channels, width)})
     return x
+
+
+def _sum_of_slices(
+    builder: GraphBuilder,
+    x: str,
+    w: str,
+    strides: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilations: tuple[int, ...],
+    groups: int,
+    name: str,
+) -> str:
+    """The sum over the kernel's first axis of convolutions of the other axes, whose batches are slices of the image."""
+    dtype, kernel, rank = builder.value(x).dtype, builder.value(w).shape[2:], len(strides)
+    # Parts of halves are added in float32 and rounded once.
+    x, w = (cast_to(builder, value, accumulated(dtype)) for value in (x, w))
+    inner = (*pads[1:rank], *pads[rank + 1 :])
+    border: dict[str, Attribute] = {
+        key: (0, 0, pad, *(0 for _ in kernel[1:]))
+        for key, pad in (("pads_before", pads[0]), ("pads_after", pads[rank]))
+    }
+    x = builder.emit("pad", [x], {**border, "value": 0.0})
+    n, channels, depth, *extents = builder.value(x).shape
+    count = window_extent(depth, kernel[0], strides[0], dilations[0], 0, 0)
+    if count < 0:
+        raise DefinitionError(f"the window {kernel} does not fit")
+    swapped, total = (0, 2, 1, *range(3, rank + 2)), ""
+    for tap in range(kernel[0]):
+        first = tap * dilations[0]
+        slices = taken(builder, x, 2, range(first, first + count * strides[0], strides[0]))
+        slices = builder.emit("transpose", [slices], {"perm": swapped})
+        slices = builder.emit("reshape", [slices], {"shape": (n * count, channels, *extents)})
+        weight = taken(builder, w, 2, [tap])
+        made, per_group = builder.value(w).shape[:2]
+        weight = builder.emit("reshape", [weight], {"shape": (made, per_group, *kernel[1:])})
+        part = plain_convolution(builder, slices, weight, strides[1:], inner, dilations[1:], groups, name)
+        total = builder.emit("add", [total, part]) if total else part
+    _, channels, *extents = builder.value(total).shape
+    total = builder.emit("reshape", [total], {"shape": (n, count, channels, *extents)})
+    return cast_to(builder, builder.emit("transpose", [total], {"perm": swapped}), dtype)
 
 
 def _batch_normalization(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

@@ -55,6 +55,29 @@ def test_convolution_matches_onnxruntime(
     assert convolution.text("layout") == "NHWC"
 
 
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize(
+    ("shape", "weight", "attributes"),
+    [
+        ((2, 4, 5, 3, 4, 3), (4, 4, 2, 2, 2, 2), {"pads": [1, 0, 1, 0, 0, 1, 1, 1], "strides": [2, 1, 1, 2]}),
+        ((1, 4, 4, 3, 3, 3), (4, 2, 2, 2, 2, 2), {"group": 2, "dilations": [2, 1, 1, 1]}),
+        ((1, 2, 2, 2, 2, 2, 2), (2, 2, 2, 2, 2, 2, 1), {}),
+    ],
+)
+def test_convolutions_of_four_and_five_dimensions_match_onnxruntime(
+    op: str,
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    attributes: dict[str, Any],
+    model_of: ModelOf,
+    agrees_with_onnxruntime: Agrees,
+) -> None:
+    made = weight[0] if op == "Conv" else weight[1] * attributes.get("group", 1)
+    weights = {"w": floats(*weight), "b": floats(made)}
+    node = helper.make_node(op, ["x", "w", "b"], ["y"], **attributes)
+    agrees_with_onnxruntime(model_of([node], {"x": shape}, weights=weights))
+
+
 def test_convolution_with_computed_weights_matches_onnxruntime(
     model_of: ModelOf, agrees_with_onnxruntime: Agrees
 ) -> None:
