@@ -144,8 +144,7 @@ def _sum_of_slices(
         slices = builder.emit("transpose", [slices], {"perm": swapped})
         slices = builder.emit("reshape", [slices], {"shape": (n * count, channels, *extents)})
         weight = taken(builder, w, 2, [tap])
-        made, per_group = builder.value(w).shape[:2]
-        weight = builder.emit("reshape", [weight], {"shape": (made, per_group, *kernel[1:])})
+        weight = builder.emit("reshape", [weight], {"shape": (*builder.value(w).shape[:2], *kernel[1:])})
         part = plain_convolution(builder, slices, weight, strides[1:], inner, dilations[1:], groups, name)
         total = builder.emit("add", [total, part]) if total else part
     _, channels, *extents = builder.value(total).shape

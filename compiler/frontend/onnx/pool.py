@@ -239,14 +239,14 @@ def _counts(windows: _Windows, axis: int, extent: int, outputs: int, include: bo
 
 def _missing(windows: _Windows, extents: tuple[int, ...], ceils: Sequence[bool]) -> tuple[int, ...]:
     """What the last, partial window of each axis lacks where it is kept; one that starts in the padding is dropped."""
-    rank, found = len(extents), []
+    rank, grown = len(extents), []
     for i, (extent, count) in enumerate(zip(extents, windows.counts(extents), strict=True)):
         start, covered = count * windows.strides[i], extent + windows.pads[i]
         missing = start + windows.dilations[i] * (windows.kernel[i] - 1) + 1 - (covered + windows.pads[rank + i])
         # In this order: of a symbolic extent every comparison is one more case.
         is_kept = ceils[i] and 0 < missing < windows.strides[i] and start < covered
-        found.append(missing if is_kept else 0)
-    return tuple(found)
+        grown.append(missing if is_kept else 0)
+    return tuple(grown)
 
 
 def _lp_pool(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:

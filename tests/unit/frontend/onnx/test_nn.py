@@ -72,8 +72,8 @@ def test_convolutions_of_four_and_five_dimensions_match_onnxruntime(
     model_of: ModelOf,
     agrees_with_onnxruntime: Agrees,
 ) -> None:
-    made = weight[0] if op == "Conv" else weight[1] * attributes.get("group", 1)
-    weights = {"w": floats(*weight), "b": floats(made)}
+    channels = weight[0] if op == "Conv" else weight[1] * attributes.get("group", 1)
+    weights = {"w": floats(*weight), "b": floats(channels)}
     node = helper.make_node(op, ["x", "w", "b"], ["y"], **attributes)
     agrees_with_onnxruntime(model_of([node], {"x": shape}, weights=weights))
 
