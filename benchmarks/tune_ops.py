@@ -29,7 +29,7 @@ from retune.compiler import config
 from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.hardware import hardware_of
 from retune.compiler.driver.measuring import network_options
-from retune.compiler.driver.tuning import RunInfo, begin
+from retune.compiler.driver.tuning import RunHeader, begin
 from retune.compiler.driver.winners import choose_best
 from retune.compiler.measure.peak import measured_peak
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, BestProgram, MeasureRecord, MeasureStatus
@@ -151,7 +151,7 @@ def milestones(task: SearchTask, threads: int, workers: Workers, run: Run) -> li
     """Tune an operator, and choose what serves it at every milestone up to the trials asked for."""
     trials, seed = run.options["trials"], run.options["seed"]
     options = network_options(threads, 0).to_json()
-    run_info = RunInfo("benchmark", task.name, str(task.target), config.device_name(), threads, seed, options)
+    run_info = RunHeader("benchmark", task.name, str(task.target), config.device_name(), threads, seed, options)
     tuning = begin([task], [1], run_info)
     records: list[MeasureRecord] = []
     curve: list[Point] = []

@@ -13,7 +13,7 @@ from retune.compiler import config
 from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.extract import ExtractedNetwork
 from retune.compiler.driver.measuring import network_options
-from retune.compiler.driver.tuning import RunInfo, Tuning, begin
+from retune.compiler.driver.tuning import RunHeader, Tuning, begin
 from retune.compiler.driver.tuning_loop import EMPTY_ROUND, Round
 from retune.compiler.driver.winners import Confirmation, choose_best, resolve, shortlist
 from retune.compiler.measure.measurer import LocalMeasurer
@@ -84,7 +84,7 @@ def begin_tuning(network: ExtractedNetwork, seed: int = 0, search: SearchOptions
     """A run of the network's tasks before its first round."""
     options = network_options(network.threads, network.constant_bytes).to_json()
     device, target = config.device_name(), str(network.target)
-    run_info = RunInfo("benchmark", network.name, target, device, network.threads, seed, options)
+    run_info = RunHeader("benchmark", network.name, target, device, network.threads, seed, options)
     return begin(network.tasks, network.weights, run_info, search, network.layers)
 
 
@@ -114,7 +114,7 @@ def tune(network: ExtractedNetwork, workers: Workers, seconds: float) -> Tuned:
 def search(task: SearchTask, workers: Workers, seconds: float) -> tuple[list[MeasureRecord], int]:
     """Spend about `seconds` on one task alone: its fastest records, and how many programs were measured."""
     options = workers.measurer.runner.options
-    run_info = RunInfo(
+    run_info = RunHeader(
         "benchmark", task.name, str(task.target), config.device_name(), options.threads, 0, options.to_json()
     )
     tuning = begin([task], [1], run_info)

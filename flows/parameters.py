@@ -17,7 +17,7 @@ from retune.compiler.driver.budget import Budget
 from retune.compiler.driver.hardware import threads_of
 from retune.compiler.driver.measuring import network_options
 from retune.compiler.driver.operators import label_of
-from retune.compiler.driver.tuning import RunInfo
+from retune.compiler.driver.tuning import RunHeader
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.cuda_runner import gpu_of_key
 from retune.compiler.measure.options import MeasureOptions
@@ -183,10 +183,10 @@ class TuneJob:
         """How the run builds and times programs of a network with so many bytes of weights."""
         return network_options(self.threads, constant_bytes, self.options.weights, self.cache_bytes or None)
 
-    def run_info(self, run_id: str, measuring: MeasureOptions) -> RunInfo:
+    def run_info(self, run_id: str, measuring: MeasureOptions) -> RunHeader:
         """What every record of the run has in common."""
         options = measuring.to_json()
-        return RunInfo(run_id, self.network, self.target, self.device, self.threads, self.options.seed, options)
+        return RunHeader(run_id, self.network, self.target, self.device, self.threads, self.options.seed, options)
 
     def fingerprint(self, task_keys: Sequence[str]) -> str:
         """What makes two requests the same run, so that the second resumes the first; when it ends is no part of it."""

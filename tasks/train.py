@@ -13,7 +13,7 @@ from retune.compiler.cost_model import TrainingBatch
 from retune.compiler.cost_model.training_data import batches_from_bytes, batches_to_bytes
 from retune.compiler.driver.extract import Extracted
 from retune.compiler.driver.train import TrainedModel, train_model
-from retune.compiler.driver.tuning import RunInfo, Tuning, begin
+from retune.compiler.driver.tuning import RunHeader, Tuning, begin
 from retune.compiler.errors import StoreError
 from retune.compiler.features import FEATURE_VERSION
 from retune.compiler.measure.record import MeasureRecord
@@ -26,7 +26,7 @@ from retune.storage.store_url import Place
 
 
 @task(name="begin-tuning", task_run_name="begin-tuning", cache_policy=NO_CACHE)
-def begin_tuning(extracted: Extracted, run_info: RunInfo, scheduler: SchedulerOptions | None = None) -> Tuning:
+def begin_tuning(extracted: Extracted, run_info: RunHeader, scheduler: SchedulerOptions | None = None) -> Tuning:
     """A run before its first round: one policy per tuning task, one cost model for all of them."""
     return begin(extracted.tasks, extracted.weights, run_info, layers=extracted.layers, scheduler=scheduler)
 
@@ -61,14 +61,14 @@ def keep_checkpoint(run_id: str, home: Place, tuning: Tuning) -> None:
 
 
 @task(name="recall-checkpoint", task_run_name="recall-checkpoint", cache_policy=NO_CACHE)
-def recall_checkpoint(run_id: str, home: Place, run_info: RunInfo) -> list[TrainingBatch]:
+def recall_checkpoint(run_id: str, home: Place, run_info: RunHeader) -> list[TrainingBatch]:
     """What the latest run on this device had learned when this run began; nothing if that cannot be used."""
     run = RunLedger(home).get(run_id)
     return _checkpoint(home, run_info, run.horizon or run.started)
 
 
 @task(name="learn-records", task_run_name="learn-records", cache_policy=NO_CACHE)
-def learn_records(tasks: Sequence[SearchTask], home: Place, run_info: RunInfo, holdout: float) -> TrainedModel:
+def learn_records(tasks: Sequence[SearchTask], home: Place, run_info: RunHeader, holdout: float) -> TrainedModel:
     """A cost model trained on all records of the tasks on the run's device, after the training
     data of earlier runs.
     """
@@ -93,7 +93,7 @@ def _save(home: Place, tuning: Tuning) -> None:
         CheckpointStore(home, run_info.target, run_info.device, run_info.threads, FEATURE_VERSION).save(data)
 
 
-def _checkpoint(home: Place, run_info: RunInfo, before: float) -> list[TrainingBatch]:
+def _checkpoint(home: Place, run_info: RunHeader, before: float) -> list[TrainingBatch]:
     try:
         checkpoints = CheckpointStore(home, run_info.target, run_info.device, run_info.threads, FEATURE_VERSION)
         data = checkpoints.newest(before=before)

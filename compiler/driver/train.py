@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retune.compiler.cost_model.base import TrainingBatch
 from retune.compiler.cost_model.metrics import ModelMetrics
-from retune.compiler.driver.tuning import RunInfo, Tuning, begin
+from retune.compiler.driver.tuning import RunHeader, Tuning, begin
 from retune.compiler.errors import OptionError
 from retune.compiler.measure.record import MeasureRecord
 from retune.compiler.schedule.task import SearchTask
@@ -34,7 +34,7 @@ def train_model(
     tasks: Sequence[SearchTask],
     records: Mapping[str, Sequence[MeasureRecord]],
     training_data: Sequence[TrainingBatch],
-    run_info: RunInfo,
+    run_info: RunHeader,
     holdout: float = 0.2,
 ) -> TrainedModel:
     """Train on the records of the tasks, by workload key, after `training_data` of other tasks.

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"(0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class RunInfo:
+class RunHeader:
     """What every record of a run has in common, or of a round, with its number and the run's clock in seconds at its
     end. `options` is the JSON text of the measurement options.
     """
@@ -109,7 +109,7 @@ class Tuning(TuningLoop[TunedTask]):
 
     def __init__(
         self,
-        run_info: RunInfo,
+        run_info: RunHeader,
         tasks: Sequence[SearchTask],
         weights: Sequence[int],
         make_policy: Callable[[SearchTask], Policy],
@@ -290,7 +290,7 @@ class Tuning(TuningLoop[TunedTask]):
 def begin(
     tasks: Sequence[SearchTask],
     weights: Sequence[int],
-    run_info: RunInfo,
+    run_info: RunHeader,
     options: SearchOptions | None = None,
     layers: Sequence[int] = (),
     scheduler: SchedulerOptions | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from retune.compiler.codegen.backend import default_steps_of
 from retune.compiler.cost_model.random import RandomModel
-from retune.compiler.driver.tuning import RunInfo
+from retune.compiler.driver.tuning import RunHeader
 from retune.compiler.measure.built_programs import BuiltPrograms
 from retune.compiler.measure.measurer import Builder, Runner
 from retune.compiler.measure.record import (
@@ -121,7 +121,7 @@ def keep_defaults(confirmed: Sequence[Confirmation], used: Mapping[str, str]) ->
 
 
 def record_guesses(
-    confirmed: Iterable[Confirmation], run_info: RunInfo, new_id: Callable[[], str]
+    confirmed: Iterable[Confirmation], run_info: RunHeader, new_id: Callable[[], str]
 ) -> tuple[tuple[Confirmation, ...], tuple[MeasureRecord, ...]]:
     """What was confirmed, with a record for every program that had none, and these records."""
     with_records, records = [], []
@@ -136,7 +136,7 @@ def record_guesses(
 
 
 def confirmations(
-    confirmed: Iterable[Confirmation], run_info: RunInfo, new_id: Callable[[], str]
+    confirmed: Iterable[Confirmation], run_info: RunHeader, new_id: Callable[[], str]
 ) -> tuple[MeasureRecord, ...]:
     """A row for every program that serves from now on, with its confirmed time."""
     records = []

@@ -127,23 +127,33 @@ class Report:
 
 
 def make_report(times: Sequence[NodeTime], hashes: Mapping[str, str], device: str, threads: int) -> Report:
-    """The report of one run; `hashes` are the functions' hashes, by name."""
-    run = [time for time in times if not time.is_param]
-    total = sum(time.result.mean for time in run)
+    """The report of one run of a graph; `hashes` are the functions' hashes, by name."""
+    rows = [
+        (time.op, time.result.mean, 1, "x".join(map(str, time.shape)), hashes.get(time.op, ""))
+        for time in times
+        if not time.is_param
+    ]
+    return report_of(rows, "Graph", device, threads)
+
+
+def report_of(rows: Sequence[tuple[str, float, int, str, str]], executor: str, device: str, threads: int) -> Report:
+    """The report of `rows`: a name, the seconds of all its calls, how many these are, a shape and a hash."""
+    total = sum(seconds for _, seconds, *_ in rows)
     calls: tuple[Mapping[str, Value], ...] = tuple(
         {
-            "Name": time.op,
-            "Duration (us)": time.result.mean * 1e6,
-            "Percent": 100 * time.result.mean / total if total else 0.0,
+            "Name": name,
+            "Duration (us)": seconds * 1e6,
+            "Percent": 100 * seconds / total if total else 0.0,
             "Device": device,
-            "Count": 1,
-            "Argument Shapes": "x".join(map(str, time.shape)),
-            "Hash": hashes.get(time.op, ""),
+            "Count": count,
+            "Argument Shapes": shape,
+            "Hash": digest,
         }
-        for time in run
+        for name, seconds, count, shape, digest in rows
     )
-    metrics: dict[str, Value] = {"Duration (us)": total * 1e6, "Count": len(run), "Device": device}
-    return Report(calls, {device: metrics}, {"Executor": "Graph", "Number of threads": threads})
+    calls_of_all = sum(count for _, _, count, *_ in rows)
+    metrics: dict[str, Value] = {"Duration (us)": total * 1e6, "Count": calls_of_all, "Device": device}
+    return Report(calls, {device: metrics}, {"Executor": executor, "Number of threads": threads})
 
 
 def _with_units(row: Mapping[str, Value]) -> dict[str, dict[str, Value]]:

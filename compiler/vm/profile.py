@@ -1,10 +1,10 @@
 """Sums up the time that a call of the virtual machine took: a row for every kernel, region, branch and loop."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from retune.compiler.executor.debug_report import Report, Value
+from retune.compiler.executor.debug_report import Report, report_of
 
 
 class Profile:
@@ -39,19 +39,5 @@ class Profile:
 
     def report(self, device: str, threads: int) -> Report:
         """The report."""
-        total = sum(seconds for seconds, _ in self._sums.values())
-        calls: list[Mapping[str, Value]] = [
-            {
-                "Name": name,
-                "Duration (us)": seconds * 1e6,
-                "Percent": 100 * seconds / total if total else 0.0,
-                "Device": device,
-                "Count": count,
-                "Argument Shapes": "",
-                "Hash": "",
-            }
-            for name, (seconds, count) in self._sums.items()
-        ]
-        count = sum(count for _, count in self._sums.values())
-        metrics: dict[str, Value] = {"Duration (us)": total * 1e6, "Count": count, "Device": device}
-        return Report(tuple(calls), {device: metrics}, {"Executor": "VM", "Number of threads": threads})
+        rows = [(name, seconds, count, "", "") for name, (seconds, count) in self._sums.items()]
+        return report_of(rows, "VM", device, threads)

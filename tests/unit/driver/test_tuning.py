@@ -11,7 +11,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.cost_model import RandomModel, TrainingBatch
-from retune.compiler.driver.tuning import RunInfo, TunedTask, Tuning, begin, common_failure
+from retune.compiler.driver.tuning import RunHeader, TunedTask, Tuning, begin, common_failure
 from retune.compiler.measure.record import DEFAULT_SCHEDULE, TOP_CANDIDATE, MeasureRecord, MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.options import SchedulerOptions
@@ -21,7 +21,7 @@ from retune.compiler.search.policy import Candidate, Observation, SketchPolicy
 from retune.compiler.target import HardwareParams, Target
 from tests.support.synthetic_programs import programs
 
-RUN_INFO = RunInfo("run", "net", "llvm", "device", 1, 0, "{}")
+RUN_INFO = RunHeader("run", "net", "llvm", "device", 1, 0, "{}")
 
 
 class CountingPolicy:

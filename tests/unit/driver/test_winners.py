@@ -8,7 +8,7 @@ import pytest
 
 from retune.compiler import te
 from retune.compiler.codegen.backend import default_steps_of
-from retune.compiler.driver.tuning import RunInfo
+from retune.compiler.driver.tuning import RunHeader
 from retune.compiler.driver.winners import (
     TRIED,
     Confirmation,
@@ -253,7 +253,7 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
 
 def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None:
     guesses = (BestProgram("key", "[]", mutation=TOP_CANDIDATE), BestProgram("key", "[ ]", mutation=FITTED_CANDIDATE))
-    run_info = RunInfo("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
+    run_info = RunHeader("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     guessed = choose_best(task, guesses, Builder(), Runner([3e-3, 4e-3, 5e-3], [4e-3, 3e-3, 5e-3], [3e-3]))
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
@@ -266,7 +266,7 @@ def test_a_confirmed_guess_becomes_a_record_of_its_run(task: SearchTask) -> None
 
 
 def test_what_serves_is_confirmed_by_a_record_with_its_confirmed_time(task: SearchTask) -> None:
-    run_info = RunInfo("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
+    run_info = RunHeader("RUN", "net", "llvm", "device", 2, 7, "{}", 5, 60.0)
     tuned = choose_best(task, RECORDS, Builder(), Runner([3e-3, 4e-3, 9e-3], [3e-3, 4e-3], [3e-3]))
     default = choose_best(task, (), Builder(), Runner([1e-3]))
     lost, failed = replace(tuned, serves=False), replace(tuned, program=None, seconds=math.inf)
