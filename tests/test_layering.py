@@ -411,3 +411,43 @@ def test_our_packages_are_imported_as_parts_of_retune(folder: str) -> None:
                     continue
             wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {name}" for name in names if _top(name) in PACKAGES]
     assert wrong == []
+
+
+TVM_FORMS = (
+    "compiler/auto_scheduler/",
+    "compiler/executor/debug_module.py",
+    "compiler/executor/graph_module.py",
+    "compiler/runtime/timed_functions.py",
+    "compiler/target.py",
+    "compiler/te/extern.py",
+    "compiler/vm/machine.py",
+)
+"""Where TVM says how many parameters a function has."""
+
+LONG_SIGNATURES = {
+    "compiler/driver/compile_network.py compile_graph",
+    "compiler/driver/extract.py __init__",
+    "compiler/executor/timed_executor.py benchmark",
+    "compiler/frontend/zoo/bert.py bert_base",
+    "compiler/frontend/zoo/layers.py convolution",
+    "compiler/runtime/cuda_array.py __init__",
+}
+"""Functions that still have more parameters than seven."""
+
+
+def test_signatures_have_at_most_seven_parameters() -> None:
+    """Those of commands are options of the command line."""
+    paths = [path for path in _paths() if not path.startswith((*TVM_FORMS, "flows/commands/"))]
+    found = {f"{path} {name}" for path in paths for name in long_signatures(nodes_of(ROOT / path))}
+    assert found <= LONG_SIGNATURES
+    assert list(long_signatures(ast.walk(ast.parse("def f(self, a, b, c, d, e, /, f, *, g): ...")))) == []
+    assert list(long_signatures(ast.walk(ast.parse("def f(self, a, b, c, d, e, /, f, *, g, h): ...")))) == ["f"]
+
+
+def long_signatures(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names of functions with more than seven parameters."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if len(parameters) - (bool(parameters) and parameters[0].arg in ("self", "cls")) > 7:
+                yield node.name

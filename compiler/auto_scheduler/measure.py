@@ -149,7 +149,31 @@ class InputRunner:
 
 
 class LocalRunner(InputRunner, runners.LocalRunner):
-    __doc__ = runners.LocalRunner.__doc__
+    """Times kernels on this machine with `threads` threads, by default a thread for every CPU.
+
+    The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
+    seconds. `MeasureOptions` says what each means; runs of Retune use its defaults.
+    """
+
+    def __init__(
+        self,
+        timeout: float = 10.0,
+        number: int = 3,
+        repeat: int = 1,
+        min_repeat_ms: float = 100.0,
+        cooldown_interval: float = 0.0,
+        enable_cpu_cache_flush: bool = False,
+        *,
+        threads: int | None = None,
+        check: bool = True,
+    ) -> None:
+        super().__init__(
+            MeasureOptions(
+                len(usable_cpus()) if threads is None else threads, run_timeout_s=timeout, number=number,
+                repeat=repeat, min_repeat_ms=min_repeat_ms, cooldown_interval=cooldown_interval,
+                enable_cpu_cache_flush=enable_cpu_cache_flush, check=check,
+            )
+        )  # fmt: skip
 
 
 def _by_task(inputs: Sequence[MeasureInput]) -> Iterator[tuple[SearchTask, list[tuple[Step, ...]]]]:
@@ -321,7 +345,7 @@ class ProgramMeasurer:
     ) -> Measurer:
         if not isinstance(runner, (runners.LocalRunner, FleetRunner, str)):
             return runner
-        times = runners.LocalRunner(options=MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
+        times = runners.LocalRunner(MeasureOptions(threads=threads)) if isinstance(runner, str) else runner
         wanted = RUNNERS[target.traits.device]
         if isinstance(times, runners.LocalRunner) and not isinstance(times, wanted):
             times = wanted.of(times.options)

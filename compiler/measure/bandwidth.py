@@ -48,9 +48,9 @@ def _module(lanes: int, read: int, written: int, threads: int, attributes: str) 
     alone = "call void @stream.team(ptr %buffers)"
     team = "call void @GOMP_parallel(ptr @stream.team, ptr %buffers, i32 %threads, i32 0)"
     loops = [
-        _loop("copy", "entry", 0, copied, vector, lanes, loads=True, stores=True),
-        _loop("read", "copy.done", copied, read, vector, lanes, loads=True, stores=False),
-        _loop("write", "read.done", copied, written, vector, lanes, loads=False, stores=True),
+        _loop("copy", "entry", range(copied), vector, lanes, loads=True, stores=True),
+        _loop("read", "copy.done", range(copied, read), vector, lanes, loads=True, stores=False),
+        _loop("write", "read.done", range(copied, written), vector, lanes, loads=False, stores=True),
     ]
     return f"""
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -84,16 +84,16 @@ attributes #0 = {{ nounwind {attributes} }}
 """
 
 
-def _loop(name: str, before: str, first: int, end: int, vector: str, lanes: int, *, loads: bool, stores: bool) -> str:
-    """Blocks `first` to `end`, from the end of block `before` to a block called `name.done`."""
-    if first == end:
+def _loop(name: str, before: str, blocks: range, vector: str, lanes: int, *, loads: bool, stores: bool) -> str:
+    """Code for `blocks` of memory, from the end of block `before` to a block called `name.done`."""
+    if not blocks:
         return f"  br label %{name}.done\n{name}.done:"
     # One accumulator a vector of the iteration: a single chain of fadd would measure its latency, not the memory.
     numbers = range(UNROLL)
     lines = [
         f"  br label %{name}",
         f"{name}:",
-        f"  %{name}.i = phi i64 [ {first}, %{before} ], [ %{name}.next, %{name} ]",
+        f"  %{name}.i = phi i64 [ {blocks.start}, %{before} ], [ %{name}.next, %{name} ]",
     ]
     if not stores:
         lines += [
@@ -113,7 +113,7 @@ def _loop(name: str, before: str, first: int, end: int, vector: str, lanes: int,
             lines.append(f"  %{name}.b{n} = fadd {vector} %{name}.a{n}, %{name}.v{n}")
     lines += [
         f"  %{name}.next = add i64 %{name}.i, 1",
-        f"  %{name}.more = icmp ult i64 %{name}.next, {end}",
+        f"  %{name}.more = icmp ult i64 %{name}.next, {blocks.stop}",
         f"  br i1 %{name}.more, label %{name}, label %{name}.done",
         f"{name}.done:",
     ]

@@ -34,7 +34,7 @@ class CudaRunner(LocalRunner):
     def __init__(self, options: MeasureOptions, gpu: int = 0) -> None:
         self.gpu = gpu
         # All CPUs compute the right answers; programs are built before or after that.
-        super().__init__(options=replace(options, threads=len(usable_cpus()), overlap=False))
+        super().__init__(replace(options, threads=len(usable_cpus()), overlap=False))
 
     @classmethod
     def of(cls, options: MeasureOptions, gpu: int = 0) -> Self:

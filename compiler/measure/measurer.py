@@ -80,7 +80,7 @@ class LocalMeasurer:
     @classmethod
     def with_options(cls, options: MeasureOptions, n_parallel: int | None = None, gpu: int | None = None) -> Self:
         """A builder and a runner with `options`; programs run on GPU number `gpu`, if any."""
-        runner = LocalRunner(options=options) if gpu is None else CudaRunner(options, gpu)
+        runner = LocalRunner(options) if gpu is None else CudaRunner(options, gpu)
         lane = runner.cpus if options.overlap else ()
         return cls(LocalBuilder(options.build_timeout_s, n_parallel, lane=lane), runner)
 

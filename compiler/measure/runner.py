@@ -33,13 +33,11 @@ _USES_PER_WORKER = 5000
 
 
 class LocalRunner:
-    """Times kernels on this machine with `threads` threads, by default a thread for every CPU.
+    """Times kernels on this machine, by default with a thread for every CPU.
 
-    The first six parameters are those of TVM's runner, with its defaults: `timeout` and `cooldown_interval` are in
-    seconds. `options` replaces all of them, and `threads` and `check`; Retune's own runs use the defaults of
-    `MeasureOptions`, which documents them. `build_func` and `reference_steps` are the dotted paths of the builder of a
-    task's default kernel, or of a faster kernel with the same results, which define the right answers: (task, steps,
-    kernel name) -> KernelArtifact, and (dag, hardware) -> steps.
+    `build_func` and `reference_steps` are the dotted paths of what makes a task's default kernel, or a faster one that
+    computes the same, whose answers are the right ones: (task, steps, kernel name) -> KernelArtifact, and
+    (dag, hardware) -> steps.
     """
 
     worker = "retune.compiler.measure.run_worker"
@@ -49,29 +47,12 @@ class LocalRunner:
 
     def __init__(
         self,
-        timeout: float = 10.0,
-        number: int = 3,
-        repeat: int = 1,
-        min_repeat_ms: float = 100.0,
-        cooldown_interval: float = 0.0,
-        enable_cpu_cache_flush: bool = False,
-        *,
-        threads: int | None = None,
-        check: bool = True,
         options: MeasureOptions | None = None,
+        *,
         build_func: str = "retune.compiler.codegen.build:build_kernel",
         reference_steps: str = "retune.compiler.schedule.default:reference_steps",
     ) -> None:
-        self.options = options or MeasureOptions(
-            threads=len(usable_cpus()) if threads is None else threads,
-            run_timeout_s=timeout,
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            cooldown_interval=cooldown_interval,
-            enable_cpu_cache_flush=enable_cpu_cache_flush,
-            check=check,
-        )
+        self.options = options or MeasureOptions(threads=len(usable_cpus()))
         self._reference_recipe = (build_func, reference_steps)
         self._references: dict[str, KernelArtifact] = {}
         self.cpus = cpus = choose_cpus(self.options.threads)
@@ -85,7 +66,7 @@ class LocalRunner:
     @classmethod
     def of(cls, options: MeasureOptions, gpu: int = 0) -> Self:  # noqa: ARG003 for runners of GPUs
         """A runner with these options, on GPU number `gpu` where it runs kernels on GPUs."""
-        return cls(options=options)
+        return cls(options)
 
     def check(self) -> None:
         """Check that the device exists. Raises: DeviceError saying what is missing."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from retune.compiler.frontend.onnx.attributes import OnnxNode
 from retune.compiler.frontend.onnx.elementwise import Converter, formula_of
 from retune.compiler.frontend.onnx.indexing import taken
-from retune.compiler.frontend.onnx.nn import as_channels, plain_convolution, spatial_rank
+from retune.compiler.frontend.onnx.nn import Window, as_channels, plain_convolution, spatial_rank
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Attribute
 
@@ -39,7 +39,7 @@ def _conv_transpose(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
         x = _without(builder, x, [max(0, -pad) for pad in low], [max(0, -pad) for pad in high])
         turned = _turned(builder, weight.name, groups)
         pads = tuple(max(0, pad) for pad in (*low, *high))
-        x = plain_convolution(builder, x, turned, (1,) * rank, pads, dilations, groups, node.name)
+        x = plain_convolution(builder, x, turned, Window((1,) * rank, pads, dilations, groups), node.name)
     if node.has_input(2):
         x = write("add", x, as_channels(builder, node.inputs[2], rank + 2))
     return [x]

@@ -1,6 +1,7 @@
 """Converters of ONNX convolutions, matrix products, batch normalization and determinants; activations stay NCHW."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
@@ -80,23 +81,25 @@ def convolved(builder: GraphBuilder, node: OnnxNode, x: str, w: str) -> str:
     strides = node.ints("strides") or (1,) * rank
     dilations = node.ints("dilations") or (1,) * rank
     pads = pads_of(node, shape[2:], kernel, strides, dilations)
-    return plain_convolution(builder, x, w, strides, pads, dilations, node.integer("group", 1), node.name)
+    return plain_convolution(builder, x, w, Window(strides, pads, dilations, node.integer("group", 1)), node.name)
 
 
-def plain_convolution(
-    builder: GraphBuilder,
-    x: str,
-    w: str,
-    strides: tuple[int, ...],
-    pads: tuple[int, ...],
-    dilations: tuple[int, ...],
-    groups: int,
-    name: str,
-) -> str:
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a kernel moves over its operand, a number for each spatial axis, and two of padding."""
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+
+def plain_convolution(builder: GraphBuilder, x: str, w: str, window: Window, name: str) -> str:
     """A convolution, channels first; one dimension becomes two, and of four or more the first one a sum."""
+    strides, pads, dilations = window.strides, window.pads, window.dilations
     shape, weight = builder.value(x).shape, builder.value(w).shape
     if len(shape) > 5:
-        return _sum_of_slices(builder, x, w, strides, pads, dilations, groups, name)
+        return _sum_of_slices(builder, x, w, window, name)
     line = len(shape) == 3
     if line:
         x = builder.emit("reshape", [x], {"shape": (*shape[:2], 1, shape[2])})
@@ -105,7 +108,7 @@ def plain_convolution(
         strides, dilations, pads = _widened(strides, 1), _widened(dilations, 1), _widened(pads, 0)
     op, layout = ("conv3d", "NCDHW") if len(shape) == 5 else ("conv2d", "NCHW")
     attrs: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
-    attrs |= {"groups": groups, "layout": layout}
+    attrs |= {"groups": window.groups, "layout": layout}
     x = builder.emit(op, [x, w], attrs, name=name)
     if line:
         n, channels, _, width = builder.value(x).shape
@@ -113,17 +116,9 @@ def plain_convolution(
     return x
 
 
-def _sum_of_slices(
-    builder: GraphBuilder,
-    x: str,
-    w: str,
-    strides: tuple[int, ...],
-    pads: tuple[int, ...],
-    dilations: tuple[int, ...],
-    groups: int,
-    name: str,
-) -> str:
+def _sum_of_slices(builder: GraphBuilder, x: str, w: str, window: Window, name: str) -> str:
     """The sum over the kernel's first axis of convolutions of the other axes, whose batches are slices of the image."""
+    strides, pads, dilations = window.strides, window.pads, window.dilations
     dtype, kernel, rank = builder.value(x).dtype, builder.value(w).shape[2:], len(strides)
     # Parts of halves are added in float32 and rounded once.
     x, w = (cast_to(builder, value, accumulated(dtype)) for value in (x, w))
@@ -145,7 +140,8 @@ def _sum_of_slices(
         slices = builder.emit("reshape", [slices], {"shape": (n * count, channels, *extents)})
         weight = taken(builder, w, 2, [tap])
         weight = builder.emit("reshape", [weight], {"shape": (*builder.value(w).shape[:2], *kernel[1:])})
-        part = plain_convolution(builder, slices, weight, strides[1:], inner, dilations[1:], groups, name)
+        others = Window(strides[1:], inner, dilations[1:], window.groups)
+        part = plain_convolution(builder, slices, weight, others, name)
         total = builder.emit("add", [total, part]) if total else part
     _, channels, *extents = builder.value(total).shape
     total = builder.emit("reshape", [total], {"shape": (n, count, channels, *extents)})

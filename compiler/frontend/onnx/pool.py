@@ -14,7 +14,7 @@ import onnx
 from retune.compiler.dtype import accumulated, is_float
 from retune.compiler.frontend.onnx.attributes import OnnxNode, read_attributes
 from retune.compiler.frontend.onnx.elementwise import Converter, cast_to, formula_of, in_float32
-from retune.compiler.frontend.onnx.nn import pads_of, plain_convolution
+from retune.compiler.frontend.onnx.nn import Window, pads_of, plain_convolution
 from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Array, Attribute
 from retune.compiler.ops.conv import window_extent
@@ -220,7 +220,8 @@ def _plane(builder: GraphBuilder, node: OnnxNode, x: str, windows: _Windows, max
     single = builder.emit("reshape", [cast_to(builder, x, wide)], {"shape": (n * channels, 1, *extents)})
     # A sum over windows is a convolution with ones, which supports dilations; each sum is divided by its count.
     ones = builder.constant(np.ones((1, 1, *windows.kernel), wide), "ones")
-    total = plain_convolution(builder, single, ones, windows.strides, windows.all_pads, windows.dilations, 1, node.name)
+    window = Window(windows.strides, windows.all_pads, windows.dilations)
+    total = plain_convolution(builder, single, ones, window, node.name)
     output = builder.value(total).shape[2:]
     counts = np.outer(*(_counts(windows, axis, extents[axis], output[axis], include) for axis in (0, 1)))
     mean = builder.emit("div", [total, builder.constant(counts.astype(wide), "counts")])

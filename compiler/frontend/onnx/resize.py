@@ -8,6 +8,7 @@ the whole matrix. If every row has a single 1 and the rows are evenly spaced, th
 import math
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,7 +50,8 @@ def _resize(builder: GraphBuilder, node: OnnxNode) -> Sequence[str]:
             continue
         if size * extent > _LARGEST:
             raise node.unsupported(f"makes {size} of {extent} elements: the matrix for that has more than {_LARGEST}")
-        origins = [_origin(builder, node, how, index, axis, extent, size, scales[axis]) for index in range(size)]
+        resized = _Axis(axis, extent, size, scales[axis])
+        origins = [_origin(builder, node, how, index, resized) for index in range(size)]
         rows = [_row(node, origin, extent, scales[axis]) for origin in origins]
         matrices[axis] = np.array(rows).reshape(size, extent)
         masks[axis] = np.array([not 0 <= origin <= extent - 1 for origin in origins])
@@ -152,10 +154,18 @@ def _sizes(builder: GraphBuilder, node: OnnxNode, shape: tuple[int, ...]) -> tup
     return sizes, scales
 
 
-def _origin(
-    builder: GraphBuilder, node: OnnxNode, how: str, index: int, axis: int, extent: int, size: int, scale: float
-) -> float:
-    """The position in the operand of an element of the result."""
+class _Axis(NamedTuple):
+    """Axis `number` that is resized from `extent` to `size` elements."""
+
+    number: int
+    extent: int
+    size: int
+    scale: float
+
+
+def _origin(builder: GraphBuilder, node: OnnxNode, how: str, index: int, resized: _Axis) -> float:
+    """The position in the operand of element `index` of the result along an axis."""
+    axis, extent, size, scale = resized
     if node.op_type == "Upsample" or how == "asymmetric":
         return index / scale
     if how == "align_corners":

@@ -115,9 +115,8 @@ class KernelBuilder(LoopBuilder):
         outer = [guard for guard in guards if not variables(guard) & reducing]
         starts = self.starts(stage_id, body)
         sizes = self._block_around(stage_id)
-        plan = plan_cross_thread_reduction(
-            body, buffers, held_types(op), starts, loops, target, outer, outer_threads, sizes
-        )
+        results = list(zip(buffers, held_types(op), strict=True))
+        plan = plan_cross_thread_reduction(body, results, starts, loops, target, outer, (outer_threads, sizes))
         update = join_into(body, plan.partials, plan.point)
         return self.wrap(stage_id, loops, update, guards, (plan.level, plan.around))
 

@@ -56,37 +56,35 @@ class ThreadLoop:
 
 def plan_cross_thread_reduction(
     body: Reduce,
-    results: Sequence[Buffer],
-    held: Sequence[str],
+    results: Sequence[tuple[Buffer, str]],
     starts: Sequence[Expr],
     loops: Sequence[NestLoop],
     target: tuple[Expr, ...],
     guards: list[Expr],
-    others: Sequence[ThreadLoop],
-    sizes: Mapping[LoopKind, int],
+    threads: tuple[Sequence[ThreadLoop], Mapping[LoopKind, int]],
 ) -> CrossThreadReduction:
-    """The plan for the reduction `body` into element `target` of `results`, which exists where `guards` hold. Partial
-    results have the types `held`.
+    """The plan for the reduction `body` into element `target` of `results`, which exists where `guards` hold. Each
+    result comes with the type of its partial results.
 
-    `others` are the loops over threads around it: each of their threads joins something else. `sizes` are the threads
-    of the block along each dimension.
+    `threads` are the loops over threads around it, each of whose threads joins something else, and the threads of the
+    block along each dimension.
     """
+    others, sizes = threads
     level = first_reduction(loops)
     inner = [loop for loop in loops[level:] if not loop.reduces]
     points = points_of(loops)
     point: tuple[Expr, ...] = tuple(loop.var for loop in points)
     shape = tuple(loop.extent for loop in points)
-    pairs = zip(results, held, strict=True)
-    partials = tuple(Buffer(f"{buffer.name}.part", shape, dtype, "local") for buffer, dtype in pairs)
+    partials = tuple(Buffer(f"{buffer.name}.part", shape, dtype, "local") for buffer, dtype in results)
     reducing = (loop for loop in loops if loop.reduces and loop.kind in THREAD_KINDS)
     across = [ThreadLoop(loop.kind, loop.var, loop.extent) for loop in reducing]
     # Shuffles need no memory and no barrier, so they come first; a tree works for every number of threads.
     join = _WarpShuffle if _in_warps(across, others, sizes) else _TreeReduction
-    plan = join(body, partials, point, across, others, alone=results[0].scope != "local")
+    plan = join(body, partials, point, across, others, alone=results[0][0].scope != "local")
 
     def wrap(update: Stmt) -> Stmt:
         first = wrap_in_loops(points, stores(partials, point, starts), [])
-        result = wrap_in_guards(guards, stores(results, target, plan.joined()))
+        result = wrap_in_guards(guards, stores([buffer for buffer, _ in results], target, plan.joined()))
         joined = allocate(plan.scratch, block(*plan.statements(), result))
         return allocate(partials, block(first, update, wrap_in_loops(inner, joined, [])))
 

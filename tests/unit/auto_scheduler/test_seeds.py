@@ -16,6 +16,7 @@ from retune.compiler.graph.builder import GraphBuilder
 from retune.compiler.graph.ir import Graph, Value
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.log import LoggedTask
+from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import BuiltProgram
 from retune.compiler.measure.runner import LocalRunner
@@ -98,7 +99,7 @@ def test_programs_for_a_gpu_need_one() -> None:
 
 
 def test_options_take_the_builder_and_the_runner_of_the_compiler() -> None:
-    with LocalBuilder(n_parallel=1) as builder, LocalRunner(min_repeat_ms=1) as runner:
+    with LocalBuilder(n_parallel=1) as builder, LocalRunner(MeasureOptions(min_repeat_ms=1)) as runner:
         options = auto_scheduler.TuningOptions(builder=builder, runner=runner)
         with auto_scheduler.ProgramMeasurer.of(options, [_task()]) as measurer:
             task = _task()

@@ -23,6 +23,7 @@ from retune.compiler.driver.winners import (
 )
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.built_programs import BuiltPrograms
+from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import (
     DEFAULT_SCHEDULE,
     FITTED_CANDIDATE,
@@ -241,7 +242,7 @@ def test_a_task_without_records_gets_a_verified_guess() -> None:
     guesses = top_candidates(product)
     assert len(guesses) == TRIED
     assert not any(guess.mutation == FITTED_CANDIDATE for guess in guesses)
-    with LocalBuilder(n_parallel=1) as builder, SlowDefault(threads=1, min_repeat_ms=3.0) as runner:
+    with LocalBuilder(n_parallel=1) as builder, SlowDefault(MeasureOptions()) as runner:
         winner = choose_best(product, guesses, builder, runner)
     assert winner.program in guesses
     assert (winner.seconds, winner.default_seconds) == (1.0, 2.0)

@@ -5,11 +5,10 @@ import pickle
 import pytest
 
 from retune.compiler import te
-from retune.compiler.auto_scheduler import ComputeDAG, SearchTask, register_workload
+from retune.compiler.auto_scheduler import ComputeDAG, LocalRunner, SearchTask, register_workload
 from retune.compiler.measure.builder import LocalBuilder
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
-from retune.compiler.measure.runner import LocalRunner
 from retune.compiler.measure.worker_process import WorkerProcess
 from retune.compiler.schedule.workload_registry import (
     deserialize_workload_registry_entry,

@@ -16,7 +16,7 @@ from tests.support.ir_kernels import steps, task
 def test_measuring_joins_what_building_and_running_found() -> None:
     options = MeasureOptions(repeat=2, min_repeat_ms=0.2)
     build_func = "tests.support.ir_kernels:build"
-    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.support.ir_kernels:reference")
+    runner = LocalRunner(options, build_func=build_func, reference_steps="tests.support.ir_kernels:reference")
     with LocalMeasurer(LocalBuilder(n_parallel=2, build_func=build_func), runner) as measurer:
         candidates = [steps(text) for text in ("good", "lowering-error", "wrong", "crash", "good")]
         results = measurer.measure(task(), candidates, best_seconds=math.inf)
@@ -52,7 +52,7 @@ def test_programs_that_are_built_beside_the_timing_keep_their_places() -> None:
     """Small groups are timed as they come, in whatever order they were built."""
     options = MeasureOptions(repeat=1, min_repeat_ms=0.2)
     build_func = "tests.support.ir_kernels:build"
-    runner = LocalRunner(options=options, build_func=build_func, reference_steps="tests.support.ir_kernels:reference")
+    runner = LocalRunner(options, build_func=build_func, reference_steps="tests.support.ir_kernels:reference")
     with LocalMeasurer(LocalBuilder(build_func=build_func, lane=runner.cpus), runner) as measurer:
         names = ["good", "lowering-error", "wrong", "good", "schedule-error"] * 4
         results = measurer.measure(task(), [steps(name) for name in names])

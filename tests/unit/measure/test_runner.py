@@ -22,7 +22,7 @@ OPTIONS = MeasureOptions(repeat=2, min_repeat_ms=0.2, run_timeout_s=5.0, give_up
 
 def _runner(options: MeasureOptions = OPTIONS, reference: str = "reference") -> LocalRunner:
     return LocalRunner(
-        options=options,
+        options,
         build_func="tests.support.ir_kernels:build",
         reference_steps=f"tests.support.ir_kernels:{reference}",
     )

@@ -10,6 +10,7 @@ from retune.compiler.auto_scheduler import SearchTask
 from retune.compiler.errors import OptionError
 from retune.compiler.measure import task_inputs
 from retune.compiler.measure.builder import LocalBuilder
+from retune.compiler.measure.options import MeasureOptions
 from retune.compiler.measure.record import MeasureStatus
 from retune.compiler.measure.results import Measurement
 from retune.compiler.measure.runner import LocalRunner
@@ -48,7 +49,7 @@ def task(**inputs: Array) -> SearchTask:
 
 
 def measured(one: SearchTask) -> Measurement:
-    with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=0.1) as runner:
+    with LocalBuilder(n_parallel=1) as builder, LocalRunner(MeasureOptions(min_repeat_ms=0.1)) as runner:
         (result,) = runner.run(one, builder.build(one, [default_steps(one.dag)]))
     return result
 
@@ -77,7 +78,7 @@ def test_an_array_of_another_shape_or_type_is_the_users_mistake() -> None:
 
 def test_a_new_array_takes_the_place_of_the_old_one_in_a_running_worker() -> None:
     one = task(Index=INDICES)
-    with LocalBuilder(n_parallel=1) as builder, LocalRunner(threads=1, min_repeat_ms=0.1) as runner:
+    with LocalBuilder(n_parallel=1) as builder, LocalRunner(MeasureOptions(min_repeat_ms=0.1)) as runner:
         builds = builder.build(one, [default_steps(one.dag)])
         assert runner.run(one, builds)[0].status is MeasureStatus.OK
         register_task_input_buffer(one.workload_key, "Index", np.full(5, 1_070_000_000, np.int32), overwrite=True)
