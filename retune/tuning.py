@@ -24,8 +24,13 @@ def run_tuning(source: str, flags: Sequence[str], *, progress: bool) -> None:
     """Tune a network as the command does. With `progress` its live table is on the terminal of stderr, or its lines are
     in the notebook; elsewhere nothing is shown.
 
-    Prefect reads its settings from the environment when it is imported, and its server and worker processes must end
-    with the run: so this is its own process. Ctrl-C ends it; finished rounds are kept.
+    This is its own process, since in the caller's
+
+    - Prefect, once imported, keeps the settings of that moment, those of files in the working directory among them;
+    - the mark by which the reaper kills what a run leaves would be inherited by all children that the caller starts;
+    - Ctrl-C, or a Prefect server that stays away, ends the process at once, while threads wait in native code.
+
+    Ctrl-C ends it; finished rounds are kept.
     Raises: MeasureError with the command's own sentence when it fails.
     """
     in_notebook = progress and kernel_shell() is not None
